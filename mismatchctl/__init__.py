@@ -1,0 +1,3 @@
+"""mismatchctl: the mismatch between rollout and training log-probs, measured, corrected and gated."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,150 @@
+"""The verb `analyze`: one pass over a dump, one Result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from mismatchctl.analyze.accumulate import Accumulator
+from mismatchctl.analyze.build import build_result
+from mismatchctl.analyze.sequences import SequenceFile
+from mismatchctl.correction import Correction
+from mismatchctl.dumps import Dump, DumpFile, Problems, Unit, open_dump
+from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.result import Result
+from mismatchctl.sums import Plan, Sums, reduce_batch
+from mismatchctl.sums.reduce import Value
+
+WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
+"""Optional columns that the pass makes use of."""
+
+
+@dataclass
+class _UnitDone:
+    sums: Sums = field(default_factory=Sums)
+    tokens: int = 0
+    problems: Problems = field(default_factory=Problems)
+
+
+def analyze(
+    paths: Sequence[str],
+    corrections: Sequence[Correction] = (),
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    sequences: str | Path | None = None,
+    join: str | Path | None = None,
+) -> Result:
+    """Measure the mismatch of a dump and what each correction would do, in one pass.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        corrections: compared side by side; their names must differ.
+        rename: canonical column -> name in the files.
+        by: columns to break metrics down by.
+        on_bad: whether bad rows and files stop the analysis or are left out and counted.
+        threads: units read at once; the result does not depend on it.
+        progress: called with (tokens read, tokens expected).
+        sequences: write one row per sequence to this Parquet file.
+        join: bring the columns of this Parquet file along there.
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: settings that do not fit each other or the dump.
+    """
+    _check_names(corrections)
+    needed = [*WANTED, *(["micro_batch"] if any(c.normalizes_micro_batches for c in corrections) else [])]
+    dump = open_dump(
+        paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad
+    )
+    _check_columns(corrections, dump)
+    plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
+    accumulator = Accumulator(plan)
+    tokens = dict.fromkeys((file.index for file in dump.files), 0)
+    problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
+    later = _Later(dump.units)
+    with SequenceFile(sequences, join, plan, dump.files) as rows:
+        for unit, done in ordered_map(lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()):
+            accumulator.add(done.sums)
+            rows.write(done.sums.sequences)
+            accumulator.close(later.after(unit))
+            problems = problems + done.problems
+            tokens[unit.file.index] += done.tokens
+            if progress is not None:
+                progress(sum(tokens.values()), expected)
+        accumulator.close()
+        dump.require_tokens(sum(tokens.values()))
+        result = build_result(dump, plan, accumulator, tokens, problems)
+        rows.finish(accumulator.factors)
+    return result
+
+
+def _reduce_unit(dump: Dump, unit: Unit, plan: Plan) -> _UnitDone:
+    done = _UnitDone()
+    for batch in dump.read(unit, done.problems):
+        done.sums = done.sums + reduce_batch(batch, unit.file.run, plan)
+        done.tokens += batch.tokens
+    return done
+
+
+class _Later:
+    """Which groups can still come in units after a given one, as far as file footers tell."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = list(units)
+        self._named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
+
+    def after(self, unit: Unit) -> Callable[[str, Value], bool]:
+        """A test whether more of (run, step) may come after `unit`."""
+        while self._units and self._units[0].index <= unit.index:
+            self._units.pop(0)
+        return self._may_come
+
+    def _may_come(self, run: str, step: Value) -> bool:
+        return any(self._fits(unit, run, step) for unit in self._units)
+
+    def _fits(self, unit: Unit, run: str, step: Value) -> bool:
+        if not self._named and unit.file.run != run:
+            return False
+        if unit.step_range is None or step is None:
+            return True
+        low, high = unit.step_range
+        try:
+            return bool(low <= step <= high)
+        except TypeError:  # a step of another kind than the footer's
+            return True
+
+
+def _check_names(corrections: Iterable[Correction]) -> None:
+    seen: set[str] = set()
+    for correction in corrections:
+        if correction.name in seen:
+            raise ConfigError(f"two corrections are called {correction.name!r}: give one of them another name")
+        seen.add(correction.name)
+
+
+def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
+    """Refuse corrections that look at columns which some file lacks."""
+    for correction in corrections:
+        needs = {"current_log_probs"} if correction.sources - {"train/rollout"} else set()
+        needs |= {"advantages"} if correction.needs_advantages else set()
+        for column in sorted(needs):
+            lacking = next((file for file in dump.files if not _has(file, column)), None)
+            if lacking is not None:
+                problem = f"correction {correction.name} needs this column, which is missing"
+                remedy = "leave the correction out, or record the column"
+                raise DataError(problem, file=lacking.path, column=column, remedy=remedy)
+
+
+def _has(file: DumpFile, column: str) -> bool:
+    return column in file.columns or column in file.partition
+
+
+__all__ = ["analyze"]

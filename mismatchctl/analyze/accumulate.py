@@ -1,0 +1,96 @@
+"""From the sums of units to estimates: groups are closed as soon as nothing more of them can come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from mismatchctl.metrics import Estimates, Evaluator
+from mismatchctl.sums import OVERALL_CAP, CellSums, Plan, RunSums, Sums
+from mismatchctl.sums.clusters import GROUP_CAP, hash_values
+from mismatchctl.sums.close import Closing
+from mismatchctl.sums.reduce import Value
+
+Factors = list[tuple[str, str, int, tuple[float, ...]]]
+"""(run, step, micro-batch hash, normalization factor of each correction)."""
+Row = tuple[Estimates, list[Estimates]]
+"""Estimates of the metrics, and of each correction in order."""
+
+
+@dataclass
+class RunTotals:
+    """What is known of one run: its closed groups, and closed sums of all of them together.
+
+    Attributes:
+        groups: estimates by step, in the order in which groups were closed.
+        overall: closed sums over groups.
+        by: the same for each value of each `--by` column: column -> value -> sums.
+        sums: breakdowns and worst of the run.
+    """
+
+    groups: dict[Value, Row] = field(default_factory=dict)
+    overall: CellSums | None = None
+    by: dict[str, dict[Value, CellSums]] = field(default_factory=dict)
+    sums: RunSums = field(default_factory=RunSums)
+
+
+class Accumulator:
+    """Adds up units in the order of the input; memory is that of the groups still open."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.evaluator = Evaluator(plan)
+        self.runs: dict[str, RunTotals] = {}
+        self.factors: Factors = []
+        self._open: dict[tuple[str, Value], dict[tuple[Value, ...], CellSums]] = {}
+
+    def add(self, sums: Sums) -> None:
+        """Merge the sums of the next unit."""
+        for (run, (step, values)), cell in sums.cells.items():
+            cells = self._open.setdefault((run, step), {})
+            merged = cells[values] + cell if values in cells else cell
+            cells[values] = CellSums(merged.table.folded(GROUP_CAP), merged.pairs)
+        for run, run_sums in sums.runs.items():
+            totals = self.runs.setdefault(run, RunTotals())
+            totals.sums = totals.sums + run_sums
+
+    def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
+        """Close every open group that cannot grow any more."""
+        for run, step in [key for key in self._open if not may_grow(*key)]:
+            self._close_group(run, step, self._open.pop((run, step)))
+
+    def _close_group(self, run: str, step: Value, cells: dict[tuple[Value, ...], CellSums]) -> None:
+        totals = self.runs[run]
+        ordered = [cells[values] for values in sorted(cells, key=str)]
+        raw = reduce(add, ordered)
+        closing = Closing(raw.table, self.plan)
+        if self.plan.sequences:
+            for scope, factors in zip(closing.scopes.tolist(), closing.factors.tolist(), strict=True):
+                self.factors.append((run, str(step), scope, tuple(factors)))
+        group = _closed(raw, closing)
+        totals.groups[step] = self.evaluator.evaluate(group)
+        salt = hash_values(np.array([str(step)]))[0]
+        totals.overall = _extended(totals.overall, group, salt)
+        if not self.plan.by:
+            return
+        for values in sorted(cells, key=str):
+            closed = _closed(cells[values], closing)
+            for column, value in zip(self.plan.by, values, strict=True):
+                sums = totals.by.setdefault(column, {})
+                sums[value] = _extended(sums.get(value), closed, salt)
+
+
+def _closed(cell: CellSums, closing: Closing) -> CellSums:
+    return CellSums(closing.close(cell.table), cell.pairs)
+
+
+def _extended(total: CellSums | None, closed: CellSums, salt: np.uint64) -> CellSums:
+    """A run's sums with one more group, whose clusters are its own."""
+    apart = CellSums(closed.table.salted(salt), closed.pairs)
+    merged = apart if total is None else total + apart
+    return CellSums(merged.table.folded(OVERALL_CAP), merged.pairs)
+

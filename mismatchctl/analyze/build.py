@@ -1,0 +1,317 @@
+"""Assembling a Result from accumulated sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals
+from mismatchctl.batch import Float64s
+from mismatchctl.dumps import Dump, Problems
+from mismatchctl.dumps.paths import natural_key
+from mismatchctl.metrics import Estimate, Estimates
+from mismatchctl.result import (
+    Breakdown,
+    Clusters,
+    Distribution,
+    Groups,
+    InputFile,
+    Joint,
+    LeftOut,
+    Overall,
+    Provenance,
+    Result,
+    RunResult,
+    Series,
+    Value,
+    WorstSequence,
+    WorstToken,
+)
+from mismatchctl.sums import CellSums, PairSums, Plan
+from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges
+from mismatchctl.sums.cell import BREAKDOWNS, JOINT
+from mismatchctl.sums.reduce import DRIFT, MISMATCH
+from mismatchctl.sums.tails import Worst
+
+VALUE_DIGITS, ERROR_DIGITS = 9, 3
+"""Significant digits of series over groups: they keep a thousand steps readable as text."""
+GROUP_ERRORS = frozenset(
+    ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "loss_scale", "k3_kept")
+)
+"""Metrics of corrections whose standard errors are kept per group too."""
+COARSER = 8
+"""Fine bins of the log ratio per bin of the distribution in the Result."""
+HEXAGONS = 36
+"""Hexagons across the joint distribution."""
+CONTEXT, EXCERPT = 24, 64
+"""Token ids kept before a worst token, and of a worst sequence."""
+
+
+def build_result(
+    dump: Dump, plan: Plan, accumulator: Accumulator, tokens: Mapping[int, int], problems: Problems
+) -> Result:
+    """The Result of a finished pass."""
+    runs = {
+        name: _run(accumulator.runs[name], plan, accumulator, dump)
+        for name in sorted(accumulator.runs, key=natural_key)
+    }
+    inputs = [
+        InputFile(
+            path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
+            layout=file.layout, dtypes=dict(file.dtypes),
+        )
+        for file in dump.files
+    ]  # fmt: skip
+    provenance = Provenance(inputs=inputs, left_out=_left_out(problems), by=list(plan.by))
+    warnings = [*dump.warnings, *_nothing_left(runs)]
+    return Result(provenance=provenance, corrections=list(plan.corrections), warnings=warnings, runs=runs)
+
+
+def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
+    assert totals.overall is not None
+    metrics, corrections = accumulator.evaluator.evaluate(totals.overall)
+    names = [correction.name for correction in plan.corrections]
+    overall = Overall(
+        metrics=_values(metrics),
+        corrections={name: _values(found) for name, found in zip(names, corrections, strict=True)},
+    )
+    evaluate = accumulator.evaluator.evaluate
+    by = {
+        column: _groups({value: evaluate(cell) for value, cell in cells.items()}, names)
+        for column, cells in totals.by.items()
+    }
+    return RunResult(
+        overall=overall,
+        groups=_groups(totals.groups, names),
+        by=by,
+        distribution=_distribution(totals.overall.pairs[MISMATCH]),
+        breakdowns={name: _breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
+        joint=_joint(totals.sums.joint),
+        worst_tokens=_worst_tokens(totals.sums.tokens, dump),
+        worst_sequences=_worst_sequences(totals.sums.sequences, dump),
+        clusters=_clusters(totals.overall, plan, dump),
+    )
+
+
+def _values(estimates: Estimates) -> dict[str, Value]:
+    return {
+        key: Value(value=found.value, se=found.se, interval=found.interval, status=found.status)
+        for key, found in estimates.items()
+    }
+
+
+def _groups(rows: Mapping[Any, Row], names: Sequence[str]) -> Groups:
+    labels = sorted(rows, key=_label_key)
+    return Groups(
+        labels=labels,
+        metrics=_all_series([rows[label][0] for label in labels]),
+        corrections={
+            name: _all_series([rows[label][1][index] for label in labels], GROUP_ERRORS)
+            for index, name in enumerate(names)
+        },
+    )
+
+
+def _label_key(label: Any) -> tuple[Any, ...]:
+    if isinstance(label, (int, float)) and not isinstance(label, bool):
+        return (0, label)
+    return (2,) if label is None else (1, *natural_key(str(label)))
+
+
+def _all_series(rows: Sequence[Estimates], with_errors: frozenset[str] | None = None) -> dict[str, Series]:
+    if not rows:
+        return {}
+    return {
+        key: _series([row[key] for row in rows], with_errors is None or key in with_errors) for key in rows[0]
+    }
+
+
+def _series(estimates: Sequence[Estimate], with_errors: bool) -> Series:
+    errors = [_rounded(found.se, ERROR_DIGITS) for found in estimates] if with_errors else [None]
+    intervals = [
+        None if found.interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in found.interval)
+        for found in estimates
+    ]
+    return Series(
+        value=_constant([_rounded(found.value, VALUE_DIGITS) for found in estimates]),
+        se=_constant(errors),
+        interval=intervals if any(interval is not None for interval in intervals) else None,  # type: ignore[arg-type]
+        status={index: found.status for index, found in enumerate(estimates) if found.status != "ok"},
+    )
+
+
+def _constant(values: list[float | None]) -> list[float | None] | float | None:
+    """One number in place of a list of equal ones."""
+    return values[0] if all(value == values[0] for value in values) else values
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    if value is None:
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+
+
+def _distribution(pair: PairSums) -> Distribution:
+    """The signed histogram in bins `COARSER` times as wide, over the range that holds tokens."""
+    inner = np.arange(0, MAGNITUDES - 1, COARSER)  # magnitude bins that start a coarse bin, after the zero bin
+    starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
+    edges = magnitude_edges()[starts]
+    negative = MAGNITUDES - np.append(starts[1:], MAGNITUDES)[::-1]
+    cuts = np.concatenate([negative, MAGNITUDES + starts])
+    counts, k3 = np.add.reduceat(pair.signed, cuts), np.add.reduceat(pair.k3, cuts)
+    bounds = np.concatenate([-np.append(edges[1:], 2.0**15)[::-1], edges, [2.0**15]])
+    filled = np.flatnonzero(counts)
+    first, last = (filled[0], filled[-1] + 1) if len(filled) else (0, 0)
+    return Distribution(
+        edges=bounds[first : last + 1].tolist(),
+        tokens=counts[first:last].tolist(),
+        k3=[_finite(value) for value in k3[first:last]],
+    )
+
+
+def _finite(value: float) -> float:
+    return float(min(value, np.finfo(np.float64).max))
+
+
+def _breakdown(name: str, sums: Float64s) -> Breakdown:
+    """Means by bin with standard errors over buckets of clusters; bins without tokens are left out."""
+    edges = BREAKDOWNS[name].edges()
+    filled = np.flatnonzero(sums[:, :, 0].sum(axis=1))
+    tokens = sums[filled, :, 0]
+    total = tokens.sum(axis=1)
+    columns: dict[str, list[float | None]] = {}
+    for key, column in (("abs_diff", 1), ("k3", 2)):
+        values = sums[filled, :, column]
+        with np.errstate(all="ignore"):
+            mean = values.sum(axis=1) / total
+            occupied = (tokens > 0).sum(axis=1)
+            scatter = ((values - mean[:, None] * tokens) ** 2).sum(axis=1)
+            error = np.sqrt(scatter * occupied / (occupied - 1)) / total
+        columns[key], columns[f"{key}_se"] = _finite_or_none(mean), _finite_or_none(error)
+    highs = edges[filled + 1]
+    return Breakdown(
+        quantity=name,
+        low=edges[filled].tolist(),
+        high=_finite_or_none(highs),
+        tokens=total.astype(np.int64).tolist(),
+        **columns,  # type: ignore[arg-type]
+    )
+
+
+def _finite_or_none(values: Float64s) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _joint(grid: np.ndarray[Any, Any]) -> Joint:
+    """The square grid gathered into hexagons: each cell goes to the nearer of two staggered lattices."""
+    across, up = np.nonzero(grid)
+    if not len(across):
+        return Joint(width=1 / HEXAGONS, x=[], y=[], tokens=[])
+    width, height = 1 / HEXAGONS, math.sqrt(3) / HEXAGONS
+    x, y = (across + 0.5) / JOINT, (up + 0.5) / JOINT
+    even = np.round(x / width) * width, np.round(y / height) * height
+    odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
+    nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
+    centres = np.stack([np.where(nearer, a, b) for a, b in zip(even, odd, strict=True)], axis=1).round(6)
+    hexagons, where = np.unique(centres, axis=0, return_inverse=True)
+    tokens = np.bincount(where.ravel(), weights=grid[across, up])
+    return Joint(
+        width=width, x=hexagons[:, 0].tolist(), y=hexagons[:, 1].tolist(), tokens=tokens.astype(np.int64).tolist()
+    )
+
+
+def _worst_tokens(worst: Worst, dump: Dump) -> list[WorstToken]:
+    ids = _token_ids(worst, dump)
+    found = []
+    for place, fields in _described(worst, dump):
+        token = int(fields.pop("token"))
+        known = ids.get((place["file_index"], place["row"]))
+        if known is not None and token < len(known):
+            fields["token_id"] = int(known[token])
+            fields["context_ids"] = known[max(0, token - CONTEXT) : token].tolist()
+        found.append(WorstToken(file=place["file"], row=place["row"], position=place["position"], **fields))
+    return found
+
+
+def _worst_sequences(worst: Worst, dump: Dump) -> list[WorstSequence]:
+    ids = _token_ids(worst, dump)
+    found = []
+    for place, fields in _described(worst, dump):
+        known = ids.get((place["file_index"], place["row"]))
+        if known is not None:
+            fields["token_ids"] = known[:EXCERPT].tolist()
+        fields["k3"] = _finite(fields["k3"])
+        found.append(WorstSequence(file=place["file"], row=place["row"], **fields))
+    return found
+
+
+def _described(worst: Worst, dump: Dump) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(place, fields) of each of the worst, as plain Python values."""
+    rows = []
+    for index in range(len(worst)):
+        file, row, position = (int(part) for part in worst.place[index])
+        place = {"file_index": file, "file": dump.files[file].path, "row": row, "position": position}
+        rows.append((place, {name: _plain(values[index]) for name, values in worst.fields.items()}))
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
+    """Token ids of the sequences named, read from the few units that hold them."""
+    if not dump.has("token_ids"):
+        return {}
+    found = {}
+    for file in sorted(set(worst.place[:, 0].tolist())):
+        rows = sorted({int(row) for index, row, _ in worst.place if index == file})
+        found |= {(file, row): ids for row, ids in dump.token_ids(file, rows).items()}
+    return found
+
+
+def _clusters(overall: CellSums, plan: Plan, dump: Dump) -> Clusters:
+    """The columns of the mismatch (not those of corrections, not the drift's) of the overall cluster table."""
+    names = plan.columns[0]
+    chosen = [i for i, name in enumerate(names) if "/" not in name and not name.startswith(f"{DRIFT}_")]
+    by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
+    return Clusters(
+        by=by,  # type: ignore[arg-type]
+        columns=[names[i] for i in chosen],
+        hashes=[f"{cluster:016x}" for cluster in overall.table.clusters.tolist()],
+        sums=[[float(f"{_finite(value):.12g}") for value in row] for row in overall.table.sums[:, chosen].tolist()],
+    )
+
+
+def _left_out(problems: Problems) -> list[LeftOut]:
+    rows = [
+        LeftOut(
+            file=file,
+            reason=reason,
+            count=count,
+            example=f"row {problems.examples[file, reason].row}: {problems.examples[file, reason].problem}",
+        )
+        for (file, reason), count in sorted(problems.counts.items())
+    ]
+    return [*rows, *(LeftOut(file=file, reason="file", count=1, example=why) for file, why in problems.files.items())]
+
+
+def _nothing_left(runs: Mapping[str, RunResult]) -> list[str]:
+    """A sentence for each correction that leaves groups without a token."""
+    sentences = []
+    for name, run in runs.items():
+        for correction, series in run.groups.corrections.items():
+            kept = series["kept_tokens"].value
+            per_group = kept if isinstance(kept, list) else [kept] * len(run.groups.labels)
+            empty = [label for label, tokens in zip(run.groups.labels, per_group, strict=True) if tokens == 0]
+            if empty:
+                where = f"{len(empty)} of {len(per_group)} groups (first: step {empty[0]})" if empty != [None] else "the group"
+                sentences.append(f"run {name}: {correction} leaves nothing of {where}")
+    return sentences
+
+

@@ -1,0 +1,152 @@
+"""TokenBatch: the valid tokens of some sequences, flat; and the only segment operations.
+
+Nothing here is padded. A batch of S sequences with T valid tokens holds flat arrays of length T and
+`offsets` of length S + 1; sequence i owns the tokens `offsets[i]:offsets[i + 1]`. Sequences without a
+valid token stay as empty segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.floating[Any]]
+Float64s = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+BLOCK_TOKENS = 1 << 16
+"""Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Contiguous segments of a flat token array, given by `offsets` [S + 1], ascending, from 0 to T."""
+
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens T over all segments."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of each segment, [S]."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def nonempty(self) -> Bools:
+        """Which segments hold at least one token, [S]."""
+        return self.lengths > 0
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return self.offsets[:-1][self.nonempty]
+
+    def _reduce(self, ufunc: np.ufunc, values: NDArray[Any], empty: float, dtype: type | None) -> Float64s:
+        result = np.full(len(self), empty, dtype=np.float64)
+        if len(self._starts):
+            result[self.nonempty] = ufunc.reduceat(values, self._starts, dtype=dtype)
+        return result
+
+    def sum(self, values: NDArray[Any]) -> Float64s:
+        """Sum of `values` [T] over each segment in float64, [S]; 0 where the segment is empty."""
+        return self._reduce(np.add, values, 0.0, np.float64)
+
+    def min(self, values: NDArray[Any]) -> Float64s:
+        """Smallest of `values` [T] in each segment, [S]; +inf where the segment is empty."""
+        return self._reduce(np.minimum, values, np.inf, None)
+
+    def max(self, values: NDArray[Any]) -> Float64s:
+        """Largest of `values` [T] in each segment, [S]; -inf where the segment is empty."""
+        return self._reduce(np.maximum, values, -np.inf, None)
+
+    def mean(self, values: NDArray[Any]) -> Float64s:
+        """Mean of `values` [T] over each segment, [S]; 0 where the segment is empty, as verl and slime do."""
+        return self.sum(values) / np.maximum(self.lengths, 1)
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Repeat each segment's value [S] over its tokens, [T]."""
+        return np.repeat(values, self.lengths)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The valid tokens of some sequences; the mask is applied before a batch exists.
+
+    Attributes:
+        segments: one segment per sequence.
+        rollout: log-probs of the rollout engine [T], in the dtype of the dump.
+        train: log-probs of the trainer's recomputation [T].
+        current: log-probs of the policy being updated [T], where the dump has them.
+        position: place of each token in its response [T], counted from the sequence's first valid token
+            over masked tokens too; None when no sequence has masked tokens between valid ones.
+        advantages: per token [T], where the dump has them (a scalar per sequence is repeated).
+        columns: per-sequence values [S] by name (step, prompt_id, reward, any column named with `--by`);
+            numbers are float64 or int64, a missing number is NaN, other values are objects or None.
+        file: index of the file that the sequences come from.
+        rows: row of each sequence in its file [S] (its first row in the long layout).
+    """
+
+    segments: Segments
+    rollout: Floats
+    train: Floats
+    current: Floats | None = None
+    position: Ints | None = None
+    advantages: Floats | None = None
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    file: int = 0
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    @property
+    def tokens(self) -> int:
+        """Number of valid tokens."""
+        return self.segments.tokens
+
+    @cached_property
+    def positions(self) -> Ints:
+        """Place of each token in its response [T], counted from the first valid token."""
+        if self.position is not None:
+            return self.position
+        return np.arange(self.tokens, dtype=np.int64) - self.segments.spread(self.segments.offsets[:-1])
+
+    def sequences(self, start: int, stop: int) -> TokenBatch:
+        """The sequences `start:stop` as a batch of views."""
+        offsets = self.segments.offsets[start : stop + 1]
+        tokens = slice(int(offsets[0]), int(offsets[-1]))
+
+        def cut(values: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if values is None else values[tokens]
+
+        return replace(
+            self,
+            segments=Segments(offsets - offsets[0]),
+            rollout=self.rollout[tokens],
+            train=self.train[tokens],
+            current=cut(self.current),
+            position=cut(self.position),
+            advantages=cut(self.advantages),
+            columns={name: values[start:stop] for name, values in self.columns.items()},
+            rows=self.rows[start:stop],
+        )
+
+    def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, TokenBatch]]:
+        """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
+        start, offsets = 0, self.segments.offsets
+        while start < len(self):
+            stop = int(np.searchsorted(offsets, offsets[start] + tokens, side="right")) - 1
+            stop = min(max(stop, start + 1), len(self))
+            yield start, self.sequences(start, stop)
+            start = stop

@@ -1,0 +1,86 @@
+"""The dump contract as data: what columns a dump may hold, their kind, unit and meaning.
+
+Names that frameworks use for the same things live with the frameworks; the reader is given them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+POSITIVE_TOLERANCE = 1e-3
+"""A log-prob up to this far above zero is rounding; beyond it, it is not a log-prob."""
+
+
+class Kind(Enum):
+    """What one cell of a column holds in the wide layout (one row per sequence)."""
+
+    LOG_PROBS = "log-probs, one per token"
+    MASK = "0/1 or true/false, one per token"
+    TOKENS = "integers, one per token"
+    PER_TOKEN_OR_SCALAR = "numbers, one per token or one per sequence"
+    EXPERTS = "lists of expert ids, one list per token"
+    NUMBER = "a number"
+    ID = "an integer or a string"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the contract."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    required: bool = False
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the wide layout stores a list here whatever the file (a scalar in the long layout)."""
+        return self.kind in (Kind.LOG_PROBS, Kind.MASK, Kind.TOKENS, Kind.EXPERTS)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column(
+        "rollout_log_probs",
+        Kind.LOG_PROBS,
+        "nats",
+        "log-prob of each sampled token, as the inference engine reported it",
+        required=True,
+    ),
+    Column(
+        "train_log_probs",
+        Kind.LOG_PROBS,
+        "nats",
+        "the trainer's recomputation for the same tokens with the weights that sampled them (verl's old_log_probs)",
+        required=True,
+    ),
+    Column(
+        "response_mask", Kind.MASK, "0/1", "1 on tokens that the policy sampled and trains on; absent: all valid"
+    ),
+    Column("run", Kind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
+    Column("step", Kind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
+    Column("sequence_id", Kind.ID, "-", "names the sequence within its run; required in the long layout"),
+    Column("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
+    Column("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
+    Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
+    Column(
+        "current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"
+    ),
+    Column("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
+    Column("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
+    Column("reward", Kind.NUMBER, "reward", "the sequence's reward"),
+    Column("rollout_version", Kind.NUMBER, "updates", "weight version that sampled the sequence"),
+    Column("train_version", Kind.NUMBER, "updates", "weight version that recomputed it"),
+    Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
+    Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
+    Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
+    Column(
+        "rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"
+    ),
+    Column("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
+)
+
+BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
+LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED, "sequence_id", "position")

@@ -1,0 +1,16 @@
+"""Corrections: the rules (`model`), where they come from (`load`), what they do to a block (`apply`)."""
+
+from mismatchctl.correction.apply import Applied, Selection, apply
+from mismatchctl.correction.load import correction_from_mapping, corrections_from_file
+from mismatchctl.correction.model import Correction, Gate, Weight
+
+__all__ = [
+    "Applied",
+    "Correction",
+    "Gate",
+    "Selection",
+    "Weight",
+    "apply",
+    "correction_from_mapping",
+    "corrections_from_file",
+]

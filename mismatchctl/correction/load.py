@@ -1,0 +1,65 @@
+"""Corrections from YAML or TOML files and plain mappings, with errors that say what was meant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mismatchctl.correction.model import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError, suggestion
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
+_FIELDS: dict[str, type[BaseModel]] = {"weight": Weight, "gates": Gate}
+
+
+def correction_from_mapping(data: Mapping[str, Any], where: str = "correction") -> Correction:
+    """Validate plain data as a Correction.
+
+    Raises:
+        ConfigError: one line per problem, each with the path of the key, and a near name for an unknown key.
+    """
+    try:
+        return Correction.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {'; '.join(_explain(problem) for problem in error.errors())}") from None
+
+
+def corrections_from_file(path: str | Path) -> list[Correction]:
+    """Read one Correction, or a list of them (a top-level list, or a `corrections` key), from YAML or TOML."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid {path.suffix.lstrip('.').upper()}: {' '.join(str(error).split())}") from None
+    items = data.get("corrections", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    for item in items:
+        if not isinstance(item, dict):
+            raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
+    named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
+    return [correction_from_mapping(item, str(path)) for item in named]
+
+
+def _explain(problem: Any) -> str:
+    location = [part for part in problem["loc"] if not isinstance(part, str) or part.isidentifier()]
+    path = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        parent = next((_FIELDS[str(part)] for part in location[:-1] if str(part) in _FIELDS), Correction)
+        return f"unknown key {path!r}{suggestion(str(location[-1]), parent.model_fields)}"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    found = problem.get("input")
+    shown = f", found {found!r}" if isinstance(found, (str, int, float, bool)) else ""
+    return f"{path}: {message}{shown}" if path else message

@@ -1,0 +1,175 @@
+"""Correction: one weight rule and an ordered list of gates. It says everything a framework's correction does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Source = Literal["train/rollout", "current/rollout", "current/train"]
+Interval = tuple[float | None, float | None]
+
+ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
+RATIO_LEVELS = ("token", "sequence", "geometric", "min", "max")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _check_interval(interval: Interval, *, positive: bool) -> Interval:
+    low, high = interval
+    for bound in interval:
+        if bound is not None and (math.isnan(bound) or (positive and bound < 0)):
+            raise ValueError(f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"lower bound {low} is above upper bound {high}")
+    if high is not None and positive and high == 0:
+        raise ValueError("an upper bound of 0 on a ratio would leave nothing")
+    return interval
+
+
+class Weight(_Strict):
+    """The importance weight of each token: a ratio at a level, bounded, normalized.
+
+    Exactly one of `truncate`, `clip`, `zero` may be given; none of them leaves the ratio as it is
+    (within the safety bound exp(+-20)).
+    """
+
+    level: Literal["token", "sequence", "geometric"] = Field(
+        "token", description="token ratio, product over the sequence, or geometric mean over the sequence"
+    )
+    truncate: float | None = Field(None, description="upper bound; weights above it become it")
+    clip: Interval | None = Field(None, description="[lower, upper]; weights outside become the nearer bound")
+    zero: Interval | None = Field(None, description="[lower, upper]; weights outside become 0 (IcePop)")
+    normalize: Literal["none", "token", "sequence"] = Field(
+        "none", description="divide by the mean weight: over tokens, or the mean over sequences of their mean"
+    )
+    normalize_over: Literal["group", "micro_batch"] = Field(
+        "group", description="over which tokens that mean is taken; the mask before rejection in both cases"
+    )
+    source: Source = Field("train/rollout", description="which policy's log-probs over which")
+
+    @field_validator("clip", "zero")
+    @classmethod
+    def _interval(cls, value: Interval | None) -> Interval | None:
+        return None if value is None else _check_interval(value, positive=True)
+
+    @field_validator("truncate")
+    @classmethod
+    def _upper(cls, value: float | None) -> float | None:
+        if value is not None:
+            _check_interval((None, value), positive=True)
+        return value
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Weight:
+        given = [name for name in ("truncate", "clip", "zero") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        return self
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval in which a weight is left as it is: (lower, upper)."""
+        low, high = self.clip or self.zero or (None, self.truncate)
+        return (0.0 if low is None else low), (math.inf if high is None else high)
+
+
+class Gate(_Strict):
+    """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
+
+    statistic: Literal[
+        "ratio",
+        "k1",
+        "k2",
+        "k3",
+        "abs_log_ratio",
+        "mult_error",
+        "prob_diff",
+        "abs_prob_diff",
+        "train_prob",
+        "rollout_prob",
+    ] = Field("ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)")
+    level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
+        "token", description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically"
+    )
+    over: Literal["sequence", "segment"] = Field(
+        "sequence", description="aggregated over the sequence, or over each run of adjacent valid tokens (a turn)"
+    )
+    keep: Interval = Field((None, None), description="[lower, upper]; null leaves a side open")
+    inclusive: tuple[bool, bool] = Field((True, True), description="whether each bound itself is kept")
+    source: Source = Field("train/rollout", description="which policy's log-probs over which")
+    clamp: Literal["aggregate", "token", "none"] = Field(
+        "aggregate",
+        description="where the log ratio is clamped to +-20: after aggregation (only `ratio`), per token before, nowhere",
+    )
+    sees: Literal["original", "remaining"] = Field(
+        "original", description="aggregates over all valid tokens, or those that earlier gates left"
+    )
+    effect: Literal["mask", "zero"] = Field(
+        "mask", description="mask: rejected tokens leave the denominators; zero: they only contribute nothing"
+    )
+    when: Literal["always", "positive_advantage", "negative_advantage"] = Field(
+        "always", description="which tokens the gate may reject"
+    )
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Gate:
+        levels = RATIO_LEVELS if self.statistic == "ratio" else ARITHMETIC_LEVELS
+        if self.level not in levels:
+            raise ValueError(f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}")
+        _check_interval(self.keep, positive=self.statistic == "ratio")
+        if self.keep == (None, None):
+            raise ValueError("keep [null, null] rejects nothing: give at least one bound")
+        if self.over == "segment" and self.level == "token":
+            raise ValueError("over: segment needs a level other than token")
+        return self
+
+    @property
+    def is_veto(self) -> bool:
+        """Whether any one token's ratio can reject the whole sequence."""
+        return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
+
+    @property
+    def title(self) -> str:
+        """The gate in a few words, for tables."""
+        low, high = ("" if bound is None else f"{bound:g}" for bound in self.keep)
+        return f"{'veto' if self.is_veto else self.level} {self.statistic} [{low}, {high}]"
+
+
+class Correction(_Strict):
+    """A weight rule, gates in their order, and the surrogate loss that both enter.
+
+    Weights and rejection are separate things: gates never edit weights, weights never edit the mask.
+    """
+
+    name: str = Field("correction", min_length=1, max_length=80, description="how tables and files call it")
+    about: str = Field("", description="where it comes from and what it is for")
+    weight: Weight | None = Field(None, description="null: every weight is 1")
+    gates: tuple[Gate, ...] = Field((), description="applied in order; a token is kept when every gate keeps it")
+    loss: Literal["ppo", "ppo_bypass", "policy_gradient"] = Field(
+        "ppo",
+        description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE",
+    )
+
+    @property
+    def sources(self) -> set[str]:
+        """The policy pairs that its weight and gates look at."""
+        rules: list[Weight | Gate] = [*self.gates] if self.weight is None else [self.weight, *self.gates]
+        return {rule.source for rule in rules}
+
+    @property
+    def needs_advantages(self) -> bool:
+        """Whether a gate depends on the sign of the advantage."""
+        return any(gate.when != "always" for gate in self.gates)
+
+    @property
+    def normalizes_micro_batches(self) -> bool:
+        """Whether weights are normalized within micro-batches."""
+        return self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data without defaults, as one would write it in YAML."""
+        return self.model_dump(mode="json", exclude_defaults=True)

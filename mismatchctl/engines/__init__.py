@@ -1,0 +1,1 @@
+"""Where the units of work run."""

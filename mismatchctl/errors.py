@@ -1,0 +1,48 @@
+"""The exception tree. Every error a user can cause carries the exit code that it leads to."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK, EXIT_BUG, EXIT_USAGE, EXIT_CHECK_FAILED, EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+class MismatchctlError(Exception):
+    """An error with one clear sentence for the user; `exit_code` says how the process ends."""
+
+    exit_code = EXIT_BUG
+
+
+class ConfigError(MismatchctlError):
+    """A wrong flag, preset, correction file or framework configuration."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(MismatchctlError):
+    """A dump that cannot be read or used; names file, row, column and remedy as far as they apply."""
+
+    exit_code = EXIT_CANNOT_JUDGE
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        file: str | None = None,
+        row: int | None = None,
+        column: str | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.problem, self.file, self.row, self.column, self.remedy = problem, file, row, column, remedy
+        row_text = None if row is None else f"row {row}"
+        column_text = None if column is None else f"column {column}"
+        place = ", ".join(part for part in (file, row_text, column_text) if part is not None)
+        sentence = f"{place}: {problem}" if place else problem
+        super().__init__(f"{sentence}; {remedy}" if remedy else sentence)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Say which of the `known` words was probably meant, as a clause to append to an error; empty if none."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

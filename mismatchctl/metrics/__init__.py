@@ -1,0 +1,20 @@
+"""Metrics: one registry of definitions, and their evaluation on closed sums."""
+
+from mismatchctl.metrics.corrections import correction_metrics
+from mismatchctl.metrics.evaluate import Estimates, Evaluator, drift_key, drift_metrics
+from mismatchctl.metrics.metric import Estimate, Metric
+from mismatchctl.metrics.mismatch import BASE, PAIR, RATIO_Z
+
+MISMATCH_METRICS: tuple[Metric, ...] = (*BASE, *PAIR, RATIO_Z)
+"""Every metric of the mismatch, in the order of tables."""
+
+__all__ = [
+    "MISMATCH_METRICS",
+    "Estimate",
+    "Estimates",
+    "Evaluator",
+    "Metric",
+    "correction_metrics",
+    "drift_key",
+    "drift_metrics",
+]

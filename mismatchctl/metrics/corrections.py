@@ -1,0 +1,166 @@
+"""The registry, second part: metrics of what a correction does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mismatchctl.correction import Correction
+from mismatchctl.metrics.metric import Metric, Number, Totals
+from mismatchctl.metrics.mismatch import NO_TOKEN, ess, largest, per_sequence, per_token
+from mismatchctl.sums.columns import COMPARED
+
+NOTHING_KEPT = "nothing is kept"
+
+
+def _std(weight: str) -> Callable[[Totals], Number]:
+    squared = f"squared_{weight}"
+    return lambda t: np.sqrt(t[squared] / t["tokens"] - (t[weight] / t["tokens"]) ** 2)
+
+
+def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, ...]:
+    return (
+        Metric(
+            f"{name}_mean", f"mean {title}", "ratio", f"mean of {words} over valid tokens", meaning,
+            undefined=NO_TOKEN, formula=per_token(name), better="one",
+        ),
+        Metric(
+            f"{name}_std", f"std of the {title}", "ratio", f"population standard deviation of {words} over valid tokens",
+            "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=_std(name),
+        ),
+        Metric(
+            f"{name}_min", f"smallest {title}", "ratio", f"min of {words} over valid tokens",
+            "The token that counts least.", undefined=NO_TOKEN, extreme=largest(f"-{name}", -1.0), better="",
+        ),
+        Metric(
+            f"{name}_max", f"largest {title}", "ratio", f"max of {words} over valid tokens",
+            "The token that counts most.", undefined=NO_TOKEN, extreme=largest(name), better="",
+        ),
+    )  # fmt: skip
+
+
+_COMMON: tuple[Metric, ...] = (
+    *_weights(
+        "raw_weight", "weight before the bound", "the weight before its bound and normalization",
+        "1 up to noise when the log-probs are right.",
+    ),
+    *_weights(
+        "weight", "weight", "the weight as applied (bounded, normalized), rejected tokens included",
+        "Below 1, the bound takes away more than it gives: the bias that bounding costs.",
+    ),
+    Metric(
+        "weight_bounded_low", "weights bounded below", "fraction", "share of valid tokens with a weight below the lower bound",
+        "How often the lower bound acts.", undefined=NO_TOKEN, formula=per_token("weight_low"),
+    ),
+    Metric(
+        "weight_bounded_high", "weights bounded above", "fraction", "share of valid tokens with a weight above the upper bound",
+        "How often the upper bound acts.", undefined=NO_TOKEN, formula=per_token("weight_high"),
+    ),
+    Metric(
+        "normalization_factor", "normalization factor", "ratio",
+        "the mean weight that weights are divided by, over the group or micro-batch, mask before rejection; "
+        "averaged over tokens where there are several",
+        "What normalization corrects; 1 changes nothing.", "verl, slime",
+        "weights are not normalized", formula=lambda t: t["factor"] / t["tokens"], better="one",
+    ),
+    Metric(
+        "ess_token", "effective sample size of tokens after", "fraction",
+        "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens",
+        "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
+        NOTHING_KEPT, ess("kept_weight", "kept_squared_weight", "tokens"), better="high",
+    ),
+    Metric(
+        "ess_sequence", "effective sample size of sequences after", "fraction",
+        "(sum of W)^2 / (n * sum of W^2), W the applied weights of a sequence's kept tokens over its length, n all sequences",
+        "The same for whole sequences.", "Kish 1965",
+        NOTHING_KEPT, ess("sequence_weight", "squared_sequence_weight", "sequences"), better="high",
+    ),
+    Metric(
+        "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
+        "The data that the correction throws away.", undefined=NO_TOKEN, formula=lambda t: 1 - t["kept"] / t["tokens"],
+    ),
+    Metric(
+        "rejected_sequences", "sequences with rejections", "fraction",
+        "share of sequences that lose at least one token",
+        "How many responses are touched.", undefined=NO_TOKEN, formula=per_sequence("touched"),
+    ),
+    Metric(
+        "fully_rejected_sequences", "fully rejected sequences", "fraction", "share of sequences that lose all tokens",
+        "How many responses are gone.", undefined=NO_TOKEN, formula=per_sequence("emptied"),
+    ),
+    Metric(
+        "empty_prompts", "prompts left empty", "fraction",
+        "share of prompts (clusters) of which no token is kept",
+        "Groups without a response left: their advantage baseline is lost.",
+        undefined=NO_TOKEN, formula=lambda t: t["empty_cluster"] / t["clusters"],
+    ),
+    Metric(
+        "kept_tokens", "kept tokens", "tokens", "number of tokens that every gate keeps",
+        "What contributes to the loss.", formula=lambda t: t["kept"], uncertain=False, better="",
+    ),
+    Metric(
+        "loss_scale", "loss scale", "ratio",
+        "sum of the applied weights of kept tokens / tokens in the loss's denominator (rejected ones with effect zero stay in it)",
+        "What a token-mean loss of equal terms is multiplied by: below 1 it learns more slowly.",
+        undefined=NOTHING_KEPT, formula=lambda t: t["kept_weight"] / t["counted"], better="one",
+    ),
+    Metric(
+        "k3_kept", "K3 of what is kept", "nats/token", "mean of exp(x) - 1 - x over kept tokens",
+        "The mismatch that remains in the data that trains.",
+        undefined=NOTHING_KEPT, formula=lambda t: t["kept_k3"] / t["kept"],
+    ),
+)  # fmt: skip
+
+
+def correction_metrics(correction: Correction) -> tuple[Metric, ...]:
+    """The metrics of one correction: those of all corrections, then its gates', its veto's and the comparisons."""
+    gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
+    veto = _VETO if any(gate.is_veto for gate in correction.gates) else ()
+    return (*_COMMON, *gates, *veto, *_COMPARISONS)
+
+
+def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
+    title = correction.gates[index].title
+    return tuple(
+        Metric(
+            f"gate{index}_{level}_{side}", f"gate {index} ({title}): {level} too {side}", "fraction",
+            f"share of valid {level} that gate {index} rejects because the statistic is too {side}"
+            + ("" if level == "tokens" else " (any token of the sequence)"),
+            "Which gate rejects, and on which side.", undefined=NO_TOKEN,
+            formula=(per_token if level == "tokens" else per_sequence)(f"gate{index}_{level}_{side}"),
+        )
+        for level in ("tokens", "sequences")
+        for side in ("low", "high")
+    )  # fmt: skip
+
+
+_VETO = (
+    Metric(
+        "catastrophic_tokens", "catastrophic tokens", "fraction", "share of valid tokens with a ratio below the veto",
+        "Single tokens that reject their whole sequence.", "verl, slime", NO_TOKEN, per_token("catastrophic_tokens"),
+    ),
+    Metric(
+        "catastrophic_sequences", "catastrophic sequences", "fraction", "share of sequences with a catastrophic token",
+        "What the veto costs.", "verl, slime", NO_TOKEN, per_sequence("catastrophic_sequences"),
+    ),
+)  # fmt: skip
+
+_UNITS = {"reward": "reward", "advantage": "reward", "length": "tokens"}
+_UNKNOWN = {
+    "reward": "no reward in the dump, or nothing on that side",
+    "advantage": "no advantages in the dump, or nothing on that side",
+    "length": "nothing on that side",
+}
+
+_COMPARISONS = tuple(
+    Metric(
+        f"{side}_{name}", f"mean {name} of {side} sequences", _UNITS[name],
+        f"mean {name} over sequences, each counted by its share of {side} tokens",
+        "If kept and rejected differ here, rejection selects: it changes what is learned.",
+        undefined=_UNKNOWN[name],
+        formula=(lambda side, name: lambda t: t[f"{side}_{name}"] / t[f"{side}_{name}_known"])(side, name), better="",
+    )
+    for name in COMPARED
+    for side in ("kept", "rejected")
+)  # fmt: skip

@@ -1,0 +1,295 @@
+"""The registry, first part: metrics of the mismatch itself (and, under other names, of the second drift)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from mismatchctl.metrics.histograms import worst_share
+from mismatchctl.metrics.metric import Metric, Number, Tails, Totals
+from mismatchctl.metrics.pareto import khat, khat_limit, tail_length
+
+WORST_TOKENS = 0.001
+"""The share of tokens called the worst."""
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+
+NO_TOKEN = "no valid token"
+_VERL = "verl, off-policy metrics of rollout correction"
+_SCHULMAN = "Schulman 2020, Approximating KL Divergence"
+
+
+def per_token(column: str) -> Callable[[Totals], Number]:
+    """Mean of a column over valid tokens."""
+    return lambda t: t[column] / t["tokens"]
+
+
+def per_sequence(column: str) -> Callable[[Totals], Number]:
+    """Mean of a column over sequences with at least one valid token."""
+    return lambda t: t[column] / t["sequences"]
+
+
+def largest(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
+    """The largest of a maxima column; with sign -1 and a negated column, the smallest."""
+    return lambda maxima: sign * maxima[column]
+
+
+def ess(weight: str, squared: str, number: str) -> Callable[[Totals], Number]:
+    """Effective sample size as a fraction: (sum w)^2 / (n sum w^2)."""
+    return lambda t: t[weight] * t[weight] / (t[number] * t[squared])
+
+
+def _std(column: str, squared: str) -> Callable[[Totals], Number]:
+    return lambda t: np.sqrt(t[squared] / t["tokens"] - (t[column] / t["tokens"]) ** 2)
+
+
+def _prob_corr(t: Totals) -> Number:
+    n = t["tokens"]
+    policy, reference = t["policy_prob"] / n, t["reference_prob"] / n
+    squares = t["squared_policy_prob"] / n, t["squared_reference_prob"] / n
+    product = (squares[0] + squares[1] - t["squared_prob_diff"] / n) / 2
+    return (product - policy * reference) / np.sqrt((squares[0] - policy**2) * (squares[1] - reference**2))
+
+
+def _autocorrelation(t: Totals) -> Number:
+    mean = t["log_ratio"] / t["tokens"]
+    pairs = t["neighbours"]
+    covariance = (t["neighbour_product"] - mean * t["neighbour_sum"]) / pairs + mean * mean
+    return covariance / (t["square"] / t["tokens"] - mean * mean)
+
+
+def _inflation(t: Totals) -> Number:
+    mean = t["log_ratio"] / t["tokens"]
+    sequences = t["squared_log_ratio_sum"] - 2 * mean * t["log_ratio_sum_length"] + mean * mean * t["squared_length"]
+    return sequences / (t["square"] - t["tokens"] * mean * mean)
+
+
+def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
+    def value(t: Totals, tails: Tails) -> float:
+        if tails.pair is None:
+            return float("nan")
+        values = tails.pair.token_tail if level == "tokens" else tails.pair.sequence_tail
+        return khat(values, int(t[level]))
+
+    return value
+
+
+def _log_ppl(which: str, name: str) -> tuple[Metric, Metric]:
+    policy = f"the {which}'s log-prob"
+    return (
+        Metric(
+            f"{which}_log_ppl", f"{which} log-perplexity", "nats",
+            f"mean over sequences of minus the mean of {policy}",
+            f"How surprised the {which} is by the responses; both sides should agree.",
+            _VERL, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="",
+        ),
+        Metric(
+            f"{which}_ppl", f"{which} perplexity", "perplexity",
+            f"mean over sequences of exp(minus the mean of {policy})",
+            "The same as a perplexity, averaged over sequences.",
+            _VERL, NO_TOKEN, per_sequence(f"{name}_ppl"), better="",
+        ),
+    )  # fmt: skip
+
+
+BASE: tuple[Metric, ...] = (
+    Metric(
+        "tokens", "valid tokens", "tokens", "number of tokens with mask 1",
+        "How much data the other numbers rest on.", formula=lambda t: t["tokens"], uncertain=False, better="",
+    ),
+    Metric(
+        "sequences", "sequences", "sequences", "number of sequences with at least one valid token",
+        "How many responses there are.", formula=lambda t: t["sequences"], uncertain=False, better="",
+    ),
+    Metric(
+        "empty_sequences", "empty sequences", "sequences", "number of sequences without a valid token",
+        "Rows that carry no token; some frameworks count them in their means.",
+        formula=lambda t: t["empty_sequences"], uncertain=False,
+    ),
+    Metric(
+        "prompts", "clusters", "clusters", "number of prompts (of sequences, where the dump names no prompt)",
+        "What standard errors are clustered by: tokens of one prompt are not independent.",
+        formula=lambda t: t["clusters"], uncertain=False, better="",
+    ),
+)  # fmt: skip
+"""Counts that belong to no pair of policies."""
+
+PAIR: tuple[Metric, ...] = (
+    Metric(
+        "k1", "K1 (direct KL)", "nats/token", "mean of -x over tokens",
+        "Unbiased estimate of KL(rollout || train); can be negative, noise and bias both show.",
+        _SCHULMAN, NO_TOKEN, lambda t: -t["log_ratio"] / t["tokens"],
+    ),
+    Metric(
+        "k2", "K2 KL", "nats/token", "mean of x^2 / 2 over tokens",
+        "Half the mean squared log ratio: the size of the noise, without sign.",
+        _SCHULMAN, NO_TOKEN, lambda t: t["square"] / t["tokens"] / 2,
+    ),
+    Metric(
+        "k3", "K3 KL", "nats/token", "mean of exp(x) - 1 - x over tokens",
+        "The estimate of KL(rollout || train) with least variance, never negative: the headline of the mismatch. "
+        "Dense models usually show 1e-5..1e-3, mixtures of experts 1e-3..1e-1.",
+        _SCHULMAN, NO_TOKEN, per_token("k3"),
+    ),
+    Metric(
+        "abs_diff_mean", "mean |log-prob difference|", "nats", "mean of |x| over tokens",
+        "The typical disagreement of one token.", "slime train_rollout_logprob_abs_diff", NO_TOKEN, per_token("abs"),
+    ),
+    *(
+        Metric(
+            f"abs_diff_{name}", f"{name.replace('p999', 'p99.9')} |log-prob difference|", "nats",
+            f"quantile {share:g} of |x| over tokens",
+            "Read from a fixed histogram, within 0.8 % of its value; the interval resamples clusters.",
+            undefined=NO_TOKEN, quantile=share,
+        )
+        for name, share in QUANTILES.items()
+    ),
+    Metric(
+        "abs_diff_max", "largest |log-prob difference|", "nats", "max of |x| over tokens",
+        "The single worst token, exactly.", undefined=NO_TOKEN,
+        extreme=lambda maxima: max(maxima["log_ratio"], maxima["-log_ratio"]),
+    ),
+    *_log_ppl("train", "policy"),
+    *_log_ppl("rollout", "reference"),
+    Metric(
+        "ppl_ratio", "perplexity ratio", "ratio", "mean over sequences of exp(mean of -x)",
+        "Train over rollout perplexity, sequence by sequence; 1 when they agree.",
+        _VERL, NO_TOKEN, per_sequence("ppl_ratio"), better="one",
+    ),
+    Metric(
+        "log_ppl_diff", "log-perplexity difference", "nats", "mean over sequences of the mean of -x",
+        "Signed drift of whole sequences: positive when the trainer finds them less likely.",
+        _VERL, NO_TOKEN, per_sequence("log_ppl_diff"),
+    ),
+    Metric(
+        "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
+        "Size of that drift, whatever its sign.", _VERL, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
+    ),
+    Metric(
+        "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
+        "The sequence that the trainer finds more likely than any other does.", _VERL, NO_TOKEN,
+        extreme=largest("-log_ppl_diff", -1.0), better="",
+    ),
+    Metric(
+        "log_ppl_diff_max", "largest log-perplexity difference", "nats", "max over sequences of the mean of -x",
+        "The sequence that the trainer finds least likely compared with the rollout.", _VERL, NO_TOKEN,
+        extreme=largest("log_ppl_diff"),
+    ),
+    Metric(
+        "prob_diff_mean", "mean probability difference", "probability", "mean of |exp(train) - exp(rollout)| over tokens",
+        "Disagreement in probability: rare tokens weigh little.", "verl calculate_debug_metrics",
+        NO_TOKEN, per_token("prob_diff"),
+    ),
+    Metric(
+        "prob_diff_max", "largest probability difference", "probability", "max of |exp(train) - exp(rollout)|",
+        "The worst token in probability.", "verl calculate_debug_metrics", NO_TOKEN, extreme=largest("prob_diff"),
+    ),
+    Metric(
+        "prob_diff_std", "std of the probability difference", "probability",
+        "population standard deviation of |exp(train) - exp(rollout)| over tokens",
+        "How uneven the disagreement is.", "verl calculate_debug_metrics (which divides by n - 1)",
+        NO_TOKEN, _std("prob_diff", "squared_prob_diff"),
+    ),
+    Metric(
+        "prob_corr", "correlation of the probabilities", "correlation",
+        "Pearson correlation of exp(train) and exp(rollout) over tokens",
+        "Near 1 in a healthy run; a misaligned or wrong column falls far below.", "verl calculate_debug_metrics",
+        "one of the two probabilities is constant", _prob_corr, better="high",
+    ),
+    Metric(
+        "ratio_mean", "mean ratio", "ratio", "mean of exp(x), x clamped to +-20, over tokens",
+        "Must be 1 up to noise if rollout log-probs are those that sampled; a bias means wrong log-probs.",
+        "change of measure", NO_TOKEN, per_token("ratio"), better="one",
+    ),
+    Metric(
+        "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
+        "Variance of the token ratio: what token importance sampling pays.", _VERL, NO_TOKEN,
+        lambda t: t["squared_ratio"] / t["tokens"] - 1,
+    ),
+    Metric(
+        "chi2_sequence", "chi-square of sequences", "-",
+        "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
+        "Variance of the sequence ratio: what sequence importance sampling pays.", _VERL, NO_TOKEN,
+        lambda t: t["squared_product"] / t["sequences"] - 1,
+    ),
+    Metric(
+        "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
+        "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
+        NO_TOKEN, ess("ratio", "squared_ratio", "tokens"), better="high",
+    ),
+    Metric(
+        "ess_sequence", "effective sample size of sequences", "fraction",
+        "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
+        "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
+        NO_TOKEN, ess("product", "squared_product", "sequences"), better="high",
+    ),
+    Metric(
+        "khat_token", "Pareto k-hat of tokens", "-",
+        "shape of the generalized Pareto fitted to the largest token ratios: min(0.2 S, 3 sqrt S), at most 4,096",
+        "Above khat_token_limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
+        "fewer than five different ratios in the tail", tail=_tail_of("tokens"),
+    ),
+    Metric(
+        "khat_token_limit", "limit of k-hat of tokens", "-", "min(1 - 1/log10 S, 0.7), S tokens",
+        "How heavy a tail this many tokens can average out.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        tail=lambda t, _: khat_limit(int(t["tokens"])), better="",
+    ),
+    Metric(
+        "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
+        "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        tail=lambda t, _: tail_length(int(t["tokens"])), better="",
+    ),
+    Metric(
+        "khat_sequence", "Pareto k-hat of sequences", "-",
+        "shape of the generalized Pareto fitted to the largest sequence ratios: min(0.2 S, 3 sqrt S), at most 4,096",
+        "Above khat_sequence_limit, sequence importance sampling does not converge in practice.",
+        "Vehtari et al. 2024, PSIS", "fewer than five different ratios in the tail", tail=_tail_of("sequences"),
+    ),
+    Metric(
+        "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",
+        "How heavy a tail this many sequences can average out.", "Vehtari et al. 2024, PSIS",
+        "fewer than two sequences", tail=lambda t, _: khat_limit(int(t["sequences"])), better="",
+    ),
+    Metric(
+        "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
+        "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
+        tail=lambda t, _: tail_length(int(t["sequences"])), better="",
+    ),
+    Metric(
+        "autocorr_lag1", "lag-1 autocorrelation", "correlation",
+        "correlation of x of adjacent tokens (next positions, both valid, one sequence), about the overall mean",
+        "Near 0 for numerical noise; drift and context errors make neighbours agree.", "mismatchctl",
+        "no adjacent tokens, or all log ratios equal", _autocorrelation,
+    ),
+    Metric(
+        "inflation", "variance inflation of sequences", "ratio",
+        "sum over sequences of (S - n m)^2 / sum over tokens of (x - m)^2; S the sum of x, m its mean over tokens",
+        "1 when tokens err independently; how many times more sequence ratios vary than that.", "mismatchctl",
+        "all log ratios equal", _inflation,
+    ),
+    Metric(
+        "k3_worst_share", "K3 in the worst 0.1 % of tokens", "fraction",
+        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold",
+        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
+        "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
+    ),
+    Metric(
+        "bitwise_share", "bit-identical tokens", "fraction", "share of tokens with equal log-probs on both sides",
+        "1 for a true on-policy engine; by chance near 0.", "mismatchctl", NO_TOKEN, per_token("identical"),
+        better="high",
+    ),
+    Metric(
+        "bitwise_all", "all tokens bit-identical", "0/1", "1 if every token has equal log-probs on both sides",
+        "Whether the run is on-policy to the bit.", "mismatchctl", NO_TOKEN,
+        formula=lambda t: np.float64(t["identical"] == t["tokens"]) if t["tokens"] else np.nan,
+        uncertain=False, better="high",
+    ),
+)  # fmt: skip
+"""Metrics of one pair of policies: train against rollout, and again current against train."""
+
+RATIO_Z = Metric(
+    "ratio_mean_z", "z of the mean ratio", "standard errors", "(ratio_mean - 1) / its standard error",
+    "Beyond +-4 the rollout log-probs are not those that sampled: look for the cause before correcting.",
+    "change of measure", "no standard error",
+)  # fmt: skip
+"""Follows from the estimate of `ratio_mean`, not from sums."""

@@ -1,0 +1,123 @@
+"""Ratios: the log ratio of two policies on the same tokens, and everything elementwise made from it.
+
+One `Ratios` is computed once per block and shared by the metrics and by every correction that looks at
+the same pair of policies. All arithmetic is float64: float32 terms cost digits in k1, chi2 and tiny K3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from mismatchctl.batch import Float64s, Floats, Segments
+
+LOG_RATIO_BOUND = 20.0
+"""Log ratios are clamped to +-20 before they become ratios (verl and slime: SAFETY_BOUND)."""
+
+_SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series below would need more terms
+
+
+def k3_of(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
+    """K3 estimator exp(x) - 1 - x of each log ratio x, right to 1e-13 relative for every x, never negative.
+
+    Args:
+        log_ratio: x = train minus rollout log-prob, nats, any shape.
+        exp_minus_one: expm1(x) where it is at hand.
+
+    Returns:
+        Array of the same shape; +inf where exp(x) overflows (x > 709).
+    """
+    x = log_ratio
+    if exp_minus_one is None:
+        with np.errstate(over="ignore"):
+            exp_minus_one = np.expm1(x)
+    k3 = exp_minus_one - x
+    small = np.abs(x) < _SERIES_LIMIT
+    if small.any():
+        y = x[small]
+        k3[small] = y * y * 0.5 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6 * (1 + y / 7)))))
+    return k3
+
+
+def bounded_exp(log_ratio: Float64s) -> Float64s:
+    """exp of a log ratio clamped to +-20: a ratio that cannot overflow."""
+    return np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+
+class Ratios:
+    """Log ratio of a `policy` to the `reference` that sampled, on the tokens of `segments`.
+
+    For the mismatch, policy is train and reference is rollout; for the second drift, current and train.
+    """
+
+    def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
+        self.policy = policy.astype(np.float64)
+        self.reference = reference.astype(np.float64)
+        self.segments = segments
+        self.log_ratio: Float64s = self.policy - self.reference
+
+    @cached_property
+    def exp_minus_one(self) -> Float64s:
+        """expm1 of the unclamped log ratio [T]."""
+        with np.errstate(over="ignore"):
+            return np.expm1(self.log_ratio)
+
+    @cached_property
+    def ratio(self) -> Float64s:
+        """Token ratio exp(log ratio clamped to +-20) [T]."""
+        if len(self.log_ratio) and np.abs(self.extent).max() <= LOG_RATIO_BOUND:
+            return self.exp_minus_one + 1.0
+        return bounded_exp(self.log_ratio)
+
+    @cached_property
+    def extent(self) -> Float64s:
+        """Smallest and largest log ratio of the block, [2]; zeros when there is no token."""
+        if not len(self.log_ratio):
+            return np.zeros(2)
+        return np.array([self.log_ratio.min(), self.log_ratio.max()])
+
+    @cached_property
+    def absolute(self) -> Float64s:
+        """|log ratio| [T]."""
+        return np.abs(self.log_ratio)
+
+    @cached_property
+    def k3(self) -> Float64s:
+        """exp(x) - 1 - x of the unclamped log ratio [T]."""
+        return k3_of(self.log_ratio, self.exp_minus_one)
+
+    @cached_property
+    def policy_prob(self) -> Float64s:
+        """Probability of the token under the policy [T]."""
+        return np.exp(self.policy)
+
+    @cached_property
+    def reference_prob(self) -> Float64s:
+        """Probability of the token under the reference [T]."""
+        return np.exp(self.reference)
+
+    @cached_property
+    def prob_diff(self) -> Float64s:
+        """Policy probability minus reference probability [T]."""
+        return self.policy_prob - self.reference_prob
+
+    @cached_property
+    def log_ratio_sum(self) -> Float64s:
+        """Sum of the log ratio over each sequence [S]."""
+        return self.segments.sum(self.log_ratio)
+
+
+STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
+    "k1": lambda r: -r.log_ratio,
+    "k2": lambda r: 0.5 * r.log_ratio * r.log_ratio,
+    "k3": lambda r: r.k3,
+    "abs_log_ratio": lambda r: r.absolute,
+    "mult_error": lambda r: np.exp(np.minimum(r.absolute, 700.0)),
+    "prob_diff": lambda r: r.prob_diff,
+    "abs_prob_diff": lambda r: np.abs(r.prob_diff),
+    "train_prob": lambda r: r.policy_prob,
+    "rollout_prob": lambda r: r.reference_prob,
+}
+"""Per-token statistics that a gate may look at beside the ratio itself; they aggregate arithmetically."""

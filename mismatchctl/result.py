@@ -1,0 +1,231 @@
+"""Result: everything a person or a program reads afterwards, as strict JSON with a published schema.
+
+No NaN and no infinity: an undefined value is null and its status says why. The same files give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer
+
+from mismatchctl import __version__
+from mismatchctl.correction import Correction
+from mismatchctl.errors import DataError
+from mismatchctl.files import write_atomically
+
+FORMAT = 1
+"""Version of this format; it grows when a key changes its meaning or goes away."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Value(_Model):
+    """One value: `se` is its standard error over clusters, `interval` a 90 % interval, `status` "ok" or a reason."""
+
+    value: float | None
+    se: float | None = None
+    interval: tuple[float, float] | None = None
+    status: str = "ok"
+
+    @model_serializer
+    def _plain(self) -> dict[str, Any]:
+        data = {"value": self.value, "se": self.se, "status": self.status}
+        return data if self.interval is None else data | {"interval": list(self.interval)}
+
+
+class Series(_Model):
+    """One metric over groups, 9 significant digits (3 for `se` and `interval`).
+
+    A single number in place of a list holds for every group. `status` names the groups that are not "ok" by index.
+    """
+
+    value: list[float | None] | float | None
+    se: list[float | None] | float | None = None
+    interval: list[tuple[float, float] | None] | None = None
+    status: dict[int, str] = Field(default_factory=dict)
+
+
+class Overall(_Model):
+    """All metrics of a run, and of each correction on it."""
+
+    metrics: dict[str, Value]
+    corrections: dict[str, dict[str, Value]]
+
+
+class Groups(_Model):
+    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over."""
+
+    labels: list[str | int | float | bool | None]
+    metrics: dict[str, Series]
+    corrections: dict[str, dict[str, Series]]
+
+
+class Distribution(_Model):
+    """Tokens and their K3 by bin of the log ratio (train minus rollout, nats); bins lie between the `edges`."""
+
+    edges: list[float]
+    tokens: list[int]
+    k3: list[float]
+
+
+class Breakdown(_Model):
+    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (`high` null: open), with standard errors."""
+
+    quantity: str
+    low: list[float]
+    high: list[float | None]
+    tokens: list[int]
+    k3: list[float | None]
+    k3_se: list[float | None]
+    abs_diff: list[float | None]
+    abs_diff_se: list[float | None]
+
+
+class Joint(_Model):
+    """Tokens by rollout probability `x` and train probability `y`: centres of hexagons `width` apart in x."""
+
+    width: float
+    x: list[float]
+    y: list[float]
+    tokens: list[int]
+
+
+class Clusters(_Model):
+    """The overall cluster table of the mismatch: what uncertainty, comparisons and baselines are read from."""
+
+    by: Literal["prompt", "sequence", "content"]
+    columns: list[str]
+    hashes: list[str]
+    sums: list[list[float]]
+
+
+class WorstToken(_Model):
+    """One of the tokens with the largest |log ratio|; `position` counts from the sequence's first valid token."""
+
+    file: str
+    row: int
+    position: int
+    step: str | int | float | bool | None = None
+    sequence_id: str | int | None = None
+    prompt_id: str | int | None = None
+    token_id: int | None = None
+    context_ids: list[int] | None = None
+    rollout_log_prob: float
+    train_log_prob: float
+    log_ratio: float
+
+
+class WorstSequence(_Model):
+    """One of the sequences with the largest |sum of the log ratio|."""
+
+    file: str
+    row: int
+    step: str | int | float | bool | None = None
+    sequence_id: str | int | None = None
+    prompt_id: str | int | None = None
+    tokens: int
+    log_ratio_sum: float
+    k3: float
+    abs_diff_mean: float
+    token_ids: list[int] | None = None
+
+
+class RunResult(_Model):
+    """One run."""
+
+    overall: Overall
+    groups: Groups
+    by: dict[str, Groups]
+    distribution: Distribution
+    breakdowns: dict[str, Breakdown]
+    joint: Joint
+    worst_tokens: list[WorstToken]
+    worst_sequences: list[WorstSequence]
+    clusters: Clusters
+
+
+class InputFile(_Model):
+    """One file that was read: `dtypes` by column of the contract."""
+
+    path: str
+    run: str
+    size: int
+    rows: int
+    tokens: int
+    layout: str
+    dtypes: dict[str, str]
+
+
+class LeftOut(_Model):
+    """What `--on-bad skip` left out: how often, and the first example."""
+
+    file: str
+    reason: str
+    count: int
+    example: str
+
+
+class Provenance(_Model):
+    """Where a Result comes from."""
+
+    tool: str = "mismatchctl"
+    version: str = __version__
+    inputs: list[InputFile]
+    left_out: list[LeftOut] = Field(default_factory=list)
+    by: list[str] = Field(default_factory=list)
+
+
+class Result(_Model):
+    """What `analyze` computes, `report` renders and `gate` judges."""
+
+    format: int = FORMAT
+    provenance: Provenance
+    corrections: list[Correction]
+    warnings: list[str]
+    runs: dict[str, RunResult]
+
+    def to_json(self) -> str:
+        """Strict JSON, compact, ending in a newline."""
+        data = self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
+        data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data["provenance"]
+        return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+    def write(self, path: str | Path) -> None:
+        """Write the JSON; the file appears whole or not at all."""
+        write_atomically(path, self.to_json().encode())
+
+
+def read_result(path: str | Path) -> Result:
+    """Read a Result back.
+
+    Raises:
+        DataError: the file is missing, is not a Result, or is of a format that this version does not know.
+    """
+    name = str(path)
+    try:
+        data: Any = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
+    except ValueError:
+        raise DataError("not JSON", file=name, remedy="name a file written by analyze -o") from None
+    if not isinstance(data, dict) or "format" not in data or "runs" not in data:
+        raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
+    if data["format"] != FORMAT:
+        problem = f"result format {data['format']!r}, this version reads {FORMAT}"
+        raise DataError(problem, file=name, remedy="analyze the dump again with this version")
+    try:
+        return Result.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"damaged result: {place}: {first['msg']}", file=name, remedy="analyze the dump again") from None
+
+
+def result_schema() -> dict[str, Any]:
+    """The JSON Schema of a Result."""
+    return Result.model_json_schema(mode="validation") | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

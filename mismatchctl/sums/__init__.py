@@ -1,0 +1,20 @@
+"""Mergeable sums: what the pass over the tokens leaves behind, and the pass itself."""
+
+from mismatchctl.sums.cell import BUCKETS, CellSums, PairSums, RunSums
+from mismatchctl.sums.clusters import GROUP_CAP, OVERALL_CAP, ClusterTable
+from mismatchctl.sums.reduce import DRIFT, MISMATCH, Plan, Sums, reduce_batch
+
+__all__ = [
+    "BUCKETS",
+    "DRIFT",
+    "GROUP_CAP",
+    "MISMATCH",
+    "OVERALL_CAP",
+    "CellSums",
+    "ClusterTable",
+    "PairSums",
+    "Plan",
+    "RunSums",
+    "Sums",
+    "reduce_batch",
+]

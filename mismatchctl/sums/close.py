@@ -1,0 +1,85 @@
+"""Closing a group: when all its tokens are in, weights are normalized and per-cluster facts become columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.sums.clusters import ClusterTable
+from mismatchctl.sums.reduce import Plan
+
+_SCALED = ("weight", "kept_weight", "mean_weight", "sequence_weight")
+_SCALED_SQUARES = ("squared_weight", "kept_squared_weight", "squared_sequence_weight")
+_SCALED_MAXIMA = ("weight", "-weight")
+_SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
+
+
+class Closing:
+    """Turns raw tables of one group into closed ones: the factor is the group's, whatever part is closed.
+
+    Attributes:
+        scopes: micro-batches of the group [N], ascending; a single 0 where they do not matter.
+        factors: normalization factor of each correction in each [N, corrections]; 1 where nothing is normalized.
+    """
+
+    def __init__(self, group: ClusterTable, plan: Plan) -> None:
+        self.plan = plan
+        names, maxima = plan.columns
+        self._index = {name: position for position, name in enumerate(names)}
+        self._maxima = {name: position for position, name in enumerate(maxima)}
+        self.scopes, self.factors = self._normalization(group)
+
+    def close(self, table: ClusterTable) -> ClusterTable:
+        """The table of a part of the group, normalized, one row per cluster, with the closed columns appended."""
+        sums, maxima = table.sums.copy(), table.maxima.copy()
+        factors = self.factors[np.searchsorted(self.scopes, table.scopes)]
+        weighted = []
+        for index, _ in enumerate(self.plan.corrections):
+            factor = factors[:, index]
+            self._scale(sums, self._index, index, _SCALED, factor)
+            self._scale(sums, self._index, index, _SCALED_SQUARES, factor * factor)
+            self._scale(maxima, self._maxima, index, _SCALED_MAXIMA, factor)
+            weighted.append(factor * sums[:, self._index["tokens"]])
+        merged = ClusterTable.of(
+            table.clusters, np.zeros_like(table.scopes), np.column_stack([sums, *weighted]), maxima
+        )
+        clusters = (merged.sums[:, self._index["tokens"]] > 0).astype(np.float64)
+        emptied = [
+            clusters * (merged.sums[:, self._index[f"{index}/kept"]] == 0)
+            for index, _ in enumerate(self.plan.corrections)
+        ]
+        return ClusterTable(
+            merged.clusters, merged.scopes, np.column_stack([merged.sums, clusters, *emptied]), merged.maxima
+        )
+
+    def _normalization(self, group: ClusterTable) -> tuple[np.ndarray, Float64s]:
+        """The factor of each correction within each scope: [scopes, corrections]; 1 where nothing is normalized."""
+        every, inverse = np.unique(group.scopes, return_inverse=True)
+        factors = np.ones((len(every), len(self.plan.corrections)))
+        for index, correction in enumerate(self.plan.corrections):
+            rule = correction.weight
+            if rule is None or rule.normalize == "none":
+                continue
+            weight, number = ("weight", "tokens") if rule.normalize == "token" else ("mean_weight", "sequences")
+            within = inverse if rule.normalize_over == "micro_batch" else np.zeros_like(inverse)
+            columns = self._index[f"{index}/{weight}"], self._index[number]
+            total, count = (np.bincount(within, weights=group.sums[:, column]) for column in columns)
+            factor = total / np.maximum(count, 1)
+            spread = factor if rule.normalize_over == "micro_batch" else np.full(len(every), factor[0])
+            factors[:, index] = np.where(spread > _SMALLEST_FACTOR, spread, 1.0)
+        return every, factors
+
+    @staticmethod
+    def _scale(
+        matrix: Float64s, index: dict[str, int], correction: int, names: tuple[str, ...], factor: Float64s
+    ) -> None:
+        for name in names:
+            matrix[:, index[f"{correction}/{name}"]] /= factor
+
+
+def closed_columns(plan: Plan) -> tuple[str, ...]:
+    """Names of the additive columns of a closed table, in order."""
+    numbers = range(len(plan.corrections))
+    factors = (f"{index}/factor" for index in numbers)
+    emptied = (f"{index}/empty_cluster" for index in numbers)
+    return (*plan.columns[0], *factors, "clusters", *emptied)

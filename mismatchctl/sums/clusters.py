@@ -1,0 +1,102 @@
+"""The cluster table: one row of sums and extremes per cluster, which every standard error is read from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s
+
+Hashes = NDArray[np.uint64]
+
+GROUP_CAP = 4096
+"""Clusters of a group that are kept apart; beyond, they are folded by their hash."""
+OVERALL_CAP = 1024
+"""The same for a whole run."""
+
+
+def hash_values(values: NDArray[Any]) -> Hashes:
+    """A 64-bit hash of each value, the same on every machine; 5 and "5" hash alike."""
+    uniques, inverse = np.unique(values.astype(str), return_inverse=True)
+    digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in uniques]
+    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)[inverse]
+
+
+def mix(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
+    """Combine hashes with a salt (splitmix64 finalizer)."""
+    with np.errstate(over="ignore"):
+        x = (hashes ^ salt) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def hash_content(columns: list[Float64s]) -> Hashes:
+    """A hash of each row of float columns, for sequences that nothing names."""
+    hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        hashes = mix(hashes, (column + 0.0).view(np.uint64))
+    return hashes
+
+
+@dataclass(frozen=True)
+class ClusterTable:
+    """Rows of sums by (cluster, scope), sorted; a scope is a micro-batch where weights are normalized within one.
+
+    Attributes:
+        clusters: hash of the cluster of each row [R].
+        scopes: hash of the micro-batch of each row [R]; 0 where that does not matter.
+        sums: additive columns [R, K].
+        maxima: columns of which the largest counts [R, E]; a minimum is the maximum of the negative.
+    """
+
+    clusters: Hashes
+    scopes: Hashes
+    sums: Float64s
+    maxima: Float64s
+
+    @classmethod
+    def of(cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s) -> ClusterTable:
+        """Add up rows of the same cluster and scope, in the order given."""
+        if not len(clusters):
+            return cls(clusters, scopes, sums, maxima)
+        order = np.lexsort((scopes, clusters))
+        clusters, scopes = clusters[order], scopes[order]
+        first = np.ones(len(order), np.bool_)
+        first[1:] = (clusters[1:] != clusters[:-1]) | (scopes[1:] != scopes[:-1])
+        starts = np.flatnonzero(first)
+        return cls(
+            clusters[starts],
+            scopes[starts],
+            np.add.reduceat(sums[order], starts, axis=0),
+            np.maximum.reduceat(maxima[order], starts, axis=0),
+        )
+
+    def __add__(self, other: ClusterTable) -> ClusterTable:
+        return ClusterTable.of(
+            np.concatenate([self.clusters, other.clusters]),
+            np.concatenate([self.scopes, other.scopes]),
+            np.concatenate([self.sums, other.sums]),
+            np.concatenate([self.maxima, other.maxima]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.clusters)
+
+    def folded(self, cap: int) -> ClusterTable:
+        """The table itself up to `cap` clusters; beyond, with clusters folded into `cap` by their hash."""
+        if len(self) <= cap or len(np.unique(self.clusters)) <= cap:
+            return self
+        return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima)
+
+    def salted(self, salt: np.uint64) -> ClusterTable:
+        """The same rows under new cluster names: clusters of one group are not those of another."""
+        return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima)
+
+    def without_scopes(self) -> ClusterTable:
+        """One row per cluster."""
+        return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima)

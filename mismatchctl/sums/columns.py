@@ -1,0 +1,222 @@
+"""Per-sequence columns that add: of a pair of policies, and of a correction.
+
+Each function takes one block and gives one value per sequence and column, [S] each. Everything that a
+metric needs is a sum, or the largest, of these over sequences.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.correction import Applied, Correction, Selection
+from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_exp
+
+Columns = dict[str, Float64s]
+
+COMPARED = ("reward", "advantage", "length")
+"""What is compared between kept and rejected sequences."""
+
+
+def base_columns(batch: TokenBatch) -> Columns:
+    """Counts that do not depend on any log-prob."""
+    nonempty = batch.segments.nonempty.astype(np.float64)
+    return {
+        "tokens": batch.segments.lengths.astype(np.float64),
+        "sequences": nonempty,
+        "empty_sequences": 1.0 - nonempty,
+        "squared_length": batch.segments.lengths.astype(np.float64) ** 2,
+    }
+
+
+def pair_columns(ratios: Ratios, batch: TokenBatch) -> Columns:
+    """Sums over the tokens of each sequence, and functions of each sequence's own sums, for one pair of policies."""
+    total, lengths = ratios.segments.sum, ratios.segments.lengths
+    x, difference = ratios.log_ratio, ratios.prob_diff
+    log_ratio, policy, reference = ratios.log_ratio_sum, total(ratios.policy), total(ratios.reference)
+    columns = {
+        "log_ratio": log_ratio,
+        "abs": total(ratios.absolute),
+        "square": total(x * x),
+        "k3": total(ratios.k3),
+        "ratio": total(ratios.ratio),
+        "squared_ratio": total(ratios.ratio * ratios.ratio),
+        "identical": total(x == 0),
+        "prob_diff": total(np.abs(difference)),
+        "squared_prob_diff": total(difference * difference),
+        "policy_prob": total(ratios.policy_prob),
+        "squared_policy_prob": total(ratios.policy_prob * ratios.policy_prob),
+        "reference_prob": total(ratios.reference_prob),
+        "squared_reference_prob": total(ratios.reference_prob * ratios.reference_prob),
+    }
+    columns |= _neighbours(x, batch)
+    columns |= _whole_sequences(log_ratio, policy, reference, lengths.astype(np.float64))
+    return columns
+
+
+def pair_maxima(ratios: Ratios, columns: Columns, batch: TokenBatch) -> Columns:
+    """The largest of each sequence, for one pair of policies; smallest ones as the largest of the negative."""
+    length = batch.segments.lengths
+    mean = np.where(length > 0, -columns["log_ratio"] / np.maximum(length, 1), -np.inf)
+    return {
+        "log_ratio": ratios.segments.max(ratios.log_ratio),
+        "-log_ratio": -ratios.segments.min(ratios.log_ratio),
+        "prob_diff": ratios.segments.max(np.abs(ratios.prob_diff)),
+        "log_ppl_diff": mean,
+        "-log_ppl_diff": np.where(length > 0, -mean, -np.inf),
+    }
+
+
+def _neighbours(x: Float64s, batch: TokenBatch) -> Columns:
+    """Products of adjacent log ratios: both tokens valid, in one sequence, one position apart."""
+    length = batch.tokens
+    product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
+    if length > 1:
+        adjacent = np.ones(length - 1, np.bool_)
+        if batch.position is not None:
+            adjacent = np.diff(batch.position) == 1
+        starts = batch.segments.offsets[1:-1]
+        adjacent[starts[(starts > 0) & (starts < length)] - 1] = False
+        np.multiply(x[1:], x[:-1], out=product[1:])
+        np.add(x[1:], x[:-1], out=both[1:])
+        product[1:] *= adjacent
+        both[1:] *= adjacent
+        count[1:] = adjacent
+    total = batch.segments.sum
+    return {"neighbours": total(count), "neighbour_product": total(product), "neighbour_sum": total(both)}
+
+
+def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s, length: Float64s) -> Columns:
+    """Functions of each sequence's sums; all 0 for an empty sequence, which has no mean."""
+    some = (length > 0).astype(np.float64)
+    n = np.maximum(length, 1.0)
+    difference = -log_ratio / n
+    product = bounded_exp(log_ratio) * some
+    with np.errstate(over="ignore"):
+        return {
+            "policy_log_ppl": -policy / n,
+            "reference_log_ppl": -reference / n,
+            "policy_ppl": np.exp(-policy / n) * some,
+            "reference_ppl": np.exp(-reference / n) * some,
+            "log_ppl_diff": difference,
+            "log_ppl_abs_diff": np.abs(difference),
+            "ppl_ratio": np.exp(difference) * some,
+            "product": product,
+            "squared_product": product * product,
+            "squared_log_ratio_sum": log_ratio * log_ratio,
+            "log_ratio_sum_length": log_ratio * length,
+        }
+
+
+def correction_columns(
+    correction: Correction, applied: Applied, mismatch: Ratios, pair: Columns, batch: TokenBatch
+) -> Columns:
+    """What a correction does to each sequence, before normalization; `pair` holds the mismatch's own columns."""
+    lengths = batch.segments.lengths.astype(np.float64)
+    some, n = (lengths > 0).astype(np.float64), np.maximum(lengths, 1.0)
+    kept, share = applied.kept.counts, applied.kept.counts / n
+    columns = _weight_columns(applied, lengths)
+    columns |= {
+        "kept": kept,
+        "counted": applied.counted.counts,
+        "kept_k3": _kept(pair["k3"], mismatch.k3, applied.kept),
+        "share": share,
+        "touched": (kept < lengths).astype(np.float64),
+        "emptied": ((kept == 0) & (lengths > 0)).astype(np.float64),
+    }
+    columns["mean_weight"] = columns["weight"] / n
+    columns["sequence_weight"] = columns["kept_weight"] / n
+    columns["squared_sequence_weight"] = columns["sequence_weight"] ** 2
+    for index, outcome in enumerate(applied.gates):
+        for side, rejected in (("low", outcome.low), ("high", outcome.high)):
+            columns[f"gate{index}_tokens_{side}"] = rejected.counts
+            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
+    columns |= _catastrophic(correction, mismatch, batch)
+    for name, values in _compared(batch).items():
+        known = ~np.isnan(values) & (lengths > 0)
+        filled = np.where(known, values, 0.0)
+        for side, part in (("kept", share), ("rejected", some - share)):
+            columns[f"{side}_{name}"] = filled * part
+            columns[f"{side}_{name}_known"] = known * part
+    return columns
+
+
+def correction_maxima(correction: Correction, applied: Applied, ratios: Ratios | None) -> Columns:
+    """Largest and smallest (negated) weight of each sequence, before and after the bound."""
+    segments = applied.kept.segments
+    empty = ~segments.nonempty
+    weights = applied.weights
+    if weights is None or ratios is None:
+        ones = np.where(empty, -np.inf, 1.0)
+        lows = np.where(empty, -np.inf, -1.0)
+        return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
+    if weights.per_token:
+        clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        high = np.exp(np.clip(segments.max(ratios.log_ratio), *clamp))
+        low = np.exp(np.clip(segments.min(ratios.log_ratio), *clamp))
+    else:
+        high = low = weights.raw
+    result = {"raw_weight": high, "-raw_weight": -low}
+    if correction.weight is not None and correction.weight.zero is not None and weights.per_token:
+        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
+    elif weights.per_token:
+        bounds = correction.weight.bounds if correction.weight else (0.0, np.inf)
+        result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
+    else:
+        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+    return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
+
+
+def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
+    weights, kept = applied.weights, applied.kept
+    if weights is None:
+        zeros = np.zeros_like(lengths)
+        return {
+            "raw_weight": lengths,
+            "squared_raw_weight": lengths,
+            "weight": lengths,
+            "squared_weight": lengths,
+            "weight_low": zeros,
+            "weight_high": zeros,
+            "kept_weight": kept.counts,
+            "kept_squared_weight": kept.counts,
+        }
+    everything = Selection.everything(kept.segments)
+    squared = weights.bounded * weights.bounded
+    columns = {
+        "raw_weight": weights.total(weights.raw, everything),
+        "squared_raw_weight": weights.total(weights.raw * weights.raw, everything),
+        "weight": weights.total(weights.bounded, everything),
+        "squared_weight": weights.total(squared, everything),
+        "weight_low": weights.total(weights.low, everything) if weights.low.any() else np.zeros_like(lengths),
+        "weight_high": weights.total(weights.high, everything) if weights.high.any() else np.zeros_like(lengths),
+    }
+    for name, values in (("weight", weights.bounded), ("squared_weight", squared)):
+        whole = kept.tokens is None  # then the sums above hold wherever the sequence is kept
+        columns[f"kept_{name}"] = (
+            np.where(kept.sequences, columns[name], 0.0) if whole else weights.total(values, kept)
+        )
+    return columns
+
+
+def _kept(total: Float64s, values: Float64s, kept: Selection) -> Float64s:
+    """Sum of per-token `values` over the kept tokens, given their `total` over all tokens."""
+    return np.where(kept.sequences, total, 0.0) if kept.tokens is None else kept.sum(values)
+
+
+def _catastrophic(correction: Correction, mismatch: Ratios, batch: TokenBatch) -> Columns:
+    """Tokens whose ratio is below the veto, and sequences that hold one; the first veto counts."""
+    veto = next((gate for gate in correction.gates if gate.is_veto), None)
+    if veto is None:
+        return {}
+    limit = np.log(veto.keep[0] or 0.0)
+    tokens = np.zeros(len(batch)) if mismatch.extent[0] >= limit else mismatch.segments.sum(mismatch.log_ratio < limit)
+    return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
+
+
+def _compared(batch: TokenBatch) -> Columns:
+    """Reward, mean advantage and length of each sequence; NaN where unknown."""
+    unknown = np.full(len(batch), np.nan)
+    reward = np.asarray(batch.columns.get("reward", unknown), np.float64)
+    advantage = unknown if batch.advantages is None else batch.segments.mean(batch.advantages)
+    return {"reward": reward, "advantage": advantage, "length": batch.segments.lengths.astype(np.float64)}

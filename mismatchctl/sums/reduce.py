@@ -1,0 +1,227 @@
+"""The pass over the tokens: a batch in, sums out. One reading serves every metric and every correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.correction import Correction, apply
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums import columns as cols
+from mismatchctl.sums.cell import BUCKETS, CellSums, PairCollector, RunCollector, RunSums
+from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values
+
+MISMATCH, DRIFT = "mismatch", "drift"
+Value = str | int | float | bool | None
+Cell = tuple[Value, tuple[Value, ...]]
+"""(step, one value per `--by` column)."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one pass computes.
+
+    Attributes:
+        corrections: all are applied in the same pass.
+        by: columns to break down by.
+        drift: whether the dump has current log-probs.
+        sequences: whether a row per sequence is wanted too.
+    """
+
+    corrections: tuple[Correction, ...] = ()
+    by: tuple[str, ...] = ()
+    drift: bool = False
+    sequences: bool = False
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """The pairs of policies that are measured: name -> policy/reference."""
+        return {MISMATCH: "train/rollout"} | ({DRIFT: "current/train"} if self.drift else {})
+
+    @cached_property
+    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the additive columns and of the maxima of a cluster table, in order.
+
+        Whatever the column functions give for one token is what they give for all.
+        """
+        one = np.zeros(1)
+        block = TokenBatch(Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64))
+        additive, maxima = _block_columns(block, _ratios(block, self), self)
+        return tuple(additive), tuple(maxima)
+
+    @property
+    def scoped(self) -> bool:
+        """Whether some weights are normalized within micro-batches."""
+        return any(correction.normalizes_micro_batches for correction in self.corrections)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums by run and cell, and by run; `+` in the order of the input is the only merge."""
+
+    cells: dict[tuple[str, Cell], CellSums] = field(default_factory=dict)
+    runs: dict[str, RunSums] = field(default_factory=dict)
+    sequences: tuple[dict[str, NDArray[Any]], ...] = ()
+
+    def __add__(self, other: Sums) -> Sums:
+        cells, runs = dict(self.cells), dict(self.runs)
+        for key, cell in other.cells.items():
+            cells[key] = cells[key] + cell if key in cells else cell
+        for name, run in other.runs.items():
+            runs[name] = runs[name] + run if name in runs else run
+        return Sums(cells, runs, self.sequences + other.sequences)
+
+
+def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
+    """Sums of one batch; `run` names the rows that carry no run of their own."""
+    result = Sums()
+    for name, cell, part in _cells(batch, run, plan.by):
+        result = result + _reduce_cell(part, name, cell, plan)
+    return result
+
+
+def _cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, Cell, TokenBatch]]:
+    """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays."""
+    keys = [batch.columns.get(name) for name in ("run", "step", *by)]
+    labels = np.zeros(len(batch), np.int64)
+    for values in keys:
+        if values is not None:
+            _, codes = np.unique(values.astype(str), return_inverse=True)
+            labels = labels * (codes.max(initial=0) + 1) + codes
+    order = np.argsort(labels, kind="stable")
+    if np.any(np.diff(labels) < 0):
+        batch, labels = gather(batch, order), labels[order]
+        keys = [batch.columns.get(name) for name in ("run", "step", *by)]
+    starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
+    for start, stop in zip(starts, [*starts[1:], len(batch)], strict=True):
+        name, step, *values = (None if key is None else _plain(key[start]) for key in keys)
+        yield run if name is None else str(name), (step, tuple(values)), batch.sequences(start, stop)
+
+
+def gather(batch: TokenBatch, order: Ints) -> TokenBatch:
+    """The batch with its sequences in another order."""
+    lengths = batch.segments.lengths[order]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.arange(offsets[-1]) + np.repeat(batch.segments.offsets[:-1][order] - offsets[:-1], lengths)
+
+    def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
+        return None if values is None else values[tokens]
+
+    return replace(
+        batch,
+        segments=Segments(offsets),
+        rollout=batch.rollout[tokens],
+        train=batch.train[tokens],
+        current=pick(batch.current),
+        position=pick(batch.position),
+        advantages=pick(batch.advantages),
+        columns={name: values[order] for name, values in batch.columns.items()},
+        rows=batch.rows[order],
+    )
+
+
+def _plain(value: Any) -> Value:
+    """A group's name as JSON can hold it: numpy scalars become Python's, NaN (a missing number) None."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, float):
+        return None if np.isnan(value) else int(value) if value.is_integer() else value
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+
+
+def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
+    additive_names, maxima_names = plan.columns
+    collectors = {name: PairCollector() for name in plan.pairs}
+    clusters = _named(batch, "prompt_id", "sequence_id")
+    rows: list[dict[str, Float64s]] = []
+    hashes: list[Hashes] = []
+    overall = RunCollector()
+    for start, block in batch.blocks():
+        ratios = _ratios(block, plan)
+        additive, maxima = _block_columns(block, ratios, plan)
+        unnamed = [additive["tokens"], additive["log_ratio"], additive["reference_log_ppl"]]
+        keys = hash_content(unnamed) if clusters is None else clusters[start : start + len(block)]
+        buckets = (keys % np.uint64(BUCKETS)).astype(np.int64)
+        for name, source in plan.pairs.items():
+            if source in ratios:
+                collectors[name].add(ratios[source], buckets)
+        overall.add(ratios["train/rollout"], additive, block, buckets)
+        rows.append(additive | {f"max {name}": values for name, values in maxima.items()})
+        hashes.append(keys)
+    scopes = _scopes(batch, plan)
+    merged = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    table = ClusterTable.of(
+        np.concatenate(hashes),
+        scopes,
+        np.stack([merged[name] for name in additive_names], axis=1),
+        np.stack([merged[f"max {name}"] for name in maxima_names], axis=1),
+    )
+    sums = CellSums(table, {name: collector.sums() for name, collector in collectors.items()})
+    sequences = (_sequence_rows(batch, run, cell, scopes, merged),) if plan.sequences else ()
+    return Sums({(run, cell): sums}, {run: overall.sums()}, sequences)
+
+
+def _ratios(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
+    """One Ratios per source that a metric or a correction looks at."""
+    made = {"train/rollout": Ratios(block.train, block.rollout, block.segments)}
+    if plan.drift and block.current is not None:
+        made["current/train"] = Ratios(block.current, block.train, block.segments)
+        if any("current/rollout" in correction.sources for correction in plan.corrections):
+            made["current/rollout"] = Ratios(block.current, block.rollout, block.segments)
+    return made
+
+
+def _block_columns(
+    block: TokenBatch, ratios: dict[str, Ratios], plan: Plan
+) -> tuple[dict[str, Float64s], dict[str, Float64s]]:
+    """All columns of one block: additive, and those of which the largest counts."""
+    additive: dict[str, Float64s] = {}
+    maxima: dict[str, Float64s] = {}
+    for pair, source in plan.pairs.items():
+        prefix = "" if pair == MISMATCH else f"{DRIFT}_"
+        if source in ratios:
+            columns = cols.base_columns(block) | cols.pair_columns(ratios[source], block)
+            largest = cols.pair_maxima(ratios[source], columns, block)
+        else:  # a file without current log-probs among others that have them
+            columns = dict.fromkeys(additive, np.zeros(len(block)))
+            largest = dict.fromkeys(maxima, np.full(len(block), -np.inf))
+        additive |= {prefix + name: values for name, values in columns.items()}
+        maxima |= {prefix + name: values for name, values in largest.items()}
+    for index, correction in enumerate(plan.corrections):
+        applied = apply(correction, ratios, block)
+        columns = cols.correction_columns(correction, applied, ratios["train/rollout"], additive, block)
+        weighed = ratios[correction.weight.source] if correction.weight else None
+        largest = cols.correction_maxima(correction, applied, weighed)
+        additive |= {f"{index}/{name}": values for name, values in columns.items()}
+        maxima |= {f"{index}/{name}": values for name, values in largest.items()}
+    return additive, maxima
+
+
+def _named(batch: TokenBatch, *names: str) -> Hashes | None:
+    """Hash of the first of these columns that the batch has."""
+    found = next((batch.columns[name] for name in names if name in batch.columns), None)
+    return None if found is None else hash_values(found)
+
+
+def _scopes(batch: TokenBatch, plan: Plan) -> Hashes:
+    scopes = _named(batch, "micro_batch") if plan.scoped else None
+    return np.zeros(len(batch), np.uint64) if scopes is None else scopes
+
+
+def _sequence_rows(
+    batch: TokenBatch, run: str, cell: Cell, scopes: Hashes, merged: dict[str, Float64s]
+) -> dict[str, NDArray[Any]]:
+    """The columns of `--sequences`: names and place of each sequence, then all its sums."""
+    place = {
+        "run": np.full(len(batch), run, object),
+        "file": np.full(len(batch), batch.file),
+        "row": batch.rows,
+        "_step": np.full(len(batch), str(cell[0]), object),
+        "_scope": scopes,
+    }
+    return place | {name: values for name, values in batch.columns.items() if name != "run"} | merged
