@@ -120,7 +120,8 @@ class TokenBatch:
         """Place of each token in its response [T], counted from the first valid token."""
         if self.position is not None:
             return self.position
-        return np.arange(self.tokens, dtype=np.int64) - self.segments.spread(self.segments.offsets[:-1])
+        starts: Ints = self.segments.spread(self.segments.offsets[:-1])
+        return np.arange(self.tokens, dtype=np.int64) - starts
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
         """The sequences `start:stop` as a batch of views."""

@@ -56,12 +56,17 @@ COLUMNS: tuple[Column, ...] = (
         required=True,
     ),
     Column(
-        "response_mask", Kind.MASK, "0/1", "1 on tokens that the policy sampled and trains on; absent: all valid"
+        "response_mask",
+        Kind.MASK,
+        "0/1",
+        "1 on tokens that the policy sampled and trains on; absent: all valid",
     ),
     Column("run", Kind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
     Column("step", Kind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
     Column("sequence_id", Kind.ID, "-", "names the sequence within its run; required in the long layout"),
-    Column("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
+    Column(
+        "position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"
+    ),
     Column("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
     Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
     Column(

@@ -6,6 +6,7 @@ the same pair of policies. All arithmetic is float64: float32 terms cost digits 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 
@@ -16,7 +17,8 @@ from mismatchctl.batch import Float64s, Floats, Segments
 LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios (verl and slime: SAFETY_BOUND)."""
 
-_SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series below would need more terms
+_SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
+_SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
 
 def k3_of(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:
@@ -36,9 +38,19 @@ def k3_of(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64
     k3 = exp_minus_one - x
     small = np.abs(x) < _SERIES_LIMIT
     if small.any():
-        y = x[small]
-        k3[small] = y * y * 0.5 * (1 + y / 3 * (1 + y / 4 * (1 + y / 5 * (1 + y / 6 * (1 + y / 7)))))
+        np.copyto(k3, _series(x), where=small)
     return k3
+
+
+def _series(x: Float64s) -> Float64s:
+    """x^2/2 + x^3/6 + ... + x^7/5040; in place, since it is on the hot path. Values outside the limit mean nothing."""
+    terms = x * _SERIES[-1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for coefficient in _SERIES[-2::-1]:
+            terms += coefficient
+            terms *= x
+        terms *= x
+    return terms
 
 
 def bounded_exp(log_ratio: Float64s) -> Float64s:

@@ -71,7 +71,9 @@ def analyze(
     problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
     later = _Later(dump.units)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
-        for unit, done in ordered_map(lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()):
+        for unit, done in ordered_map(
+            lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()
+        ):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(later.after(unit))
@@ -116,17 +118,16 @@ class _Later:
         if unit.step_range is None or step is None:
             return True
         low, high = unit.step_range
-        try:
-            return bool(low <= step <= high)
-        except TypeError:  # a step of another kind than the footer's
-            return True
+        return isinstance(step, str) or low <= step <= high
 
 
 def _check_names(corrections: Iterable[Correction]) -> None:
     seen: set[str] = set()
     for correction in corrections:
         if correction.name in seen:
-            raise ConfigError(f"two corrections are called {correction.name!r}: give one of them another name")
+            raise ConfigError(
+                f"two corrections are called {correction.name!r}: give one of them another name"
+            )
         seen.add(correction.name)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from mismatchctl.metrics import Estimates, Evaluator
 from mismatchctl.sums import OVERALL_CAP, CellSums, Plan, RunSums, Sums
-from mismatchctl.sums.clusters import GROUP_CAP, hash_values
 from mismatchctl.sums.close import Closing
+from mismatchctl.sums.clusters import GROUP_CAP, hash_values
 from mismatchctl.sums.reduce import Value
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
@@ -93,4 +93,3 @@ def _extended(total: CellSums | None, closed: CellSums, salt: np.uint64) -> Cell
     apart = CellSums(closed.table.salted(salt), closed.pairs)
     merged = apart if total is None else total + apart
     return CellSums(merged.table.folded(OVERALL_CAP), merged.pairs)
-

@@ -39,12 +39,20 @@ from mismatchctl.sums.tails import Worst
 VALUE_DIGITS, ERROR_DIGITS = 9, 3
 """Significant digits of series over groups: they keep a thousand steps readable as text."""
 GROUP_ERRORS = frozenset(
-    ("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "loss_scale", "k3_kept")
+    (
+        "rejected_tokens",
+        "rejected_sequences",
+        "ess_token",
+        "ess_sequence",
+        "weight_mean",
+        "loss_scale",
+        "k3_kept",
+    )
 )
 """Metrics of corrections whose standard errors are kept per group too."""
 COARSER = 8
 """Fine bins of the log ratio per bin of the distribution in the Result."""
-HEXAGONS = 36
+HEXAGONS = 26
 """Hexagons across the joint distribution."""
 CONTEXT, EXCERPT = 24, 64
 """Token ids kept before a worst token, and of a worst sequence."""
@@ -130,7 +138,7 @@ def _all_series(rows: Sequence[Estimates], with_errors: frozenset[str] | None = 
 
 
 def _series(estimates: Sequence[Estimate], with_errors: bool) -> Series:
-    errors = [_rounded(found.se, ERROR_DIGITS) for found in estimates] if with_errors else [None]
+    errors = [_rounded(found.se, ERROR_DIGITS) if with_errors else None for found in estimates]
     intervals = [
         None if found.interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in found.interval)
         for found in estimates
@@ -157,7 +165,9 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _distribution(pair: PairSums) -> Distribution:
     """The signed histogram in bins `COARSER` times as wide, over the range that holds tokens."""
-    inner = np.arange(0, MAGNITUDES - 1, COARSER)  # magnitude bins that start a coarse bin, after the zero bin
+    inner = np.arange(
+        0, MAGNITUDES - 1, COARSER
+    )  # magnitude bins that start a coarse bin, after the zero bin
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
     negative = MAGNITUDES - np.append(starts[1:], MAGNITUDES)[::-1]
@@ -198,7 +208,7 @@ def _breakdown(name: str, sums: Float64s) -> Breakdown:
         low=edges[filled].tolist(),
         high=_finite_or_none(highs),
         tokens=total.astype(np.int64).tolist(),
-        **columns,  # type: ignore[arg-type]
+        **columns,
     )
 
 
@@ -220,7 +230,10 @@ def _joint(grid: np.ndarray[Any, Any]) -> Joint:
     hexagons, where = np.unique(centres, axis=0, return_inverse=True)
     tokens = np.bincount(where.ravel(), weights=grid[across, up])
     return Joint(
-        width=width, x=hexagons[:, 0].tolist(), y=hexagons[:, 1].tolist(), tokens=tokens.astype(np.int64).tolist()
+        width=width,
+        x=hexagons[:, 0].tolist(),
+        y=hexagons[:, 1].tolist(),
+        tokens=tokens.astype(np.int64).tolist(),
     )
 
 
@@ -268,7 +281,7 @@ def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any
     """Token ids of the sequences named, read from the few units that hold them."""
     if not dump.has("token_ids"):
         return {}
-    found = {}
+    found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
     for file in sorted(set(worst.place[:, 0].tolist())):
         rows = sorted({int(row) for index, row, _ in worst.place if index == file})
         found |= {(file, row): ids for row, ids in dump.token_ids(file, rows).items()}
@@ -284,7 +297,10 @@ def _clusters(overall: CellSums, plan: Plan, dump: Dump) -> Clusters:
         by=by,  # type: ignore[arg-type]
         columns=[names[i] for i in chosen],
         hashes=[f"{cluster:016x}" for cluster in overall.table.clusters.tolist()],
-        sums=[[float(f"{_finite(value):.12g}") for value in row] for row in overall.table.sums[:, chosen].tolist()],
+        sums=[
+            [float(f"{_finite(value):.12g}") for value in row]
+            for row in overall.table.sums[:, chosen].tolist()
+        ],
     )
 
 
@@ -298,7 +314,10 @@ def _left_out(problems: Problems) -> list[LeftOut]:
         )
         for (file, reason), count in sorted(problems.counts.items())
     ]
-    return [*rows, *(LeftOut(file=file, reason="file", count=1, example=why) for file, why in problems.files.items())]
+    return [
+        *rows,
+        *(LeftOut(file=file, reason="file", count=1, example=why) for file, why in problems.files.items()),
+    ]
 
 
 def _nothing_left(runs: Mapping[str, RunResult]) -> list[str]:
@@ -310,8 +329,10 @@ def _nothing_left(runs: Mapping[str, RunResult]) -> list[str]:
             per_group = kept if isinstance(kept, list) else [kept] * len(run.groups.labels)
             empty = [label for label, tokens in zip(run.groups.labels, per_group, strict=True) if tokens == 0]
             if empty:
-                where = f"{len(empty)} of {len(per_group)} groups (first: step {empty[0]})" if empty != [None] else "the group"
+                where = (
+                    f"{len(empty)} of {len(per_group)} groups (first: step {empty[0]})"
+                    if empty != [None]
+                    else "the group"
+                )
                 sentences.append(f"run {name}: {correction} leaves nothing of {where}")
     return sentences
-
-

@@ -44,7 +44,9 @@ class SequenceFile:
             self._folder = Path(tempfile.mkdtemp(prefix="mismatchctl-"))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -55,7 +57,9 @@ class SequenceFile:
         import polars as pl
 
         for columns in tables:
-            frame = pl.DataFrame({name: _column(values) for name, values in self._row_columns(columns).items()})
+            frame = pl.DataFrame(
+                {name: _column(values) for name, values in self._row_columns(columns).items()}
+            )
             frame.write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
             self._parts += 1
 
@@ -121,11 +125,13 @@ class SequenceFile:
         ours = frame.collect_schema()
         theirs = other.collect_schema()
         cast = [pl.col(key).cast(ours[key]) for key in keys if ours[key] != theirs[key]]
-        return frame.join(other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left")
+        return frame.join(
+            other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left"
+        )
 
     def _joined_keys(self, other: pl.LazyFrame) -> list[str]:
         theirs = other.collect_schema().names()
-        keys = [name for name in ("run", "step", "sequence_id") if name in theirs]
+        keys: list[str] = [name for name in ("run", "step", "sequence_id") if name in theirs]
         if "sequence_id" not in keys:
             raise DataError(
                 "no column sequence_id to join on",

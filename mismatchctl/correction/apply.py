@@ -36,7 +36,7 @@ class Selection:
     @cached_property
     def counts(self) -> Float64s:
         """Selected tokens of each sequence, [S]."""
-        within = self.segments.lengths if self.tokens is None else self.segments.sum(self.tokens)
+        within = self.segments.lengths.astype(np.float64) if self.tokens is None else self.segments.sum(self.tokens)
         return within * self.sequences
 
     def sum(self, values: Float64s) -> Float64s:
@@ -103,7 +103,11 @@ class Applied:
         """Bounded weight of every token [T], before normalization; rejected tokens keep theirs."""
         if self.weights is None:
             return np.ones(self.kept.segments.tokens)
-        return self.weights.bounded if self.weights.per_token else self.kept.segments.spread(self.weights.bounded)
+        return (
+            self.weights.bounded
+            if self.weights.per_token
+            else self.kept.segments.spread(self.weights.bounded)
+        )
 
 
 def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Applied:
@@ -118,7 +122,9 @@ def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatc
         KeyError: a source of the correction is missing from `ratios`.
     """
     everything = Selection.everything(batch.segments)
-    weights = None if correction.weight is None else weigh(correction.weight, ratios[correction.weight.source])
+    weights = (
+        None if correction.weight is None else weigh(correction.weight, ratios[correction.weight.source])
+    )
     kept = counted = everything
     outcomes = []
     for gate in correction.gates:
@@ -145,7 +151,11 @@ def weigh(rule: Weight, ratios: Ratios) -> Weights:
 def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
     segments = _adjacent_runs(batch) if gate.over == "segment" else batch.segments
-    view = seen if gate.over == "sequence" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
+    view = (
+        seen
+        if gate.over == "sequence"
+        else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
+    )
     measured = _measure(gate, ratios, view)
     lower, upper = _bounds(gate)
     low = measured < lower if gate.inclusive[0] else measured <= lower
@@ -196,7 +206,9 @@ def _rejected(gate: Gate, flags: Bools, segments: Segments, view: Selection, bat
     if gate.when != "always":
         if batch.advantages is None:
             raise KeyError("advantages")
-        tokens = tokens & (batch.advantages > 0 if gate.when == "positive_advantage" else batch.advantages < 0)
+        tokens = tokens & (
+            batch.advantages > 0 if gate.when == "positive_advantage" else batch.advantages < 0
+        )
     return Selection(batch.segments, batch.segments.sum(tokens) > 0, tokens)
 
 

@@ -43,13 +43,20 @@ def corrections_from_file(path: str | Path) -> list[Correction]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid {path.suffix.lstrip('.').upper()}: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"{path}: not valid {path.suffix.lstrip('.').upper()}: {' '.join(str(error).split())}"
+        ) from None
     items = data.get("corrections", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
     for item in items:
         if not isinstance(item, dict):
-            raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
-    named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
+            raise ConfigError(
+                f"{path}: expected a mapping with weight and gates, found {type(item).__name__}"
+            )
+    named = [
+        {"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item}
+        for i, item in enumerate(items)
+    ]
     return [correction_from_mapping(item, str(path)) for item in named]
 
 

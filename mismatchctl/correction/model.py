@@ -22,7 +22,9 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     low, high = interval
     for bound in interval:
         if bound is not None and (math.isnan(bound) or (positive and bound < 0)):
-            raise ValueError(f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}")
+            raise ValueError(
+                f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}"
+            )
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:
@@ -38,18 +40,25 @@ class Weight(_Strict):
     """
 
     level: Literal["token", "sequence", "geometric"] = Field(
-        "token", description="token ratio, product over the sequence, or geometric mean over the sequence"
+        default="token",
+        description="token ratio, product over the sequence, or geometric mean over the sequence",
     )
-    truncate: float | None = Field(None, description="upper bound; weights above it become it")
-    clip: Interval | None = Field(None, description="[lower, upper]; weights outside become the nearer bound")
-    zero: Interval | None = Field(None, description="[lower, upper]; weights outside become 0 (IcePop)")
+    truncate: float | None = Field(default=None, description="upper bound; weights above it become it")
+    clip: Interval | None = Field(
+        default=None, description="[lower, upper]; weights outside become the nearer bound"
+    )
+    zero: Interval | None = Field(
+        default=None, description="[lower, upper]; weights outside become 0 (IcePop)"
+    )
     normalize: Literal["none", "token", "sequence"] = Field(
-        "none", description="divide by the mean weight: over tokens, or the mean over sequences of their mean"
+        default="none",
+        description="divide by the mean weight: over tokens, or the mean over sequences of their mean",
     )
     normalize_over: Literal["group", "micro_batch"] = Field(
-        "group", description="over which tokens that mean is taken; the mask before rejection in both cases"
+        default="group",
+        description="over which tokens that mean is taken; the mask before rejection in both cases",
     )
-    source: Source = Field("train/rollout", description="which policy's log-probs over which")
+    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
 
     @field_validator("clip", "zero")
     @classmethod
@@ -91,35 +100,44 @@ class Gate(_Strict):
         "abs_prob_diff",
         "train_prob",
         "rollout_prob",
-    ] = Field("ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)")
+    ] = Field(
+        default="ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)"
+    )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
-        "token", description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically"
+        default="token",
+        description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
     )
     over: Literal["sequence", "segment"] = Field(
-        "sequence", description="aggregated over the sequence, or over each run of adjacent valid tokens (a turn)"
+        default="sequence",
+        description="aggregated over the sequence, or over each run of adjacent valid tokens (a turn)",
     )
-    keep: Interval = Field((None, None), description="[lower, upper]; null leaves a side open")
-    inclusive: tuple[bool, bool] = Field((True, True), description="whether each bound itself is kept")
-    source: Source = Field("train/rollout", description="which policy's log-probs over which")
+    keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
+    inclusive: tuple[bool, bool] = Field(
+        default=(True, True), description="whether each bound itself is kept"
+    )
+    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
     clamp: Literal["aggregate", "token", "none"] = Field(
-        "aggregate",
-        description="where the log ratio is clamped to +-20: after aggregation (only `ratio`), per token before, nowhere",
+        default="aggregate",
+        description="where log ratios are clamped to +-20: after aggregation (`ratio` only), per token before, nowhere",
     )
     sees: Literal["original", "remaining"] = Field(
-        "original", description="aggregates over all valid tokens, or those that earlier gates left"
+        default="original", description="aggregates over all valid tokens, or those that earlier gates left"
     )
     effect: Literal["mask", "zero"] = Field(
-        "mask", description="mask: rejected tokens leave the denominators; zero: they only contribute nothing"
+        default="mask",
+        description="mask: rejected tokens leave the denominators; zero: they only contribute nothing",
     )
     when: Literal["always", "positive_advantage", "negative_advantage"] = Field(
-        "always", description="which tokens the gate may reject"
+        default="always", description="which tokens the gate may reject"
     )
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Gate:
         levels = RATIO_LEVELS if self.statistic == "ratio" else ARITHMETIC_LEVELS
         if self.level not in levels:
-            raise ValueError(f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}")
+            raise ValueError(
+                f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
+            )
         _check_interval(self.keep, positive=self.statistic == "ratio")
         if self.keep == (None, None):
             raise ValueError("keep [null, null] rejects nothing: give at least one bound")
@@ -145,12 +163,16 @@ class Correction(_Strict):
     Weights and rejection are separate things: gates never edit weights, weights never edit the mask.
     """
 
-    name: str = Field("correction", min_length=1, max_length=80, description="how tables and files call it")
-    about: str = Field("", description="where it comes from and what it is for")
-    weight: Weight | None = Field(None, description="null: every weight is 1")
-    gates: tuple[Gate, ...] = Field((), description="applied in order; a token is kept when every gate keeps it")
+    name: str = Field(
+        default="correction", min_length=1, max_length=80, description="how tables and files call it"
+    )
+    about: str = Field(default="", description="where it comes from and what it is for")
+    weight: Weight | None = Field(default=None, description="null: every weight is 1")
+    gates: tuple[Gate, ...] = Field(
+        default=(), description="applied in order; a token is kept when every gate keeps it"
+    )
     loss: Literal["ppo", "ppo_bypass", "policy_gradient"] = Field(
-        "ppo",
+        default="ppo",
         description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE",
     )
 
@@ -168,7 +190,11 @@ class Correction(_Strict):
     @property
     def normalizes_micro_batches(self) -> bool:
         """Whether weights are normalized within micro-batches."""
-        return self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
+        return (
+            self.weight is not None
+            and self.weight.normalize != "none"
+            and self.weight.normalize_over == "micro_batch"
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data without defaults, as one would write it in YAML."""

@@ -26,7 +26,8 @@ def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, .
             undefined=NO_TOKEN, formula=per_token(name), better="one",
         ),
         Metric(
-            f"{name}_std", f"std of the {title}", "ratio", f"population standard deviation of {words} over valid tokens",
+            f"{name}_std", f"std of the {title}", "ratio",
+            f"population standard deviation of {words} over valid tokens",
             "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=_std(name),
         ),
         Metric(
@@ -50,11 +51,13 @@ _COMMON: tuple[Metric, ...] = (
         "Below 1, the bound takes away more than it gives: the bias that bounding costs.",
     ),
     Metric(
-        "weight_bounded_low", "weights bounded below", "fraction", "share of valid tokens with a weight below the lower bound",
+        "weight_bounded_low", "weights bounded below", "fraction",
+        "share of valid tokens with a weight below the lower bound",
         "How often the lower bound acts.", undefined=NO_TOKEN, formula=per_token("weight_low"),
     ),
     Metric(
-        "weight_bounded_high", "weights bounded above", "fraction", "share of valid tokens with a weight above the upper bound",
+        "weight_bounded_high", "weights bounded above", "fraction",
+        "share of valid tokens with a weight above the upper bound",
         "How often the upper bound acts.", undefined=NO_TOKEN, formula=per_token("weight_high"),
     ),
     Metric(
@@ -72,7 +75,8 @@ _COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
-        "(sum of W)^2 / (n * sum of W^2), W the applied weights of a sequence's kept tokens over its length, n all sequences",
+        "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
+        "n all sequences",
         "The same for whole sequences.", "Kish 1965",
         NOTHING_KEPT, ess("sequence_weight", "squared_sequence_weight", "sequences"), better="high",
     ),
@@ -101,7 +105,8 @@ _COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         "loss_scale", "loss scale", "ratio",
-        "sum of the applied weights of kept tokens / tokens in the loss's denominator (rejected ones with effect zero stay in it)",
+        "sum of the applied weights of kept tokens / tokens in the loss's denominator "
+        "(those that a gate of effect zero rejected stay in it)",
         "What a token-mean loss of equal terms is multiplied by: below 1 it learns more slowly.",
         undefined=NOTHING_KEPT, formula=lambda t: t["kept_weight"] / t["counted"], better="one",
     ),
@@ -153,14 +158,15 @@ _UNKNOWN = {
     "length": "nothing on that side",
 }
 
-_COMPARISONS = tuple(
-    Metric(
-        f"{side}_{name}", f"mean {name} of {side} sequences", _UNITS[name],
+
+def _comparison(side: str, name: str) -> Metric:
+    column = f"{side}_{name}"
+    return Metric(
+        column, f"mean {name} of {side} sequences", _UNITS[name],
         f"mean {name} over sequences, each counted by its share of {side} tokens",
         "If kept and rejected differ here, rejection selects: it changes what is learned.",
-        undefined=_UNKNOWN[name],
-        formula=(lambda side, name: lambda t: t[f"{side}_{name}"] / t[f"{side}_{name}_known"])(side, name), better="",
-    )
-    for name in COMPARED
-    for side in ("kept", "rejected")
-)  # fmt: skip
+        undefined=_UNKNOWN[name], formula=lambda t: t[column] / t[f"{column}_known"], better="",
+    )  # fmt: skip
+
+
+_COMPARISONS = tuple(_comparison(side, name) for name in COMPARED for side in ("kept", "rejected"))

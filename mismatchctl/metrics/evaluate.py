@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -118,42 +118,40 @@ class Evaluator:
 
 
 class _Reader:
-    """Totals by name, the section's own column before a shared one of that name."""
+    """Totals by name, the section's own column before a shared one of that name; notes what was asked for."""
 
     def __init__(self, totals: Float64s, index: Mapping[str, int], prefix: str) -> None:
         self.totals, self.index, self.prefix = totals, index, prefix
-        self.asked: list[int] = []
+        self.asked: dict[int, int] = {}
 
     def position(self, name: str) -> int:
         own = self.index.get(self.prefix + name)
         return self.index[name] if own is None else own
 
     def __getitem__(self, name: str) -> np.float64:
-        self.asked.append(self.position(name))
-        return np.float64(self.totals[self.asked[-1]])
+        position = self.position(name)
+        self.asked.setdefault(position, len(self.asked))
+        return np.float64(self.totals[position])
 
 
 class _Perturbed:
     """Totals as complex arrays: entry i has the i-th of the asked columns moved along the imaginary axis."""
 
-    def __init__(self, reader: _Reader, columns: Sequence[int]) -> None:
-        self.reader, self.columns = reader, list(columns)
+    def __init__(self, reader: _Reader) -> None:
+        self.reader, self.steps = reader, 1j * _STEP * np.eye(len(reader.asked))
 
     def __getitem__(self, name: str) -> Any:
         position = self.reader.position(name)
-        values = np.full(len(self.columns), self.reader.totals[position], np.complex128)
-        values[self.columns.index(position)] += 1j * _STEP
-        return values
+        return self.reader.totals[position] + self.steps[self.reader.asked[position]]
 
 
 def _gradient(metric: Metric, reader: _Reader) -> Float64s:
     """Derivative of a formula by each column, [K]."""
     assert metric.formula is not None
-    reader.asked.clear()
+    reader.asked = {}
     metric.formula(reader)
-    columns = sorted(set(reader.asked))
     gradient = np.zeros(len(reader.totals))
-    gradient[columns] = np.imag(metric.formula(_Perturbed(reader, columns))) / _STEP
+    gradient[list(reader.asked)] = np.imag(metric.formula(_Perturbed(reader))) / _STEP
     return gradient
 
 

@@ -10,7 +10,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.sums import PairSums
 from mismatchctl.sums.bins import magnitude_edges
 
-RESAMPLES = 400
+RESAMPLES = 200
 INTERVAL = 0.90
 """Coverage of the intervals of quantiles."""
 _SEED = 20251027  # fixed: the same sums give the same interval
@@ -18,8 +18,8 @@ _SEED = 20251027  # fixed: the same sums give the same interval
 
 @lru_cache(maxsize=1)
 def _middles() -> Float64s:
-    edges = magnitude_edges()
-    middles = (edges[:-1] + edges[1:]) / 2
+    edges: Float64s = magnitude_edges()
+    middles: Float64s = (edges[:-1] + edges[1:]) / 2
     middles[0], middles[-1] = 0.0, edges[-2]
     return middles
 
@@ -30,36 +30,35 @@ def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floa
     Returns:
         [len(shares)]; NaN when there is no token.
     """
-    return _read(pair.counts.sum(axis=0)[None, :].astype(np.float64), shares, largest)[0]
+    counts = pair.counts.sum(axis=0)
+    filled = np.flatnonzero(counts)
+    values: Float64s = _read(counts[None, filled].astype(np.float64), _middles()[filled], shares, largest)[0]
+    return values
 
 
 def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Float64s:
     """Interval of each quantile by resampling buckets of clusters, [len(shares), 2]; NaN with fewer than two."""
-    filled = pair.counts.any(axis=0)
+    filled = np.flatnonzero(pair.counts.any(axis=0))
     occupied = np.flatnonzero(pair.counts.any(axis=1))
-    if len(occupied) < 2:
+    buckets = len(occupied)
+    if buckets < 2:
         return np.full((len(shares), 2), np.nan)
-    drawn = np.random.default_rng(_SEED).multinomial(
-        len(occupied), np.full(len(occupied), 1 / len(occupied)), RESAMPLES
-    )
-    counts = np.zeros((RESAMPLES, len(filled)))
-    counts[:, filled] = drawn.astype(np.float64) @ pair.counts[np.ix_(occupied, filled)].astype(np.float64)
-    resampled = _read(counts, shares, largest)
-    tail = (1 - INTERVAL) / 2
-    interval: Float64s = np.nanquantile(resampled, [tail, 1 - tail], axis=0).T
-    return interval
+    drawn = np.random.default_rng(_SEED).multinomial(buckets, np.full(buckets, 1 / buckets), RESAMPLES)
+    counts = drawn.astype(np.float64) @ pair.counts[np.ix_(occupied, filled)].astype(np.float64)
+    resampled = np.sort(_read(counts, _middles()[filled], shares, largest), axis=0)
+    low = int((1 - INTERVAL) / 2 * RESAMPLES)
+    return np.stack([resampled[low], resampled[RESAMPLES - 1 - low]], axis=1)
 
 
-def _read(counts: Float64s, shares: tuple[float, ...], largest: float) -> Float64s:
-    filled = np.flatnonzero(counts.any(axis=0))
-    if not len(filled):
+def _read(counts: Float64s, middles: Float64s, shares: tuple[float, ...], largest: float) -> Float64s:
+    """Quantiles of each row of counts [N, bins]; NaN for a row without tokens."""
+    if not len(middles):
         return np.full((len(counts), len(shares)), np.nan)
-    cumulative = np.cumsum(counts[:, filled], axis=1)
+    cumulative = np.cumsum(counts, axis=1)
     total = cumulative[:, -1:]
-    middles = np.minimum(_middles()[filled], largest)
     found = np.stack([(cumulative < share * total).sum(axis=1) for share in shares], axis=1)
-    values: Float64s = np.where(total > 0, middles[np.minimum(found, len(filled) - 1)], np.nan)
-    return values
+    values = np.minimum(middles, largest)[np.minimum(found, len(middles) - 1)]
+    return np.where(total > 0, values, np.nan)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
@@ -74,5 +73,3 @@ def worst_share(pair: PairSums, tokens: float) -> float:
     before = np.cumsum(counts) - counts
     part = np.clip((tokens * counts.sum() - before) / counts, 0, 1)
     return float((k3 * part).sum() / total)
-
-

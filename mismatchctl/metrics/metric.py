@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from mismatchctl.sums import PairSums
 
 Number = Any
-"""A float, or an array of complex numbers while a gradient is taken: formulas use arithmetic, np.sqrt and np.exp only."""
+"""A float, or complex numbers while a gradient is taken: formulas use arithmetic, np.sqrt and np.exp only."""
 
 
 class Totals(Protocol):
@@ -69,4 +69,3 @@ class Metric:
     quantile: float | None = None
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
-

@@ -241,7 +241,7 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "khat_sequence", "Pareto k-hat of sequences", "-",
-        "shape of the generalized Pareto fitted to the largest sequence ratios: min(0.2 S, 3 sqrt S), at most 4,096",
+        "as khat_token, over the products of sequences: tail min(0.2 S, 3 sqrt S), at most 4,096",
         "Above khat_sequence_limit, sequence importance sampling does not converge in practice.",
         "Vehtari et al. 2024, PSIS", "fewer than five different ratios in the tail", tail=_tail_of("sequences"),
     ),

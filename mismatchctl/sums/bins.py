@@ -37,13 +37,14 @@ def magnitude_edges() -> Float64s:
     """Lower edges of the magnitude bins followed by the last one's upper edge, [MAGNITUDES + 1]; ends 0 and inf."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
     within = 1 + np.arange(BINS_PER_OCTAVE) / BINS_PER_OCTAVE
-    inner = (2.0**octaves[:, None] * within).ravel()
-    return np.concatenate([[0.0], inner, [2.0**HIGHEST_OCTAVE, np.inf]])
+    inner = np.ldexp(within, octaves[:, None]).ravel()
+    return np.concatenate([[0.0], inner, [np.ldexp(1.0, HIGHEST_OCTAVE), np.inf]])
 
 
 def fold_signs(counts: NDArray[Any]) -> NDArray[Any]:
     """Counts by signed bin (last axis SIGNED) as counts by magnitude (last axis MAGNITUDES)."""
-    return counts[..., MAGNITUDES:] + counts[..., MAGNITUDES - 1 :: -1]
+    folded: NDArray[Any] = counts[..., MAGNITUDES:] + counts[..., MAGNITUDES - 1 :: -1]
+    return folded
 
 
 class OctaveBins:
@@ -56,13 +57,14 @@ class OctaveBins:
 
     def of(self, values: NDArray[Any]) -> Ints:
         """Bin of each non-negative value, in 0 .. count - 1."""
-        bits = values.astype(np.float32).view(np.int32) >> self.shift
-        return np.clip(bits - ((127 + self.lowest) * self.per_octave - 1), 0, self.count - 1).astype(np.int64)
+        bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
+        np.subtract(bins, (127 + self.lowest) * self.per_octave - 1, out=bins)
+        return np.clip(bins, 0, self.count - 1, out=bins)
 
     def edges(self) -> Float64s:
         """Lower edges of all bins followed by the upper edge of the last, [count + 1]; 0 and inf at the ends."""
         octaves = np.arange(self.lowest, self.highest)
-        inner = (2.0**octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
+        inner = (2.0 ** octaves[:, None] * (1 + np.arange(self.per_octave) / self.per_octave)).ravel()
         return np.concatenate([[0.0], inner, [2.0**self.highest, np.inf]])
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
-from mismatchctl.sums.clusters import ClusterTable, Hashes
+from mismatchctl.sums.clusters import ClusterTable
 from mismatchctl.sums.tails import LargestSoFar, Worst, largest
 
 BUCKETS = 64
@@ -87,12 +87,15 @@ class CellSums:
     pairs: dict[str, PairSums]
 
     def __add__(self, other: CellSums) -> CellSums:
-        pairs = {name: self.pairs[name] + other.pairs[name] if name in other.pairs else self.pairs[name] for name in self.pairs}
+        pairs = {
+            name: self.pairs[name] + other.pairs[name] if name in other.pairs else self.pairs[name]
+            for name in self.pairs
+        }
         pairs |= {name: sums for name, sums in other.pairs.items() if name not in self.pairs}
         return CellSums(self.table + other.table, pairs)
 
 
-JOINT = 240
+JOINT = 128
 """Cells along each side of the grid of rollout probability against train probability."""
 
 
@@ -128,42 +131,38 @@ class RunCollector:
     """Builds RunSums from blocks of the mismatch."""
 
     def __init__(self) -> None:
-        self._bins: dict[str, list[Ints]] = {name: [] for name in BREAKDOWNS}
-        self._sums: dict[str, list[tuple[Float64s, ...]]] = {name: [] for name in BREAKDOWNS}
-        self._joint: list[Ints] = []
+        self._breakdowns = {name: np.zeros((kind.count * BUCKETS, 3)) for name, kind in BREAKDOWNS.items()}
+        self._joint = np.zeros(JOINT * JOINT, np.int64)
         self._tokens, self._sequences = Worst(), Worst()
 
     def add(self, ratios: Ratios, columns: dict[str, Float64s], batch: TokenBatch, buckets: Ints) -> None:
         """Take note of a block; `columns` are the mismatch's per-sequence sums, `buckets` each sequence's bucket."""
         spread = batch.segments.spread(buckets)
-        per_token = (np.ones(batch.tokens), ratios.absolute, ratios.k3)
-        found = {
-            "position": (batch.positions + 1, spread, per_token),
-            "surprisal": (np.maximum(-ratios.reference, 0.0), spread, per_token),
-            "length": (batch.segments.lengths, buckets, (columns["tokens"], columns["abs"], columns["k3"])),
-        }
-        for name, (values, where, sums) in found.items():
-            self._bins[name].append(BREAKDOWNS[name].of(values) * BUCKETS + where)
-            self._sums[name].append(sums)
+        per_token = (None, ratios.absolute, ratios.k3)
+        self._break_down("position", batch.positions + 1, spread, per_token)
+        self._break_down("surprisal", np.maximum(-ratios.reference, 0.0), spread, per_token)
+        per_sequence = (columns["tokens"], columns["abs"], columns["k3"])
+        self._break_down("length", batch.segments.lengths, buckets, per_sequence)
         across, up = (
             np.minimum((prob * JOINT).astype(np.int64), JOINT - 1)
             for prob in (ratios.reference_prob, ratios.policy_prob)
         )
-        self._joint.append(across * JOINT + up)
+        self._joint += np.bincount(across * JOINT + up, minlength=JOINT * JOINT)
         self._tokens = self._tokens + _worst_tokens(ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _worst_sequences(columns, batch)
 
+    def _break_down(
+        self, name: str, values: NDArray[Any], buckets: Ints, columns: tuple[Float64s | None, ...]
+    ) -> None:
+        sums = self._breakdowns[name]
+        where = BREAKDOWNS[name].of(values) * BUCKETS + buckets
+        for index, column in enumerate(columns):
+            sums[:, index] += np.bincount(where, weights=column, minlength=len(sums))
+
     def sums(self) -> RunSums:
         """Everything so far."""
-        breakdowns = {name: self._breakdown(name, kind.count) for name, kind in BREAKDOWNS.items()}
-        joint = np.bincount(np.concatenate(self._joint), minlength=JOINT * JOINT).reshape(JOINT, JOINT)
-        return RunSums(breakdowns, joint, self._tokens, self._sequences)
-
-    def _breakdown(self, name: str, count: int) -> Float64s:
-        where = np.concatenate(self._bins[name])
-        columns = (np.concatenate(parts) for parts in zip(*self._sums[name], strict=True))
-        sums = [np.bincount(where, weights=column, minlength=count * BUCKETS) for column in columns]
-        return np.stack(sums, axis=-1).reshape(count, BUCKETS, 3)
+        breakdowns = {name: sums.reshape(-1, BUCKETS, 3) for name, sums in self._breakdowns.items()}
+        return RunSums(breakdowns, self._joint.reshape(JOINT, JOINT), self._tokens, self._sequences)
 
 
 def _worst_tokens(ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
@@ -185,7 +184,9 @@ def _worst_tokens(ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
 def _worst_sequences(columns: dict[str, Float64s], batch: TokenBatch) -> Worst:
     score = np.abs(columns["log_ratio"])
     found = np.flatnonzero(score > 0)
-    place = np.stack([np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
+    place = np.stack(
+        [np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1
+    )
     length = np.maximum(columns["tokens"][found], 1)
     fields: dict[str, NDArray[Any]] = {
         "tokens": columns["tokens"][found].astype(np.int64),

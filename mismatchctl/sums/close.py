@@ -60,7 +60,9 @@ class Closing:
             rule = correction.weight
             if rule is None or rule.normalize == "none":
                 continue
-            weight, number = ("weight", "tokens") if rule.normalize == "token" else ("mean_weight", "sequences")
+            weight, number = (
+                ("weight", "tokens") if rule.normalize == "token" else ("mean_weight", "sequences")
+            )
             within = inverse if rule.normalize_over == "micro_batch" else np.zeros_like(inverse)
             columns = self._index[f"{index}/{weight}"], self._index[number]
             total, count = (np.bincount(within, weights=group.sums[:, column]) for column in columns)

@@ -130,7 +130,9 @@ def correction_columns(
     for index, outcome in enumerate(applied.gates):
         for side, rejected in (("low", outcome.low), ("high", outcome.high)):
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
-            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
+            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(
+                np.float64
+            )
     columns |= _catastrophic(correction, mismatch, batch)
     for name, values in _compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
@@ -189,7 +191,9 @@ def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
         "weight": weights.total(weights.bounded, everything),
         "squared_weight": weights.total(squared, everything),
         "weight_low": weights.total(weights.low, everything) if weights.low.any() else np.zeros_like(lengths),
-        "weight_high": weights.total(weights.high, everything) if weights.high.any() else np.zeros_like(lengths),
+        "weight_high": weights.total(weights.high, everything)
+        if weights.high.any()
+        else np.zeros_like(lengths),
     }
     for name, values in (("weight", weights.bounded), ("squared_weight", squared)):
         whole = kept.tokens is None  # then the sums above hold wherever the sequence is kept
@@ -210,7 +214,11 @@ def _catastrophic(correction: Correction, mismatch: Ratios, batch: TokenBatch) -
     if veto is None:
         return {}
     limit = np.log(veto.keep[0] or 0.0)
-    tokens = np.zeros(len(batch)) if mismatch.extent[0] >= limit else mismatch.segments.sum(mismatch.log_ratio < limit)
+    tokens = (
+        np.zeros(len(batch))
+        if mismatch.extent[0] >= limit
+        else mismatch.segments.sum(mismatch.log_ratio < limit)
+    )
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -51,7 +52,9 @@ class Plan:
         Whatever the column functions give for one token is what they give for all.
         """
         one = np.zeros(1)
-        block = TokenBatch(Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64))
+        block = TokenBatch(
+            Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
+        )
         additive, maxima = _block_columns(block, _ratios(block, self), self)
         return tuple(additive), tuple(maxima)
 
@@ -99,9 +102,11 @@ def _cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str
         batch, labels = gather(batch, order), labels[order]
         keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
-    for start, stop in zip(starts, [*starts[1:], len(batch)], strict=True):
-        name, step, *values = (None if key is None else _plain(key[start]) for key in keys)
-        yield run if name is None else str(name), (step, tuple(values)), batch.sequences(start, stop)
+    bounds = [*starts.tolist(), len(batch)]
+    for start, stop in itertools.pairwise(bounds):
+        names = [None if key is None else _plain(key[start]) for key in keys]
+        cell = names[1], tuple(names[2:])
+        yield run if names[0] is None else str(names[0]), cell, batch.sequences(start, stop)
 
 
 def gather(batch: TokenBatch, order: Ints) -> TokenBatch:

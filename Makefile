@@ -1,0 +1,47 @@
+# `make demo` shows what it does, `make test` runs everything; both set up what they need in $(VENV).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TEST_INSTALLED := $(VENV)/.test-installed
+DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format docs clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report.html
+	@mkdir -p demo
+	$(BIN)/mismatchctl analyze sample_data/dense sample_data/moe $(DEMO_CORRECTIONS) \
+	    -o demo/result.json --html demo/report.html --force
+	@echo "The report is in demo/report.html"
+
+test: $(TEST_INSTALLED)  ## lint, types, and every test
+	$(MAKE) check
+	$(BIN)/python -m pytest -n auto
+
+check: $(TEST_INSTALLED)  ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(TEST_INSTALLED)  ## write docs/contract.md and docs/metrics.md from the code
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(TEST_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@

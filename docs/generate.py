@@ -1,0 +1,94 @@
+"""Writes docs/contract.md and docs/metrics.md from the code; a test holds the files to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
+from mismatchctl.correction import Correction, Gate
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+
+NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
+
+
+def contract() -> str:
+    """The dump contract as Markdown."""
+    names: dict[str, list[str]] = {}
+    for alias, canonical in column_aliases().items():
+        names.setdefault(canonical, []).append(f"`{alias}`")
+    rows = [
+        f"| `{column.name}` | {'yes' if column.required else ''} | {column.kind.value} | {column.unit} "
+        f"| {column.meaning} | {', '.join(sorted(names.get(column.name, [])))} |"
+        for column in COLUMNS
+    ]
+    return "\n".join(
+        [
+            "# The dump contract",
+            NOTICE,
+            "Parquet, one row per sequence (lists per token), or one row per token (the same names as scalars, plus",
+            "`sequence_id` and `position`). Any other scalar column can be named with `--by`.",
+            "",
+            "| column | required | holds | unit | meaning | also known as |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "- Lists may be list, large_list or fixed_size_list; floats of 16, 32 or 64 bits; masks boolean, integer",
+            "  or float.",
+            "- Rows may be padded on either side: the mask says what is valid. Masked positions may hold anything.",
+            "- On valid tokens log-probs are finite and not above zero by more than "
+            f"{POSITIVE_TOLERANCE:g} (rounding).",
+            "- Each path argument is a run unless a `run` column says otherwise; rows of one step form a group;",
+            "  sequences of one prompt form a cluster. Ids are compared within a run only.",
+            "- Files, folders (recursive, natural order), globs and Hive folders (`step=12/`) can be named.",
+            "",
+        ]
+    )
+
+
+def metrics() -> str:
+    """The metric reference as Markdown."""
+    example = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
+    return "\n".join(
+        [
+            "# Metrics",
+            NOTICE,
+            "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. A mean or a ratio",
+            "of means has a standard error clustered by prompt (by sequence where the dump names no prompt), quantiles",
+            "have a 90 % interval that resamples clusters. An undefined value is null, and its status says why.",
+            "",
+            "## Mismatch",
+            *_table(MISMATCH_METRICS),
+            "## Second drift (train to current), where the dump has `current_log_probs`",
+            *_table(drift_metrics()),
+            "## Of each correction",
+            "The gates' rows are shown for one gate, a veto; others are `gate1_...` and so on.",
+            "",
+            *_table(correction_metrics(example)),
+        ]
+    )
+
+
+def _table(found: Iterable[Metric]) -> list[str]:
+    rows = [
+        "| "
+        + " | ".join(
+            _cell(text) for text in (f"`{metric.key}`", metric.unit, metric.definition, metric.meaning, metric.source)
+        )
+        + " |"
+        for metric in found
+    ]
+    return ["", "| key | unit | definition | what it tells | source |", "|---|---|---|---|---|", *rows, ""]
+
+
+def _cell(text: str) -> str:
+    """A vertical bar, as in |x|, must not end the cell."""
+    return text.replace("|", "\\|")
+
+
+DOCUMENTS = {"contract.md": contract, "metrics.md": metrics}
+
+if __name__ == "__main__":
+    for name, document in DOCUMENTS.items():
+        (Path(__file__).parent / name).write_text(document(), encoding="utf-8")

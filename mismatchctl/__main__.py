@@ -1,0 +1,5 @@
+"""`python -m mismatchctl`."""
+
+from mismatchctl.cli.main import main
+
+main()

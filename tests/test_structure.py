@@ -1,0 +1,101 @@
+"""Imports point one way, heavy packages stay where they belong, and documents say what the code says."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "mismatchctl"
+
+ORDER = (
+    "errors",
+    "files",
+    "contract",
+    "batch",
+    "ratios",
+    "correction",
+    "sums",
+    "metrics",
+    "result",
+    "frameworks",
+    "dumps",
+    "engines",
+    "analyze",
+    "render",
+    "cli",
+)
+"""Each may import only from itself and from those before it."""
+
+ONLY_IN = {"matplotlib": "render/figures", "jinja2": "render/", "rich": ("render/", "cli/"), "typer": "cli/"}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append(node.module or "")
+    return found
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_module_has_its_place_in_the_order() -> None:
+    rooms = {room(path) for path in sources()}
+    assert rooms - {"__init__", "__main__", "recorder"} <= set(ORDER)
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path: Path) -> None:
+    here = room(path)
+    if here in ("__init__", "__main__"):
+        return
+    allowed = set() if here == "recorder" else set(ORDER[: ORDER.index(here) + 1])
+    for module in imports(path):
+        package, _, rest = module.partition(".")
+        if package == "mismatchctl" and rest:
+            assert rest.split(".")[0] in allowed, f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
+    users = [
+        str(path.relative_to(PACKAGE))
+        for path in sources()
+        if package in {m.split(".")[0] for m in imports(path)}
+    ]
+    assert [user for user in users if not user.startswith(ONLY_IN[package])] == []
+
+
+def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
+    packages = {module.split(".")[0] for module in imports(PACKAGE / "recorder.py")}
+    assert packages & {"numpy", "pyarrow"}
+    assert not packages & {"mismatchctl", "torch", "polars", "pydantic"}
+
+
+def test_frameworks_are_named_in_their_room_only() -> None:
+    """The core knows no framework; a metric's source may cite one."""
+    for path in sources():
+        if room(path) in ("frameworks", "metrics", "contract", "cli"):
+            continue
+        code = ast.parse(path.read_text())
+        names = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+        assert not {name for name in names if "verl" in name.lower() or "slime" in name.lower()}, path
+
+
+def test_reference_documents_are_those_that_the_code_gives() -> None:
+    documents = runpy.run_path(str(ROOT / "docs" / "generate.py"))["DOCUMENTS"]
+    for name, document in documents.items():
+        assert (ROOT / "docs" / name).read_text(encoding="utf-8") == document(), "run `make docs`"
