@@ -1,0 +1,177 @@
+"""From Arrow arrays to numpy, with every trap of Arrow's memory layout in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Ints
+from mismatchctl.contract import BY_NAME, Column, Kind
+from mismatchctl.dumps.kinds import TEXT, holds, is_list_view, plain
+
+
+def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one array of plain values (no dictionary, no extension type)."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if isinstance(column, pa.ChunkedArray):  # older pyarrow keeps the chunks of an empty column
+            column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A list column taken apart: row i owns `values[starts[i] : starts[i] + lengths[i]]`.
+
+    A null row has length 0, whatever extent the array gives it.
+    """
+
+    values: pa.Array
+    starts: Ints
+    lengths: Ints
+    null: Bools | None
+
+    @classmethod
+    def of(cls, array: pa.Array) -> Lists:
+        """Take a list, large_list or fixed_size_list array apart, sliced or not."""
+        # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
+        # `values` together with the slice's own offsets is safe.
+        if is_list_view(array.type):
+            array = array.cast(pa.large_list(array.type.value_type))
+        if pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            starts = (np.arange(len(array), dtype=np.int64) + array.offset) * size
+            lengths = np.full(len(array), size, np.int64)
+        else:
+            offsets = array.offsets.to_numpy().astype(np.int64, copy=False)
+            starts, lengths = offsets[:-1], np.diff(offsets)
+        null = None
+        if array.null_count:
+            null = array.is_null().to_numpy(zero_copy_only=False)
+            lengths = np.where(null, 0, lengths)
+        values = single(array.values)
+        if pa.types.is_null(values.type):  # what some writers make of lists that are all empty
+            values = values.cast(pa.float32())
+        return cls(values, starts, lengths, null)
+
+    def flat(self, keep: Bools | None) -> pa.Array:
+        """The elements of the rows to keep, one after the other; a view where they lie so already."""
+        starts = self.starts if keep is None else self.starts[keep]
+        lengths = self.lengths if keep is None else self.lengths[keep]
+        ends = starts + lengths
+        if len(starts) == 0:
+            return self.values.slice(0, 0)
+        if np.array_equal(starts[1:], ends[:-1]):
+            return self.values.slice(int(starts[0]), int(ends[-1] - starts[0]))
+        before = np.cumsum(lengths) - lengths
+        index = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+        return self.values.take(pa.array(index))
+
+
+def nulls(array: pa.Array) -> Bools | None:
+    """Which elements are null; None when none is."""
+    return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+
+
+def numbers(array: pa.Array) -> NDArray[Any]:
+    """Numbers or flags as numpy, a view where possible; the value of a null is meaningless."""
+    if array.null_count:
+        array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+    if pa.types.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def scalars(array: pa.Array, column: Column | None) -> NDArray[Any]:
+    """Per-sequence values as int64, float64 with NaN for null, or objects with None for null.
+
+    Ids with nulls (or beyond int64) become objects of int, so that an id is the same wherever it stands.
+    `column` is None for a column named with `--by`.
+    """
+    kind = array.type
+    number = column is not None and column.kind is not Kind.ID
+    if pa.types.is_boolean(kind) and number:
+        array, kind = array.cast(pa.int8()).cast(pa.float64()), pa.float64()
+    if pa.types.is_integer(kind):
+        return _integers(array, as_ids=column is not None and not number)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        values: NDArray[Any] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return _whole(values) if column is not None and not number else values
+    if pa.types.is_null(kind) and number:
+        return np.full(len(array), np.nan)
+    return _objects(array)
+
+
+def _integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
+    wide = pa.types.is_uint64(array.type) and len(array) and (pc.max(array).as_py() or 0) > 2**63 - 1
+    if array.null_count == 0 and not wide:
+        return numbers(array).astype(np.int64, copy=False)
+    if as_ids:
+        return _of_objects(array.to_pylist())
+    values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.float64)
+
+
+def _whole(values: NDArray[np.float64]) -> NDArray[Any]:
+    """Ids that a writer stored as floats because some were missing: integers again, None for NaN."""
+    missing = np.isnan(values)
+    present = values[~missing]
+    if not np.all((present == np.round(present)) & (np.abs(present) < 2.0**63)):
+        return values
+    if not missing.any():
+        return values.astype(np.int64)
+    return _of_objects([None if gone else int(value) for value, gone in zip(values, missing, strict=True)])
+
+
+def texts(array: pa.Array) -> pa.Array:
+    """Ids as text, alike for all integer types and whole floats."""
+    if pa.types.is_integer(array.type) or pa.types.is_string(array.type):
+        return array.cast(pa.string())
+    values = scalars(array, BY_NAME["sequence_id"]).tolist()
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _objects(array: pa.Array) -> NDArray[Any]:
+    """Strings and flags as they are, anything else (times) as text; bytes that are no text are escaped."""
+    kind = plain(array.type)
+    if holds(kind) == TEXT or holds(kind).endswith("binary") or pa.types.is_fixed_size_binary(kind):
+        # Parquet does not promise that strings are valid UTF-8.
+        raw = array.cast(
+            pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()
+        ).to_pylist()
+        return _of_objects([None if cell is None else cell.decode(errors="backslashreplace") for cell in raw])
+    values = array.to_pylist()
+    return _of_objects(
+        [value if value is None or isinstance(value, bool) else str(value) for value in values]
+    )
+
+
+def _of_objects(values: list[Any]) -> NDArray[Any]:
+    result = np.empty(len(values), dtype=object)
+    result[:] = values
+    return result
+
+
+def changes(array: pa.Array) -> Bools:
+    """Where a value differs from the one before it: one flag fewer than there are values."""
+    differ: Bools
+    before, after = array.slice(0, max(len(array) - 1, 0)), array.slice(1)
+    if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
+        left, right = numbers(before), numbers(after)
+        differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    elif pa.types.is_integer(array.type):
+        differ = numbers(before) != numbers(after)
+    else:
+        differ = pc.fill_null(pc.not_equal(before, after), False).to_numpy(zero_copy_only=False)
+    gone = nulls(array)
+    if gone is not None:
+        differ = np.where(gone[:-1] | gone[1:], gone[:-1] != gone[1:], differ)
+    return differ

@@ -1,0 +1,223 @@
+"""From decoded columns to a TokenBatch: the mask is applied and every valid value is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Floats, Ints, Segments, TokenBatch
+from mismatchctl.contract import BY_NAME, POSITIVE_TOLERANCE, REQUIRED
+from mismatchctl.dumps.arrays import nulls, numbers, scalars
+from mismatchctl.dumps.files import DumpFile
+from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+
+MASK, CURRENT, ADVANTAGES, POSITION = "response_mask", "current_log_probs", "advantages", "position"
+FLOAT_COLUMNS = (*REQUIRED, CURRENT, ADVANTAGES)
+"""Per-token columns that a TokenBatch holds."""
+
+
+@dataclass
+class Block:
+    """Whole sequences as decoded, masked tokens included.
+
+    Attributes:
+        file: where they come from.
+        offsets: sequence i owns the tokens `offsets[i]:offsets[i + 1]` of each column in `tokens`.
+        rows: row of each sequence in the file (its first row in the long layout).
+        tokens: per-token columns.
+        values: per-sequence columns.
+        faults: what is wrong so far; of sequences in the block or of such that could not enter it.
+    """
+
+    file: DumpFile
+    offsets: Ints
+    rows: Ints
+    tokens: Mapping[str, pa.Array]
+    values: Mapping[str, pa.Array]
+    faults: list[Fault] = field(default_factory=list)
+
+    def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:
+        """Note tokens with a bad value: `bad` holds their places in `tokens`, ascending."""
+        sequences = np.unique(np.searchsorted(self.offsets, bad, side="right") - 1)
+        first = int(bad[0] - self.offsets[sequences[0]])
+        row = int(self.rows[sequences[0]])
+        if self.file.layout == "long":
+            row += first  # a sequence's rows follow one another
+        else:
+            problem = f"{problem} at token {first}"
+        self.faults.append(Fault(column, reason, self.rows[sequences], row, problem, remedy))
+
+    def fault_rows(self, column: str, reason: str, bad: Bools, problem: str) -> None:
+        """Note whole sequences with a bad value."""
+        if bad.any():
+            rows = self.rows[bad]
+            self.faults.append(Fault(column, reason, rows, int(rows[0]), problem))
+
+
+def assemble(block: Block) -> TokenBatch:
+    """The valid tokens of the block's sound sequences; faults found on the way are added to the block."""
+    valid = _valid(block)
+    index = None if valid is None else np.flatnonzero(valid)
+    offsets = block.offsets if index is None else np.searchsorted(index, block.offsets).astype(np.int64)
+    picked: dict[str, NDArray[Any]] = {}
+    for column in FLOAT_COLUMNS:
+        if column in block.tokens:
+            picked[column] = _checked(block, column, index)
+    place = numbers(block.tokens[POSITION]) if POSITION in block.tokens else None
+    if place is not None and index is not None:
+        place = place[index]
+    position = _position(index if place is None else place, offsets)
+    if position is not None:
+        picked[POSITION] = position
+    _check_values(block, np.diff(offsets) > 0)
+    return _batch(block, Segments(offsets), picked)
+
+
+def _valid(block: Block) -> Bools | None:
+    """The mask as booleans; None when every token is valid."""
+    mask = block.tokens.get(MASK)
+    if mask is None or len(mask) == 0:
+        return None
+    missing = nulls(mask)
+    if pa.types.is_boolean(mask.type):
+        # Counting the bits costs nothing next to unpacking them, and most masks are all true.
+        if missing is None and mask.true_count == len(mask):
+            return None
+        valid, odd = numbers(mask), missing
+    else:
+        values = numbers(mask)
+        valid = values == 1
+        odd = ~valid & (values != 0)
+        odd = odd if missing is None else odd | missing
+    if odd is not None and odd.any():
+        bad = np.flatnonzero(odd)
+        what = "null" if missing is not None and missing[bad[0]] else f"{numbers(mask)[bad[0]]:g}"
+        problem = f"a mask is 0 or 1 (or true or false), and this is {what}"
+        block.fault(MASK, "mask is not 0 or 1", bad, problem)
+    return None if valid.all() else valid
+
+
+def _checked(block: Block, column: str, index: Ints | None) -> Floats:
+    """The valid tokens' values of a float column; what is not finite, or not a log-prob, is a fault."""
+    array = block.tokens[column]
+    missing, values = nulls(array), numbers(array)
+    if not np.issubdtype(values.dtype, np.floating):
+        values = values.astype(np.float64)
+    if index is not None:
+        values, missing = values[index], None if missing is None else missing[index]
+    highest = np.inf if column == ADVANTAGES else POSITIVE_TOLERANCE
+    if missing is None or not missing.any():
+        missing = None
+        # NaN fails both comparisons, so two quick reductions prove the whole column sound.
+        if len(values) == 0 or (
+            np.min(values) > -np.inf and np.max(values) <= highest and np.max(values) < np.inf
+        ):
+            return values
+    _find_faults(block, column, index, values, missing)
+    return values
+
+
+def _find_faults(
+    block: Block, column: str, index: Ints | None, values: Floats, missing: Bools | None
+) -> None:
+    gone = np.zeros(len(values), np.bool_) if missing is None else missing
+    checks = {
+        "null element": gone,
+        "NaN": np.isnan(values) & ~gone,
+        "infinite": np.isinf(values) & ~gone,
+    }
+    if column != ADVANTAGES:
+        checks["log-prob above 0"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & ~gone
+    for reason, flags in checks.items():
+        bad = np.flatnonzero(flags)
+        if len(bad) == 0:
+            continue
+        value = f"{values[bad[0]]:.6g}"
+        problem = {
+            "null element": "a valid token has no value (null)",
+            "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
+        }.get(reason, f"a valid token's value is {value}")
+        block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
+
+
+def _position(place: Ints | None, offsets: Ints) -> Ints | None:
+    """Each valid token's place after its sequence's first; None when no sequence has a hole."""
+    if place is None:
+        return None
+    lengths = np.diff(offsets)
+    held = lengths > 0
+    first, last = place[offsets[:-1][held]], place[offsets[1:][held] - 1]
+    if np.array_equal(last - first + 1, lengths[held]):
+        return None
+    return (place - np.repeat(first, lengths[held])).astype(np.int64, copy=False)
+
+
+def _check_values(block: Block, held: Bools) -> None:
+    """Per-sequence columns that may not be missing: `step` (a row without has no group) and advantages."""
+    for column in ("step", ADVANTAGES):
+        array = block.values.get(column)
+        if array is None:
+            continue
+        bad = nulls(array)
+        bad = np.zeros(len(array), np.bool_) if bad is None else bad
+        if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+            bad = bad | _not_finite(array)
+        if column == ADVANTAGES:
+            bad &= held
+        block.fault_rows(column, f"{column}: missing", bad, "the value is missing or not finite")
+
+
+def _not_finite(array: pa.Array) -> Bools:
+    if not pa.types.is_floating(array.type):
+        return np.zeros(len(array), np.bool_)
+    finite: Bools = np.isfinite(numbers(array))
+    return ~finite
+
+
+def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
+    """Put the batch together, without the sequences that have a fault."""
+    file, rows, values = block.file, block.rows, dict(block.values)
+    if block.faults:
+        keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
+        if not keep.all():
+            tokens = segments.spread(keep)
+            picked = {column: column_values[tokens] for column, column_values in picked.items()}
+            segments = Segments(np.concatenate([[0], np.cumsum(segments.lengths[keep])]).astype(np.int64))
+            rows, chosen = rows[keep], pa.array(keep)
+            values = {column: array.filter(chosen) for column, array in values.items()}
+    columns = {column: scalars(array, BY_NAME.get(column)) for column, array in values.items()}
+    if ADVANTAGES in columns:
+        picked[ADVANTAGES] = segments.spread(columns.pop(ADVANTAGES))
+    for column, value in file.partition.items():
+        if column not in columns:
+            columns[column] = _constant(value, len(rows))
+    columns["run"] = _runs(columns.get("run"), file.run, len(rows))
+    return TokenBatch(
+        segments=segments,
+        rollout=picked["rollout_log_probs"],
+        train=picked["train_log_probs"],
+        current=picked.get(CURRENT),
+        position=picked.get(POSITION),
+        advantages=picked.get(ADVANTAGES),
+        columns=columns,
+        file=file.index,
+        rows=rows,
+    )
+
+
+def _constant(value: int | str | None, length: int) -> NDArray[Any]:
+    return np.full(length, value, dtype=np.int64 if isinstance(value, int) else object)
+
+
+def _runs(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any]:
+    """Names of runs as text; a row without one belongs to the run of its path."""
+    if named is None:
+        return _constant(run, length)
+    texts = np.empty(length, dtype=object)
+    texts[:] = [run if value is None else str(value) for value in named.tolist()]
+    return texts

@@ -1,0 +1,187 @@
+"""What `mismatchctl schema --check` says: per file what was recognized, what is missing and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mismatchctl.contract import COLUMNS
+from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT
+from mismatchctl.dumps.catalog import Catalog, catalog
+from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer
+from mismatchctl.dumps.paths import Found, discover, printable
+from mismatchctl.dumps.problems import Problems
+from mismatchctl.dumps.reader import Dump
+from mismatchctl.errors import suggestion
+
+
+@dataclass(frozen=True)
+class RecognizedColumn:
+    """A column of the contract and the column of the file that plays it."""
+
+    name: str
+    actual: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class UnknownColumn:
+    """A column that the contract does not know; `hint` says which one may be meant."""
+
+    name: str
+    dtype: str
+    hint: str
+
+
+@dataclass(frozen=True)
+class BadValues:
+    """One kind of bad value: in how many sequences, and where first."""
+
+    column: str
+    reason: str
+    sequences: int
+    row: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """All that is to be said about one file.
+
+    Attributes:
+        error: why the file can't be used at all; None when it can.
+        layout: "wide" or "long"; None when the file can't be used.
+        sequences: sequences without a bad value.
+        tokens: valid tokens in them.
+        partition: values that Hive folders give.
+        absent: optional columns of the contract that the file does not have.
+        ignored: optional columns that can't be used -> why.
+    """
+
+    path: str
+    run: str
+    error: str | None
+    layout: str | None
+    size: int
+    rows: int
+    row_groups: int
+    sequences: int
+    tokens: int
+    recognized: tuple[RecognizedColumn, ...]
+    partition: Mapping[str, int | str | None]
+    absent: tuple[str, ...]
+    ignored: Mapping[str, str]
+    unknown: tuple[UnknownColumn, ...]
+    bad: tuple[BadValues, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether the file can be used as it is, all of it."""
+        return self.error is None and not self.bad
+
+
+def check(
+    paths: Sequence[str],
+    rename: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> list[FileCheck]:
+    """Open and read everything, and explain it; a bad file is explained like a good one.
+
+    Raises:
+        DataError: a path that leads to no file.
+        ConfigError: a `--column` that the contract does not know.
+    """
+    found, _ = discover(paths)
+    names = ColumnNames(rename or {}, aliases or {})
+    wanted = (CURRENT, ADVANTAGES)
+    opened = catalog(found, names, wanted, skip=True)
+    dump = Dump(opened, (), wanted=wanted, by=(), on_bad="skip")
+    counted = {file.location: _scan(dump, file) for file in dump.files}
+    return [_explain(one, opened, names, counted) for one in found]
+
+
+@dataclass(frozen=True)
+class _Scan:
+    file: DumpFile
+    sequences: int
+    tokens: int
+    problems: Problems
+
+
+def _scan(dump: Dump, file: DumpFile) -> _Scan:
+    problems, sequences, tokens = Problems(), 0, 0
+    for unit in dump.units:
+        if unit.file.index == file.index:
+            for batch in dump.read(unit, problems):
+                sequences, tokens = sequences + len(batch), tokens + batch.tokens
+    return _Scan(file, sequences, tokens, problems)
+
+
+def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan]) -> FileCheck:
+    footer = next((footer for footer in opened.footers if footer.found == found), None)
+    scan = counted.get(found.location)
+    columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
+    ignored = scan.file.ignored if scan else {}
+    return FileCheck(
+        path=found.path,
+        run=found.run,
+        error=None if scan else opened.problems.files.get(found.path, "the file can't be used"),
+        layout=scan.file.layout if scan else None,
+        size=footer.size if footer else 0,
+        rows=footer.metadata.num_rows if footer else 0,
+        row_groups=footer.metadata.num_row_groups if footer else 0,
+        sequences=scan.sequences if scan else 0,
+        tokens=scan.tokens if scan else 0,
+        recognized=_recognized(footer, columns),
+        partition=scan.file.partition if scan else found.partition,
+        absent=_absent(scan, columns) if footer else (),
+        ignored=ignored,
+        unknown=_unknown(
+            footer, {*columns.values(), *(names.rename.get(name, name) for name in ignored)}, names
+        ),
+        bad=_bad(scan.problems) if scan else (),
+    )
+
+
+def _recognized(footer: Footer | None, columns: Mapping[str, str]) -> tuple[RecognizedColumn, ...]:
+    if footer is None:
+        return ()
+    return tuple(
+        RecognizedColumn(name, printable(actual), printable(str(footer.types[actual])))
+        for name, actual in columns.items()
+    )
+
+
+def _absent(scan: _Scan | None, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Optional columns the file lacks; `position` has no meaning where a row is a sequence."""
+    held = {*columns, *(scan.file.partition if scan else ())}
+    wide = scan is None or scan.file.layout == "wide"
+    optional = (column.name for column in COLUMNS if not column.required)
+    return tuple(name for name in optional if name not in held and not (wide and name == "position"))
+
+
+def _unknown(footer: Footer | None, used: set[str], names: ColumnNames) -> tuple[UnknownColumn, ...]:
+    if footer is None:
+        return ()
+    contract = {column.name for column in COLUMNS}
+    known = sorted({*contract, *names.aliases} - used)
+    return tuple(
+        UnknownColumn(printable(name), printable(str(kind)), _hint(name, names, known))
+        for name, kind in footer.types.items()
+        if name not in used
+    )
+
+
+def _hint(name: str, names: ColumnNames, known: Sequence[str]) -> str:
+    """What an unused column may be meant as: its alias lost to another column, or its name is near."""
+    if name in names.aliases:
+        return f" (another column is {names.aliases[name]} already)"
+    return suggestion(name, known)
+
+
+def _bad(problems: Problems) -> tuple[BadValues, ...]:
+    found = [
+        BadValues(example.column, reason, problems.counts[path, reason], example.row, example.problem)
+        for (path, reason), example in problems.examples.items()
+    ]
+    return tuple(sorted(found, key=lambda bad: (bad.row, bad.reason)))

@@ -1,0 +1,310 @@
+"""One Parquet file: its footer, which of its columns is which, its layout, and decoding it in pieces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatchctl.contract import BY_NAME, COLUMNS, LONG_LAYOUT_REQUIRED, REQUIRED
+from mismatchctl.dumps.kinds import NOTHING, holds, is_list, misfit, plain
+from mismatchctl.dumps.paths import Found, printable
+from mismatchctl.errors import ConfigError, DataError, suggestion
+
+Layout = Literal["wide", "long"]
+Value = int | str | None
+
+STRUCTURE = frozenset({"run", "step", "sequence_id", "position", "advantages"})
+"""Columns beside the per-token ones without which, if unfit, a dump can't be read; others can be ignored."""
+
+_SHOWN_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class Footer:
+    """A file whose footer could be read: what is known before its columns are told apart."""
+
+    found: Found
+    size: int
+    modified: int
+    metadata: pq.FileMetaData = field(repr=False)
+    types: Mapping[str, pa.DataType] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class DumpFile:
+    """One file of a dump.
+
+    Attributes:
+        index: place in the dump's `files`.
+        path: the path as shown to users, free of control characters.
+        run: the run that its path argument names, or its Hive folder (`run=a/`).
+        size: bytes.
+        rows: rows in the file: sequences in the wide layout, tokens in the long one.
+        row_groups: number of Parquet row groups.
+        layout: "wide" (one row per sequence) or "long" (one row per token).
+        columns: canonical name -> name in the file; columns named with `--by` keep their name.
+        dtypes: canonical name -> Arrow type, in words.
+        partition: canonical name -> value given by a Hive folder such as `step=12/`.
+        ignored: optional columns that can't be used -> why.
+    """
+
+    index: int
+    path: str
+    run: str
+    size: int
+    rows: int
+    row_groups: int
+    layout: Layout
+    columns: Mapping[str, str]
+    dtypes: Mapping[str, str]
+    partition: Mapping[str, Value]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    location: str = field(default="", repr=False)
+    modified: int = field(default=0, repr=False)
+    metadata: pq.FileMetaData = field(default=None, repr=False, compare=False)
+    types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
+
+    def leaf(self, column: str) -> int | None:
+        """Index of the first Parquet leaf of a canonical column, where statistics and sizes are found."""
+        name = self.columns.get(column)
+        if name is None:
+            return None
+        for index in range(self.metadata.num_columns):
+            path = self.metadata.schema.column(index).path
+            if path == name or path.startswith(f"{name}."):
+                return index
+        return None
+
+    def is_list(self, column: str) -> bool:
+        """Whether the file stores lists in a canonical column."""
+        return is_list(plain(self.types[column]))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of a file that can be read by itself: a row group, in the long layout cut at sequences.
+
+    Attributes:
+        index: place in the dump's `units`.
+        file: the file.
+        row_group: the row group that the unit begins in.
+        step_range: lowest and highest `step` in the unit where known exactly.
+        rows: rows of the file in the unit.
+        tokens: roughly how many tokens it holds, masked ones included.
+        start: first row; `start + rows` is the row after the last.
+        sequences: how many sequences it holds.
+    """
+
+    index: int
+    file: DumpFile
+    row_group: int
+    step_range: tuple[int, int] | None
+    rows: int
+    tokens: int
+    start: int = 0
+    sequences: int = 0
+
+
+def read_footer(found: Found) -> Footer:
+    """Open a file as far as its footer.
+
+    Raises:
+        DataError: a broken, truncated or foreign file.
+    """
+    try:
+        status = os.stat(found.location)
+        if status.st_size == 0:
+            raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
+        metadata = pq.read_metadata(found.location)
+        schema = metadata.schema.to_arrow_schema()
+    except (OSError, pa.ArrowException) as error:
+        problem = f"this is not a complete Parquet file ({_first_line(error)})"
+        raise DataError(problem, file=found.path, remedy=_LEAVE_OUT) from error
+    names = schema.names
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(
+                "this column name stands twice in the file", file=found.path, column=printable(name)
+            )
+    types = dict(zip(names, schema.types, strict=True))
+    return Footer(found, status.st_size, status.st_mtime_ns, metadata, types)
+
+
+_READ_BYTES = 1 << 20
+"""How much of a column is fetched at a time where a row group is too big to be held in memory."""
+
+_LEAVE_OUT = "write it again, or leave unreadable files out with --on-bad skip"
+
+
+def _first_line(error: BaseException) -> str:
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+
+
+def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str, Value]) -> DumpFile:
+    """Tell the columns of a file apart and find its layout.
+
+    Args:
+        footer: the opened file.
+        index: its place in the dump.
+        names: how columns are called.
+        values: the file's Hive partition, by canonical name.
+
+    Raises:
+        DataError: a required column is missing, ambiguous or of an unfit type.
+    """
+    path, columns = footer.found.path, names.match(footer)
+    layout = _layout(footer, columns)
+    for column in LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED:
+        if column not in columns:
+            raise names.missing(footer, column, columns)
+    ignored = {}
+    for column in list(columns):
+        problem = _unfit(footer, column, columns[column], layout)
+        if problem is None:
+            continue
+        if column in STRUCTURE or BY_NAME[column].per_token:
+            raise DataError(problem, file=path, column=printable(columns[column]), remedy=_map(column))
+        ignored[column] = problem
+        del columns[column]
+    return DumpFile(
+        index=index,
+        path=path,
+        run=str(values.get("run", footer.found.run)),
+        size=footer.size,
+        rows=footer.metadata.num_rows,
+        row_groups=footer.metadata.num_row_groups,
+        layout=layout,
+        columns=columns,
+        dtypes={column: printable(str(footer.types[name])) for column, name in columns.items()},
+        partition=values,
+        ignored=ignored,
+        location=footer.found.location,
+        modified=footer.modified,
+        metadata=footer.metadata,
+        types={column: footer.types[name] for column, name in columns.items()},
+    )
+
+
+def _layout(footer: Footer, columns: Mapping[str, str]) -> Layout:
+    """Wide when the required columns are lists, long when they are not."""
+    lists = {
+        column: is_list(plain(footer.types[columns[column]])) for column in REQUIRED if column in columns
+    }
+    if len(set(lists.values())) > 1:
+        scalar = next(column for column, listed in lists.items() if not listed)
+        other = next(column for column, listed in lists.items() if listed)
+        raise DataError(
+            f"holds {holds(footer.types[columns[scalar]])} while {printable(columns[other])} holds lists",
+            file=footer.found.path,
+            column=printable(columns[scalar]),
+            remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
+        )
+    return "wide" if not lists or any(lists.values()) else "long"
+
+
+def _unfit(footer: Footer, column: str, name: str, layout: Layout) -> str | None:
+    return misfit(BY_NAME[column], footer.types[name], layout) if column in BY_NAME else None
+
+
+def _map(column: str) -> str:
+    return f"name the right column with --column {column}=NAME"
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """How columns are called: by the user (`--column`), canonically, by frameworks, and `--by` columns."""
+
+    rename: Mapping[str, str] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    by: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for column in self.rename:
+            if column not in BY_NAME:
+                known = suggestion(column, BY_NAME)
+                raise ConfigError(f"--column {printable(column)}=...: the contract has no such column{known}")
+
+    def match(self, footer: Footer, lenient: bool = False) -> dict[str, str]:
+        """Canonical name -> name in the file, in the order of the contract, then `--by` columns.
+
+        Raises:
+            DataError: two aliases claim one canonical column (unless `lenient`).
+        """
+        present = {name: kind for name, kind in footer.types.items() if holds(kind) != NOTHING}
+        taken = set(self.rename.values())
+        result = {}
+        for column in (column.name for column in COLUMNS):
+            if column in self.rename:
+                if self.rename[column] in present:
+                    result[column] = self.rename[column]
+                continue
+            if column in present and column not in taken:
+                result[column] = column
+                continue
+            claims = [name for name in present if self.aliases.get(name) == column and name not in taken]
+            if len(claims) > 1 and not lenient:
+                both = " and ".join(printable(name) for name in claims)
+                raise DataError(f"{both} both can be {column}", file=footer.found.path, remedy=_map(column))
+            if claims:
+                result[column] = claims[0]
+        for name in self.by:
+            if name not in result and name in present:
+                result[name] = name
+        return result
+
+    def canonical(self, name: str) -> str:
+        """The canonical name of a Hive folder's key."""
+        return name if name in BY_NAME else self.aliases.get(name, name)
+
+    def missing(self, footer: Footer, column: str, columns: Mapping[str, str]) -> DataError:
+        """The error about a required column that the file does not have."""
+        path, actual = footer.found.path, self.rename.get(column, column)
+        if holds(footer.types.get(actual, pa.int8())) == NOTHING:
+            return DataError("holds only nulls", file=path, column=printable(actual), remedy=_map(column))
+        free = [name for name in footer.types if name not in columns.values()]
+        near = suggestion(actual, free)
+        named = f" (named with --column {column}={printable(actual)})" if column in self.rename else ""
+        need = " of the long layout (one row per token)" if column not in REQUIRED else ""
+        listed = ", ".join(printable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
+        more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
+        problem = f"there is no required column {printable(actual)}{named}{need}{printable(near)}"
+        return DataError(problem, file=path, remedy=f"{_map(column)}; its columns are {listed}{more}")
+
+
+def pieces(
+    file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
+) -> Iterator[pa.Table]:
+    """Decode canonical columns of some row groups, as one table per row group or in pieces of `rows` rows.
+
+    Raises:
+        DataError: a part of the file can't be decoded, or it changed since it was opened.
+    """
+    names = list(dict.fromkeys(file.columns[column] for column in columns))
+    try:
+        status = os.stat(file.location)
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
+            raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
+        with pq.ParquetFile(
+            file.location,
+            metadata=file.metadata,
+            page_checksum_verification=True,
+            buffer_size=0 if rows is None else _READ_BYTES,
+            pre_buffer=rows is None,  # else it would hold the whole row group, compressed
+        ) as parquet:
+            if rows is None:
+                for row_group in row_groups:
+                    yield parquet.read_row_group(row_group, columns=names, use_threads=False)
+            else:
+                for batch in parquet.iter_batches(rows, list(row_groups), names, use_threads=False):
+                    yield pa.Table.from_batches([batch])
+    except (OSError, pa.ArrowException) as error:
+        where = (
+            f"row group {row_groups[0]}" if len(row_groups) == 1 else f"row groups from {row_groups[0]} on"
+        )
+        problem = f"{where} cannot be decoded ({_first_line(error)})"
+        raise DataError(problem, file=file.path, remedy=_LEAVE_OUT) from error

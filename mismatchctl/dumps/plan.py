@@ -1,0 +1,215 @@
+"""Cutting files into units of work that can be read independently.
+
+In the wide layout a unit is a row group. In the long layout a sequence may cross row groups; there a pass
+over `sequence_id`, `step` and `run` alone finds where sequences begin, and a unit runs from the first
+beginning in one row group to the first in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mismatchctl.batch import Bools, Ints
+from mismatchctl.dumps.arrays import changes, single, texts
+from mismatchctl.dumps.catalog import Catalog
+from mismatchctl.dumps.files import DumpFile, Unit, pieces
+from mismatchctl.dumps.paths import printable
+from mismatchctl.dumps.problems import SORT_REMEDY
+from mismatchctl.errors import DataError
+
+KEYS = ("sequence_id", "step", "run")
+"""What names a sequence; where one of them changes, the next sequence begins."""
+
+_PIECE_ROWS = 1 << 21
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units of all files; and, by file and first row, why a sequence can't be put together."""
+
+    units: tuple[Unit, ...]
+    broken: dict[int, dict[int, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """Where sequences begin in a long file: their rows, their keys, and whether a file may be cut there.
+
+    Not where only the step changes: if the positions go on there, it is one sequence with a wrong step, and
+    whoever reads the unit must see both sides to tell.
+    """
+
+    starts: Ints
+    keys: pa.Table
+    cuttable: Bools
+
+
+def plan(opened: Catalog, skip: bool) -> Plan:
+    """Cut all files into units; files that can't be surveyed are taken out of `opened` with `skip`.
+
+    Raises:
+        DataError: a long file whose sequences are scattered or cross files, unless `skip`.
+    """
+    surveys: dict[str, _Survey] = {}
+    files = []
+    for file in opened.files:
+        try:
+            if file.layout == "long":
+                surveys[_identity(file)] = _survey(file)
+            files.append(file)
+        except DataError as error:
+            opened.reject(error, skip)
+    opened.files = [replace(file, index=index) for index, file in enumerate(files)]
+    units: list[Unit] = []
+    tables = []
+    for file in opened.files:
+        survey = surveys.get(_identity(file))
+        if survey is None:
+            units.extend(_wide_units(file))
+        else:
+            units.extend(_long_units(file, survey))
+            tables.append(_keys(file, survey))
+    broken: dict[int, dict[int, str]] = {}
+    for number, row, problem, remedy in _scattered(tables, opened.files):
+        if not skip:
+            raise DataError(
+                problem, file=opened.files[number].path, row=row, column="sequence_id", remedy=remedy
+            )
+        broken.setdefault(number, {})[row] = problem
+    return Plan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
+
+
+def _identity(file: DumpFile) -> str:
+    return f"{file.run}\0{file.location}"
+
+
+def _wide_units(file: DumpFile) -> Iterator[Unit]:
+    """One unit per row group."""
+    start, leaf, step_leaf = 0, file.leaf("rollout_log_probs"), file.leaf("step")
+    for row_group in range(file.row_groups):
+        group = file.metadata.row_group(row_group)
+        rows = group.num_rows
+        if rows:
+            tokens = group.column(leaf).num_values
+            yield Unit(0, file, row_group, _step_range(file, group, step_leaf), rows, tokens, start, rows)
+        start += rows
+
+
+def _step_range(file: DumpFile, group: pq.RowGroupMetaData, leaf: int | None) -> tuple[int, int] | None:
+    """The range of `step` in a row group by its statistics, or as the Hive folder says."""
+    if leaf is None:
+        step = file.partition.get("step")
+        return (step, step) if isinstance(step, int) else None
+    statistics = group.column(leaf).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    low, high = statistics.min, statistics.max
+    return (low, high) if type(low) is int and type(high) is int else None
+
+
+def _survey(file: DumpFile) -> _Survey:
+    """Find where sequences begin, reading nothing but their keys."""
+    columns = [column for column in KEYS if column in file.columns]
+    starts, keys, cuttable, first = [], [], [], 0
+    last: pa.Table | None = None
+    for piece in pieces(file, columns, range(file.row_groups), _PIECE_ROWS):
+        arrays = [single(piece.column(file.columns[column])) for column in columns]
+        table = pa.table(arrays, names=columns)
+        joined = table if last is None else pa.concat_tables([last, table]).combine_chunks()
+        flags = [changes(single(joined.column(column))) for column in columns]
+        if last is None and len(table):
+            flags = [np.concatenate([[True], flag]) for flag in flags]
+        begins = np.flatnonzero(np.logical_or.reduce(flags))
+        starts.append(begins + first)
+        keys.append(table.take(pa.array(begins)))
+        sure = [flag for column, flag in zip(columns, flags, strict=True) if column != "step"]
+        cuttable.append(np.logical_or.reduce(sure)[begins])
+        first += len(table)
+        last = table.slice(len(table) - 1) if len(table) else last
+    if not starts:
+        return _Survey(np.zeros(0, np.int64), pa.table({}), np.zeros(0, np.bool_))
+    return _Survey(np.concatenate(starts), pa.concat_tables(keys).combine_chunks(), np.concatenate(cuttable))
+
+
+def _long_units(file: DumpFile, survey: _Survey) -> Iterator[Unit]:
+    """From the first beginning of a sequence in each row group that has one to that of the next."""
+    cuts: list[tuple[int, int]] = []
+    low = 0
+    for row_group in range(file.row_groups):
+        high = low + file.metadata.row_group(row_group).num_rows
+        begin, end = np.searchsorted(survey.starts, [low, high])
+        places = np.flatnonzero(survey.cuttable[begin:end])
+        if len(places):
+            cuts.append((int(begin + places[0]), row_group))
+        low = high
+    ends = [sequence for sequence, _ in cuts[1:]] + [len(survey.starts)] * bool(cuts)
+    bounds = [*survey.starts.tolist(), file.rows]
+    for (sequence, row_group), end in zip(cuts, ends, strict=True):
+        start, stop = bounds[sequence], bounds[end]
+        steps = _steps(file, survey.keys, sequence, end)
+        yield Unit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)
+
+
+def _steps(file: DumpFile, keys: pa.Table, begin: int, end: int) -> tuple[int, int] | None:
+    if "step" not in file.columns:
+        step = file.partition.get("step")
+        return (step, step) if isinstance(step, int) else None
+    extremes = pc.min_max(keys.column("step").slice(begin, end - begin)).as_py()
+    low, high = extremes["min"], extremes["max"]
+    return (low, high) if type(low) is int and type(high) is int else None
+
+
+def _keys(file: DumpFile, survey: _Survey) -> pa.Table:
+    """The name of each sequence as text, wherever its parts come from, with its file and first row."""
+    number = len(survey.starts)
+    fixed = {"run": file.run, "step": file.partition.get("step"), "sequence_id": None}
+    names = {
+        column: texts(single(survey.keys.column(column)))
+        if column in survey.keys.column_names
+        else pa.array([None if value is None else str(value)] * number, pa.string())
+        for column, value in fixed.items()
+    }
+    names["run"] = pc.fill_null(names["run"], file.run)
+    return pa.table({**names, "file": np.full(number, file.index), "start": survey.starts})
+
+
+def _scattered(tables: Sequence[pa.Table], files: Sequence[DumpFile]) -> Iterator[tuple[int, int, str, str]]:
+    """Pieces of sequences that begin more than once: (file, row, problem, remedy), later pieces first."""
+    if not tables:
+        return
+    table = pa.concat_tables(tables).combine_chunks()
+    table = table.append_column("place", pa.array(np.arange(len(table))))
+    table = table.filter(pc.is_valid(table.column("sequence_id")))
+    groups = table.group_by(["run", "step", "sequence_id"], use_threads=False).aggregate([("place", "list")])
+    groups = groups.filter(pc.greater(pc.list_value_length(groups.column("place_list")), 1))
+    # One row per sequence, whose places are in the order of files and rows.
+    repeats = sorted(sorted(places) for places in groups.column("place_list").to_pylist())
+    if not repeats:
+        return
+    rows = table.filter(
+        pc.is_in(table.column("place"), pa.array([place for places in repeats for place in places]))
+    )
+    where = {row["place"]: row for row in rows.to_pylist()}
+    for places in repeats:
+        for before, after in [*pairwise(places), (places[1], places[0])]:
+            yield _scattered_piece(where[before], where[after], files)
+
+
+def _scattered_piece(
+    other: dict[str, int], piece: dict[str, int], files: Sequence[DumpFile]
+) -> tuple[int, int, str, str]:
+    name = printable(f"sequence {piece['sequence_id']}")
+    if piece["step"] is not None:
+        name += printable(f" of step {piece['step']}")
+    if other["file"] == piece["file"]:
+        problem = f"{name} is not contiguous: it begins at row {other['start']} and again here"
+        return piece["file"], piece["start"], problem, f"{SORT_REMEDY}; an id must be unique within its step"
+    problem = f"{name} is also in {files[other['file']].path} (row {other['start']})"
+    return piece["file"], piece["start"], problem, "keep each sequence in one file, under an id of its own"

@@ -1,0 +1,163 @@
+"""The public face of the reader: a Dump is files, units of work, and batches from each unit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from mismatchctl.batch import TokenBatch
+from mismatchctl.contract import BY_NAME, REQUIRED, Kind
+from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, Block, assemble
+from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warnings
+from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
+from mismatchctl.dumps.ids import token_ids
+from mismatchctl.dumps.long import read_long
+from mismatchctl.dumps.paths import discover, printable
+from mismatchctl.dumps.plan import Plan, plan
+from mismatchctl.dumps.problems import Problems
+from mismatchctl.dumps.wide import read_wide
+from mismatchctl.errors import ConfigError, DataError
+
+OnBad = Literal["error", "skip"]
+
+_TOKEN_FIELDS = frozenset({*REQUIRED, MASK, CURRENT, ADVANTAGES})
+"""Per-token columns that a TokenBatch has a field for, and the mask."""
+
+
+def open_dump(
+    paths: Sequence[str],
+    *,
+    rename: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    wanted: Collection[str] = (),
+    on_bad: OnBad = "error",
+) -> Dump:
+    """Find, open and plan the files of a dump; tokens are decoded later, by `Dump.read`.
+
+    Args:
+        paths: files, folders, globs or Hive folders; each is a run of its own.
+        rename: canonical name -> name in the files, as given with `--column`.
+        aliases: names that frameworks use -> canonical name.
+        by: extra columns with one value per sequence, as given with `--by`.
+        wanted: optional columns of the contract that the caller will use.
+        on_bad: whether bad values and unusable files are errors or are left out and counted.
+
+    Raises:
+        DataError: nothing to read, or a file that can't be used.
+        ConfigError: a `--column` or `--by` that can't be met.
+    """
+    if on_bad not in ("error", "skip"):
+        raise ConfigError(f"--on-bad is error or skip, not {on_bad!r}")
+    found, hints = discover(paths)
+    names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
+    opened = catalog(found, names, wanted, on_bad == "skip")
+    dump = Dump(opened, hints, wanted=wanted, by=names.by, on_bad=on_bad)
+    require(opened, names)
+    return dump
+
+
+class Dump:
+    """Files that are ready to be read.
+
+    Attributes:
+        files: the files in canonical order: runs by name, then files by name, numbers as numbers.
+        units: pieces of files that can be read independently, in the same order.
+        warnings: sentences for the user.
+        problems: files that were left out (`on_bad="skip"`); add it to those of the units.
+    """
+
+    def __init__(
+        self,
+        opened: Catalog,
+        hints: Sequence[str],
+        *,
+        wanted: Collection[str],
+        by: Sequence[str],
+        on_bad: OnBad,
+    ) -> None:
+        self._columns = (*REQUIRED, *ALWAYS, *(column for column in wanted if column not in ALWAYS), *by)
+        self._skip = on_bad == "skip"
+        self._plan: Plan = plan(opened, self._skip)  # may take files out of `opened`
+        self.problems: Problems = opened.problems
+        self.files: tuple[DumpFile, ...] = tuple(opened.files)
+        self.units: tuple[Unit, ...] = self._plan.units
+        self.warnings: list[str] = [*hints, *warnings(self.files)]
+
+    def has(self, column: str) -> bool:
+        """Whether any file has the canonical column, as a column or from its Hive folder."""
+        return any(column in file.columns or column in file.partition for file in self.files)
+
+    def read(self, unit: Unit, problems: Problems) -> Iterator[TokenBatch]:
+        """The batches of a unit, each of about two million tokens or fewer; any thread may call this.
+
+        Args:
+            unit: one of `units`.
+            problems: receives what was left out; use one per thread, and add them up in the order of units.
+
+        Raises:
+            DataError: bad data, with `on_bad="error"`: the first in the file's order.
+        """
+        path, done = unit.file.path, 0
+        blocks = self._blocks(unit)
+        while True:
+            try:
+                block = next(blocks, None)
+            except DataError as error:
+                if not self._skip:
+                    raise
+                problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem)
+                return
+            if block is None:
+                return
+            batch = assemble(block)
+            if block.faults:
+                if not self._skip:
+                    first = min(block.faults, key=lambda fault: fault.row)
+                    raise first.error(path, printable(unit.file.columns.get(first.column, first.column)))
+                problems.add(path, block.faults)
+            done += len(batch) + len({row for fault in block.faults for row in fault.sequences.tolist()})
+            if len(batch):
+                yield batch
+
+    def _blocks(self, unit: Unit) -> Iterator[Block]:
+        columns = _projection(unit.file, self._columns)
+        if unit.file.layout == "wide":
+            return read_wide(unit, columns)
+        return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}))
+
+    def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
+        """Token ids of the valid tokens of some sequences, by their row as in `TokenBatch.rows`.
+
+        Rows without token ids are not in the result. Only the units that hold the rows are read.
+        """
+        return token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
+
+    def require_tokens(self, total: int) -> None:
+        """Refuse a dump in which nothing is valid, once all of it was read.
+
+        Raises:
+            DataError: `total`, the number of valid tokens, is 0.
+        """
+        if total:
+            return
+        file = self.files[0].path if len(self.files) == 1 else None
+        where = "in the file" if file else f"in any of the {len(self.files)} files"
+        remedy = "check that response_mask is 1 on the tokens that the policy sampled"
+        raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
+
+
+def _projection(file: DumpFile, columns: Sequence[str]) -> list[str]:
+    """The columns to decode: those asked for that the file has and that a TokenBatch has a place for."""
+    chosen = [name for name in dict.fromkeys(columns) if name in file.columns and _has_place(file, name)]
+    return [*chosen, POSITION] if file.layout == "long" else chosen
+
+
+def _has_place(file: DumpFile, name: str) -> bool:
+    column = BY_NAME.get(name)
+    if column is None or name in _TOKEN_FIELDS:
+        return True
+    per_token = column.kind is Kind.PER_TOKEN_OR_SCALAR and (file.layout == "long" or file.is_list(name))
+    return not (column.per_token or per_token or name == POSITION)

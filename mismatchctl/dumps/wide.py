@@ -1,0 +1,87 @@
+"""The wide layout: one row per sequence, lists of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from mismatchctl.batch import Bools, Ints
+from mismatchctl.contract import REQUIRED
+from mismatchctl.dumps.arrays import Lists, single
+from mismatchctl.dumps.blocks import Block
+from mismatchctl.dumps.files import DumpFile, Unit, pieces
+from mismatchctl.dumps.paths import printable
+from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+
+BATCH_TOKENS = 1 << 21
+"""Tokens per batch, about: a bigger row group is decoded in several pieces."""
+
+
+def read_wide(unit: Unit, columns: Collection[str]) -> Iterator[Block]:
+    """Decode a row group, in pieces where it is big. The pieces depend on the file alone."""
+    for first, table in wide_tables(unit, columns):
+        yield wide_block(unit.file, table, columns, first)
+
+
+def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
+    """The unit's rows in pieces of about `BATCH_TOKENS`, each with the number of its first row."""
+    rows = None
+    if unit.tokens > BATCH_TOKENS * 3 // 2:
+        rows = max(1, unit.rows * BATCH_TOKENS // unit.tokens)
+    first = unit.start
+    for table in pieces(unit.file, columns, [unit.row_group], rows):
+        yield first, table
+        first += len(table)
+
+
+def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> Block:
+    """Sort out rows whose lists don't match, and lay the others' tokens end to end."""
+    arrays = {column: single(table.column(file.columns[column])) for column in columns}
+    lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
+    lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED, *lists))}
+    rows = np.arange(first, first + len(table), dtype=np.int64)
+    faults = list(_mismatched(file, lists, rows))
+    keep: Bools | None = None
+    if faults:
+        keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
+        rows = rows[keep]
+    lengths = lists[REQUIRED[0]].lengths
+    lengths = lengths if keep is None else lengths[keep]
+    chosen = None if keep is None else pa.array(keep)
+    return Block(
+        file=file,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        rows=rows,
+        tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
+        values={
+            column: array if chosen is None else array.filter(chosen)
+            for column, array in arrays.items()
+            if column not in lists
+        },
+        faults=faults,
+    )
+
+
+def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:
+    """Null lists, and lists longer or shorter than the row's first required one that is not null."""
+    reference = lists[REQUIRED[0]]
+    for column, mine in lists.items():
+        if mine.null is not None:
+            bad = rows[mine.null]
+            yield Fault(column, f"{column}: null list", bad, int(bad[0]), "the list is null", SKIP_REMEDY)
+        present = np.ones(len(rows), np.bool_)
+        for null in (mine.null, reference.null):
+            if null is not None:
+                present &= ~null
+        differ = np.flatnonzero(present & (mine.lengths != reference.lengths))
+        if len(differ):
+            row = differ[0]
+            problem = (
+                f"the list has {mine.lengths[row]} elements and {printable(file.columns[REQUIRED[0]])} "
+                f"has {reference.lengths[row]}"
+            )
+            yield Fault(
+                column, f"{column}: length differs", rows[differ], int(rows[row]), problem, SKIP_REMEDY
+            )
