@@ -1,0 +1,61 @@
+"""What frameworks call things: their presets and their column names, one module per framework.
+
+Everything else in the package knows corrections and columns, never who named them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from mismatchctl.correction import Correction
+from mismatchctl.correction import presets as generic
+from mismatchctl.correction.presets import Preset
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks import peers, slime, verl
+
+__all__ = ["DEFAULT_CORRECTIONS", "Preset", "column_aliases", "preset", "presets"]
+
+DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
+"""Compared when nobody says what to compare: one of each kind."""
+
+
+@cache
+def _by_name() -> dict[str, Preset]:
+    found: dict[str, Preset] = {}
+    for item in (*generic.PRESETS, *verl.PRESETS, *slime.PRESETS):
+        if item.name in found:
+            raise ValueError(f"two presets are called {item.name}")
+        found[item.name] = item
+    return found
+
+
+def presets() -> dict[str, Preset]:
+    """All presets by name, the generic ones first, then framework by framework, oldest version first."""
+    return dict(_by_name())
+
+
+def preset(name: str) -> Correction:
+    """The correction of a preset.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    known = _by_name()
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}{suggestion(name, known)}")
+    return known[name].correction
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for names in (verl.COLUMNS, slime.COLUMNS, *peers.COLUMNS.values()):
+        for alias, column in names.items():
+            if merged.setdefault(alias, column) != column:
+                raise ValueError(f"{alias} would be {merged[alias]} and {column}")
+    return merged
+
+
+def column_aliases() -> dict[str, str]:
+    """What frameworks call the columns of the dump contract: their name -> the contract's."""
+    return dict(_aliases())
