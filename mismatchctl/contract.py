@@ -64,14 +64,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("run", Kind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
     Column("step", Kind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
     Column("sequence_id", Kind.ID, "-", "names the sequence within its run; required in the long layout"),
-    Column(
-        "position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"
-    ),
+    Column("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
     Column("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
     Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
-    Column(
-        "current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"
-    ),
+    Column("current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
     Column("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
     Column("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
     Column("reward", Kind.NUMBER, "reward", "the sequence's reward"),
@@ -80,9 +76,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
     Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
     Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
-    Column(
-        "rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"
-    ),
+    Column("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
     Column("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
 )
 

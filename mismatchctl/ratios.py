@@ -53,9 +53,9 @@ def _series(x: Float64s) -> Float64s:
     return terms
 
 
-def bounded_exp(log_ratio: Float64s) -> Float64s:
-    """exp of a log ratio clamped to +-20: a ratio that cannot overflow."""
-    return np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+def bounded_excess(log_ratio: Float64s) -> Float64s:
+    """Ratio minus 1 of a log ratio clamped to +-20: it cannot overflow."""
+    return np.expm1(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
 
 
 class Ratios:
@@ -77,11 +77,10 @@ class Ratios:
             return np.expm1(self.log_ratio)
 
     @cached_property
-    def ratio(self) -> Float64s:
-        """Token ratio exp(log ratio clamped to +-20) [T]."""
-        if len(self.log_ratio) and np.abs(self.extent).max() <= LOG_RATIO_BOUND:
-            return self.exp_minus_one + 1.0
-        return bounded_exp(self.log_ratio)
+    def excess(self) -> Float64s:
+        """Token ratio minus 1, the log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
+        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND
+        return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
     @cached_property
     def extent(self) -> Float64s:

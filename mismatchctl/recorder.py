@@ -21,11 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-ROW_GROUP_SEQUENCES = 512
 MAX_TOKENS = 2**31 - 1  # a list column counts its elements in 32 bits
 
 Array = NDArray[Any]
-Rows = list[Array]
 
 
 class Recorder:
@@ -35,9 +33,7 @@ class Recorder:
     further write of the same step adds `_001`, `_002`, ... Nothing is ever overwritten.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], *, run: str | None = None, rank: int | None = None
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, run: str | None = None, rank: int | None = None) -> None:
         self.folder, self.run, self.rank, self._closed = Path(folder), run, rank, False
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -52,13 +48,7 @@ class Recorder:
         self._closed = True
 
     def write(
-        self,
-        *,
-        step: int,
-        rollout_log_probs: Any,
-        train_log_probs: Any,
-        response_mask: Any = None,
-        **more: Any,
+        self, *, step: int, rollout_log_probs: Any, train_log_probs: Any, response_mask: Any = None, **rest: Any
     ) -> Path:
         """Write the B sequences of one call to a file of their own and return its path.
 
@@ -71,7 +61,7 @@ class Recorder:
         if self._closed:
             raise ValueError("the recorder is closed")
         if self.run is not None:
-            more = {"run": self.run, **more}
+            rest = {"run": self.run, **rest}
         if (step := operator.index(step)) < 0:
             raise ValueError(f"step: {step} is negative")
         per_token = {"rollout_log_probs": rollout_log_probs, "train_log_probs": train_log_probs}
@@ -79,7 +69,7 @@ class Recorder:
             per_token["response_mask"] = response_mask
         elif any(getattr(value, "ndim", 1) == 2 and not _is_nested(value) for value in per_token.values()):
             raise ValueError("response_mask: missing; padded log-probs need one (a list of rows does not)")
-        cells = {name: _cells(name, value) for name, value in {"step": step, **more, **per_token}.items()}
+        cells = {name: _cells(name, value) for name, value in {"step": step, **rest, **per_token}.items()}
         for name in per_token:
             if not isinstance(cells[name], list):
                 raise ValueError(f"{name}: needs one list of values per sequence, got one value")
@@ -103,7 +93,7 @@ class Recorder:
                 pq.write_table(
                     table,
                     handle,
-                    row_group_size=ROW_GROUP_SEQUENCES,
+                    row_group_size=512,
                     compression="zstd",
                     compression_level=1,
                     use_dictionary=False,
@@ -150,7 +140,7 @@ def _array(value: Any) -> Array:
     return array.astype(np.float32) if python or array.dtype == np.float16 else array
 
 
-def _cells(name: str, value: Any) -> Array | Rows:
+def _cells(name: str, value: Any) -> Array | list[Array]:
     """One value for all sequences (ndim 0), one per sequence (ndim 1), or a list with one array for each."""
     value = value.unbind() if _is_nested(value) else value
     if isinstance(value, (list, tuple)):
@@ -166,7 +156,7 @@ def _cells(name: str, value: Any) -> Array | Rows:
     return rows
 
 
-def _column(name: str, cells: Array | Rows, lengths: NDArray[np.int64]) -> pa.Array:
+def _column(name: str, cells: Array | list[Array], lengths: NDArray[np.int64]) -> pa.Array:
     """A column without nulls; the rows of a per-token one must have these `lengths`."""
     if not isinstance(cells, list) and cells.ndim == 0:
         cells = np.repeat(cells, len(lengths))

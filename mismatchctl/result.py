@@ -192,9 +192,7 @@ class Result(_Model):
     def to_json(self) -> str:
         """Strict JSON, compact, ending in a newline."""
         data = self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
-        data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data[
-            "provenance"
-        ]
+        data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data["provenance"]
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def write(self, path: str | Path) -> None:
@@ -212,9 +210,7 @@ def read_result(path: str | Path) -> Result:
     try:
         data: Any = json.loads(Path(path).read_bytes())
     except OSError as error:
-        raise DataError(
-            error.strerror or str(error), file=name, remedy="name a file written by analyze -o"
-        ) from None
+        raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
     except ValueError:
         raise DataError("not JSON", file=name, remedy="name a file written by analyze -o") from None
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
@@ -234,6 +230,4 @@ def read_result(path: str | Path) -> Result:
 
 def result_schema() -> dict[str, Any]:
     """The JSON Schema of a Result."""
-    return Result.model_json_schema(mode="validation") | {
-        "$schema": "https://json-schema.org/draft/2020-12/schema"
-    }
+    return Result.model_json_schema(mode="validation") | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

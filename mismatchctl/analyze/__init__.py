@@ -61,9 +61,7 @@ def analyze(
     """
     _check_names(corrections)
     needed = [*WANTED, *(["micro_batch"] if any(c.normalizes_micro_batches for c in corrections) else [])]
-    dump = open_dump(
-        paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad
-    )
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
     plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
     accumulator = Accumulator(plan)
@@ -71,9 +69,7 @@ def analyze(
     problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
     later = _Later(dump.units)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
-        for unit, done in ordered_map(
-            lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()
-        ):
+        for unit, done in ordered_map(lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(later.after(unit))
@@ -125,9 +121,7 @@ def _check_names(corrections: Iterable[Correction]) -> None:
     seen: set[str] = set()
     for correction in corrections:
         if correction.name in seen:
-            raise ConfigError(
-                f"two corrections are called {correction.name!r}: give one of them another name"
-            )
+            raise ConfigError(f"two corrections are called {correction.name!r}: give one of them another name")
         seen.add(correction.name)
 
 

@@ -132,9 +132,7 @@ def _label_key(label: Any) -> tuple[Any, ...]:
 def _all_series(rows: Sequence[Estimates], with_errors: frozenset[str] | None = None) -> dict[str, Series]:
     if not rows:
         return {}
-    return {
-        key: _series([row[key] for row in rows], with_errors is None or key in with_errors) for key in rows[0]
-    }
+    return {key: _series([row[key] for row in rows], with_errors is None or key in with_errors) for key in rows[0]}
 
 
 def _series(estimates: Sequence[Estimate], with_errors: bool) -> Series:
@@ -165,9 +163,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _distribution(pair: PairSums) -> Distribution:
     """The signed histogram in bins `COARSER` times as wide, over the range that holds tokens."""
-    inner = np.arange(
-        0, MAGNITUDES - 1, COARSER
-    )  # magnitude bins that start a coarse bin, after the zero bin
+    inner = np.arange(0, MAGNITUDES - 1, COARSER)  # magnitude bins that start a coarse bin, after the zero bin
     starts = np.concatenate([[0], 1 + inner[:-1] if len(inner) > 1 else inner])
     edges = magnitude_edges()[starts]
     negative = MAGNITUDES - np.append(starts[1:], MAGNITUDES)[::-1]
@@ -297,10 +293,7 @@ def _clusters(overall: CellSums, plan: Plan, dump: Dump) -> Clusters:
         by=by,  # type: ignore[arg-type]
         columns=[names[i] for i in chosen],
         hashes=[f"{cluster:016x}" for cluster in overall.table.clusters.tolist()],
-        sums=[
-            [float(f"{_finite(value):.12g}") for value in row]
-            for row in overall.table.sums[:, chosen].tolist()
-        ],
+        sums=[[float(f"{_finite(value):.12g}") for value in row] for row in overall.table.sums[:, chosen].tolist()],
     )
 
 

@@ -28,9 +28,7 @@ _KEYS = ("_run", "_step", "_scope")
 class SequenceFile:
     """Collects rows in the order of the input and writes them at the end; does nothing without a path."""
 
-    def __init__(
-        self, path: str | Path | None, join: str | Path | None, plan: Plan, files: Sequence[DumpFile]
-    ) -> None:
+    def __init__(self, path: str | Path | None, join: str | Path | None, plan: Plan, files: Sequence[DumpFile]) -> None:
         if join is not None and path is None:
             raise ConfigError("--join needs --sequences: it adds columns to that file")
         self._path, self._join, self._plan, self._files = path, join, plan, files
@@ -56,11 +54,13 @@ class SequenceFile:
             return
         import polars as pl
 
-        for columns in tables:
-            frame = pl.DataFrame(
-                {name: _column(values) for name, values in self._row_columns(columns).items()}
-            )
-            frame.write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
+        frames = [
+            pl.DataFrame({name: _column(values) for name, values in self._row_columns(columns).items()})
+            for columns in tables
+        ]
+        if frames:  # cells were gathered; within a unit, the row tells the order of the input
+            unit = pl.concat(frames, how="diagonal_relaxed").sort("row")
+            unit.write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
             self._parts += 1
 
     def finish(self, factors: Factors) -> None:
@@ -91,13 +91,13 @@ class SequenceFile:
             "k3": columns["k3"] / tokens,
             "abs_diff_mean": columns["abs"] / tokens,
             "abs_diff_max": np.maximum(np.maximum(columns["max log_ratio"], columns["max -log_ratio"]), 0),
-            "sequence_ratio": columns["product"],
+            "sequence_ratio": 1.0 + columns["product_excess"],
             "train_log_ppl": columns["policy_log_ppl"],
             "rollout_log_ppl": columns["reference_log_ppl"],
         }
         for index, correction in enumerate(self._plan.corrections):
             rows[f"{correction.name}.kept_tokens"] = columns[f"{index}/kept"].astype(np.int64)
-            rows[f"{correction.name}.weight"] = columns[f"{index}/mean_weight"]
+            rows[f"{correction.name}.weight"] = 1.0 + columns[f"{index}/mean_excess"]
         step = columns.get("_step", np.full(number, "None", object))
         return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"]}
 
@@ -125,9 +125,7 @@ class SequenceFile:
         ours = frame.collect_schema()
         theirs = other.collect_schema()
         cast = [pl.col(key).cast(ours[key]) for key in keys if ours[key] != theirs[key]]
-        return frame.join(
-            other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left"
-        )
+        return frame.join(other.with_columns(cast), on=keys, how="left", suffix="_joined", maintain_order="left")
 
     def _joined_keys(self, other: pl.LazyFrame) -> list[str]:
         theirs = other.collect_schema().names()

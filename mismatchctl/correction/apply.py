@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.correction.model import Correction, Gate, Weight
-from mismatchctl.ratios import LOG_RATIO_BOUND, STATISTICS, Ratios, bounded_exp
+from mismatchctl.ratios import LOG_RATIO_BOUND, STATISTICS, Ratios, bounded_excess
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,50 @@ class Selection:
 
 @dataclass(frozen=True)
 class Weights:
-    """Importance weights before and after the bound, per token [T] or per sequence [S]."""
+    """Importance weights per token [T] or per sequence [S], before normalization.
 
-    raw: Float64s
-    bounded: Float64s
-    per_token: bool
-    low: Bools
-    high: Bools
+    Attributes:
+        rule: what made them.
+        log_ratio: the log ratio at the rule's level, not clamped.
+        raw_excess: the weights before their bound, minus 1: weights lie near 1, and what they exceed it by
+            keeps the digits of their spread.
+    """
+
+    rule: Weight
+    log_ratio: Float64s
+    raw_excess: Float64s
+
+    @property
+    def per_token(self) -> bool:
+        """Whether there is one weight per token, not per sequence."""
+        return self.rule.level == "token"
+
+    @cached_property
+    def low(self) -> Bools:
+        """Which weights lie below the lower bound."""
+        return self.raw_excess + 1.0 < self.rule.bounds[0]
+
+    @cached_property
+    def high(self) -> Bools:
+        """Which weights lie above the upper bound."""
+        return self.raw_excess + 1.0 > self.rule.bounds[1]
+
+    @cached_property
+    def excess(self) -> Float64s:
+        """The bounded weights minus 1."""
+        return self._bound(self.raw_excess, 1.0)
+
+    @cached_property
+    def bounded(self) -> Float64s:
+        """The bounded weights."""
+        return self._bound(np.exp(np.clip(self.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)), 0.0)
+
+    def _bound(self, values: Float64s, origin: float) -> Float64s:
+        """Bound weights that are counted from `origin`."""
+        if self.rule.zero is not None:
+            return np.where(self.low | self.high, -origin, values)
+        lower, upper = self.rule.bounds
+        return np.clip(values, lower - origin, upper - origin)
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
         """Sum over the selected tokens of each sequence of `values`, shaped like the weights, [S]."""
@@ -103,11 +140,8 @@ class Applied:
         """Bounded weight of every token [T], before normalization; rejected tokens keep theirs."""
         if self.weights is None:
             return np.ones(self.kept.segments.tokens)
-        return (
-            self.weights.bounded
-            if self.weights.per_token
-            else self.kept.segments.spread(self.weights.bounded)
-        )
+        bounded = self.weights.bounded
+        return bounded if self.weights.per_token else self.kept.segments.spread(bounded)
 
 
 def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Applied:
@@ -122,9 +156,7 @@ def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatc
         KeyError: a source of the correction is missing from `ratios`.
     """
     everything = Selection.everything(batch.segments)
-    weights = (
-        None if correction.weight is None else weigh(correction.weight, ratios[correction.weight.source])
-    )
+    weights = None if correction.weight is None else weigh(correction.weight, ratios[correction.weight.source])
     kept = counted = everything
     outcomes = []
     for gate in correction.gates:
@@ -139,23 +171,15 @@ def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatc
 def weigh(rule: Weight, ratios: Ratios) -> Weights:
     """The weights of one block under a weight rule, before normalization."""
     if rule.level == "token":
-        raw = ratios.ratio
-    else:
-        raw = bounded_exp(_aggregate(rule.level, ratios.log_ratio, Selection.everything(ratios.segments)))
-    lower, upper = rule.bounds
-    low, high = raw < lower, raw > upper
-    bounded = np.where(low | high, 0.0, raw) if rule.zero is not None else np.clip(raw, lower, upper)
-    return Weights(raw, bounded, rule.level == "token", low, high)
+        return Weights(rule, ratios.log_ratio, ratios.excess)
+    log_ratio = _aggregate(rule.level, ratios.log_ratio, Selection.everything(ratios.segments))
+    return Weights(rule, log_ratio, bounded_excess(log_ratio))
 
 
 def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
     segments = _adjacent_runs(batch) if gate.over == "segment" else batch.segments
-    view = (
-        seen
-        if gate.over == "sequence"
-        else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
-    )
+    view = seen if gate.over == "sequence" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
     measured = _measure(gate, ratios, view)
     lower, upper = _bounds(gate)
     low = measured < lower if gate.inclusive[0] else measured <= lower
@@ -206,9 +230,7 @@ def _rejected(gate: Gate, flags: Bools, segments: Segments, view: Selection, bat
     if gate.when != "always":
         if batch.advantages is None:
             raise KeyError("advantages")
-        tokens = tokens & (
-            batch.advantages > 0 if gate.when == "positive_advantage" else batch.advantages < 0
-        )
+        tokens = tokens & (batch.advantages > 0 if gate.when == "positive_advantage" else batch.advantages < 0)
     return Selection(batch.segments, batch.segments.sum(tokens) > 0, tokens)
 
 

@@ -50,13 +50,8 @@ def corrections_from_file(path: str | Path) -> list[Correction]:
     items = items if isinstance(items, list) else [items]
     for item in items:
         if not isinstance(item, dict):
-            raise ConfigError(
-                f"{path}: expected a mapping with weight and gates, found {type(item).__name__}"
-            )
-    named = [
-        {"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item}
-        for i, item in enumerate(items)
-    ]
+            raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
+    named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
     return [correction_from_mapping(item, str(path)) for item in named]
 
 

@@ -22,9 +22,7 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     low, high = interval
     for bound in interval:
         if bound is not None and (math.isnan(bound) or (positive and bound < 0)):
-            raise ValueError(
-                f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}"
-            )
+            raise ValueError(f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:
@@ -44,12 +42,8 @@ class Weight(_Strict):
         description="token ratio, product over the sequence, or geometric mean over the sequence",
     )
     truncate: float | None = Field(default=None, description="upper bound; weights above it become it")
-    clip: Interval | None = Field(
-        default=None, description="[lower, upper]; weights outside become the nearer bound"
-    )
-    zero: Interval | None = Field(
-        default=None, description="[lower, upper]; weights outside become 0 (IcePop)"
-    )
+    clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
+    zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
         description="divide by the mean weight: over tokens, or the mean over sequences of their mean",
@@ -100,9 +94,7 @@ class Gate(_Strict):
         "abs_prob_diff",
         "train_prob",
         "rollout_prob",
-    ] = Field(
-        default="ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)"
-    )
+    ] = Field(default="ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)")
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
         description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
@@ -112,9 +104,7 @@ class Gate(_Strict):
         description="aggregated over the sequence, or over each run of adjacent valid tokens (a turn)",
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
-    inclusive: tuple[bool, bool] = Field(
-        default=(True, True), description="whether each bound itself is kept"
-    )
+    inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
     source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
     clamp: Literal["aggregate", "token", "none"] = Field(
         default="aggregate",
@@ -163,9 +153,7 @@ class Correction(_Strict):
     Weights and rejection are separate things: gates never edit weights, weights never edit the mask.
     """
 
-    name: str = Field(
-        default="correction", min_length=1, max_length=80, description="how tables and files call it"
-    )
+    name: str = Field(default="correction", min_length=1, max_length=80, description="how tables and files call it")
     about: str = Field(default="", description="where it comes from and what it is for")
     weight: Weight | None = Field(default=None, description="null: every weight is 1")
     gates: tuple[Gate, ...] = Field(
@@ -191,9 +179,7 @@ class Correction(_Strict):
     def normalizes_micro_batches(self) -> bool:
         """Whether weights are normalized within micro-batches."""
         return (
-            self.weight is not None
-            and self.weight.normalize != "none"
-            and self.weight.normalize_over == "micro_batch"
+            self.weight is not None and self.weight.normalize != "none" and self.weight.normalize_over == "micro_batch"
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -144,14 +144,10 @@ def _objects(array: pa.Array) -> NDArray[Any]:
     kind = plain(array.type)
     if holds(kind) == TEXT or holds(kind).endswith("binary") or pa.types.is_fixed_size_binary(kind):
         # Parquet does not promise that strings are valid UTF-8.
-        raw = array.cast(
-            pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()
-        ).to_pylist()
+        raw = array.cast(pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()).to_pylist()
         return _of_objects([None if cell is None else cell.decode(errors="backslashreplace") for cell in raw])
     values = array.to_pylist()
-    return _of_objects(
-        [value if value is None or isinstance(value, bool) else str(value) for value in values]
-    )
+    return _of_objects([value if value is None or isinstance(value, bool) else str(value) for value in values])
 
 
 def _of_objects(values: list[Any]) -> NDArray[Any]:

@@ -114,17 +114,13 @@ def _checked(block: Block, column: str, index: Ints | None) -> Floats:
     if missing is None or not missing.any():
         missing = None
         # NaN fails both comparisons, so two quick reductions prove the whole column sound.
-        if len(values) == 0 or (
-            np.min(values) > -np.inf and np.max(values) <= highest and np.max(values) < np.inf
-        ):
+        if len(values) == 0 or (np.min(values) > -np.inf and np.max(values) <= highest and np.max(values) < np.inf):
             return values
     _find_faults(block, column, index, values, missing)
     return values
 
 
-def _find_faults(
-    block: Block, column: str, index: Ints | None, values: Floats, missing: Bools | None
-) -> None:
+def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, missing: Bools | None) -> None:
     gone = np.zeros(len(values), np.bool_) if missing is None else missing
     checks = {
         "null element": gone,

@@ -83,9 +83,7 @@ def require(opened: Catalog, names: ColumnNames) -> None:
 
 def _partitions(footers: Sequence[Footer], names: ColumnNames) -> list[dict[str, Value]]:
     """Hive values of each file; a key is an integer if it is one in every folder of the dump."""
-    raw = [
-        {names.canonical(key): value for key, value in footer.found.partition.items()} for footer in footers
-    ]
+    raw = [{names.canonical(key): value for key, value in footer.found.partition.items()} for footer in footers]
     words: defaultdict[str, set[str]] = defaultdict(set)
     for values in raw:
         for key, value in values.items():
@@ -93,11 +91,7 @@ def _partitions(footers: Sequence[Footer], names: ColumnNames) -> list[dict[str,
                 words[key].add(value)
     whole = {key for key, texts in words.items() if all(_is_integer(text) for text in texts)}
     return [
-        {
-            key: int(value) if key in whole else printable(value)
-            for key, value in values.items()
-            if value is not None
-        }
+        {key: int(value) if key in whole else printable(value) for key, value in values.items() if value is not None}
         for values in raw
     ]
 
@@ -117,12 +111,7 @@ def _check_by(found: Catalog, names: ColumnNames) -> None:
                     f"--by {printable(name)}: the column holds {what} in {file.path}; "
                     "a column to break down by has one value per sequence"
                 )
-        if (
-            found.files
-            and not holders
-            and name != "run"
-            and not any(name in file.partition for file in found.files)
-        ):
+        if found.files and not holders and name != "run" and not any(name in file.partition for file in found.files):
             known = {text for file in found.files for text in (*file.columns, *file.partition)}
             known.update(text for footer in found.footers for text in footer.types)
             near = printable(suggestion(name, sorted(known)))
@@ -151,9 +140,7 @@ def _agree(found: Catalog, used: Sequence[str], skip: bool) -> None:
 
 
 def _odd_ones(files: Sequence[DumpFile], column: str) -> Iterator[tuple[DumpFile, DataError]]:
-    kinds = {
-        id(file): agreed(BY_NAME.get(column), file.types[column]) for file in files if column in file.types
-    }
+    kinds = {id(file): agreed(BY_NAME.get(column), file.types[column]) for file in files if column in file.types}
     kinds = {number: words for number, words in kinds.items() if not words.endswith(NOTHING)}
     if len(set(kinds.values())) < 2:
         return

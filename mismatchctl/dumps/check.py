@@ -136,9 +136,7 @@ def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping
         partition=scan.file.partition if scan else found.partition,
         absent=_absent(scan, columns) if footer else (),
         ignored=ignored,
-        unknown=_unknown(
-            footer, {*columns.values(), *(names.rename.get(name, name) for name in ignored)}, names
-        ),
+        unknown=_unknown(footer, {*columns.values(), *(names.rename.get(name, name) for name in ignored)}, names),
         bad=_bad(scan.problems) if scan else (),
     )
 

@@ -128,9 +128,7 @@ def read_footer(found: Found) -> Footer:
     names = schema.names
     for name in names:
         if names.count(name) > 1:
-            raise DataError(
-                "this column name stands twice in the file", file=found.path, column=printable(name)
-            )
+            raise DataError("this column name stands twice in the file", file=found.path, column=printable(name))
     types = dict(zip(names, schema.types, strict=True))
     return Footer(found, status.st_size, status.st_mtime_ns, metadata, types)
 
@@ -192,9 +190,7 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
 
 def _layout(footer: Footer, columns: Mapping[str, str]) -> Layout:
     """Wide when the required columns are lists, long when they are not."""
-    lists = {
-        column: is_list(plain(footer.types[columns[column]])) for column in REQUIRED if column in columns
-    }
+    lists = {column: is_list(plain(footer.types[columns[column]])) for column in REQUIRED if column in columns}
     if len(set(lists.values())) > 1:
         scalar = next(column for column, listed in lists.items() if not listed)
         other = next(column for column, listed in lists.items() if listed)
@@ -303,8 +299,6 @@ def pieces(
                 for batch in parquet.iter_batches(rows, list(row_groups), names, use_threads=False):
                     yield pa.Table.from_batches([batch])
     except (OSError, pa.ArrowException) as error:
-        where = (
-            f"row group {row_groups[0]}" if len(row_groups) == 1 else f"row groups from {row_groups[0]} on"
-        )
+        where = f"row group {row_groups[0]}" if len(row_groups) == 1 else f"row groups from {row_groups[0]} on"
         problem = f"{where} cannot be decoded ({_first_line(error)})"
         raise DataError(problem, file=file.path, remedy=_LEAVE_OUT) from error

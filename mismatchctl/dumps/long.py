@@ -109,9 +109,7 @@ def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str]) -> Block
 
 def _per_token(column: str) -> bool:
     known = BY_NAME.get(column)
-    return column == POSITION or (
-        known is not None and (known.per_token or known.kind is Kind.PER_TOKEN_OR_SCALAR)
-    )
+    return column == POSITION or (known is not None and (known.per_token or known.kind is Kind.PER_TOKEN_OR_SCALAR))
 
 
 def _check_whole(block: Block, broken: Mapping[int, str]) -> None:
@@ -126,9 +124,7 @@ def _check_whole(block: Block, broken: Mapping[int, str]) -> None:
 def _check_ids(block: Block, stretch: Stretch) -> None:
     missing = nulls(stretch.columns["sequence_id"])
     if missing is not None:
-        block.fault(
-            "sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id"
-        )
+        block.fault("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
 
 
 def _check_constant(block: Block, per_sequence: Mapping[str, pa.Array]) -> None:
@@ -154,9 +150,7 @@ def _check_positions(block: Block, stretch: Stretch) -> None:
         return
     bad = np.flatnonzero(inside[1:] & ~(values[1:] > values[:-1])) + 1
     if len(bad):
-        problem = (
-            f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
-        )
+        problem = f"position {values[bad[0]]} follows {values[bad[0] - 1]}: positions must ascend in a sequence"
         block.fault(POSITION, "position: not ascending", bad, problem, SORT_REMEDY)
     _check_steps(block, stretch, inside, values)
 

@@ -95,9 +95,7 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
     """One argument per run; the same path named twice counts once, whichever spelling came first."""
     known: dict[str, _Argument] = {}
     strangers = []
-    for path in sorted(
-        {os.path.normpath(path) for path in paths if path}, key=lambda path: (len(path), path)
-    ):
+    for path in sorted({os.path.normpath(path) for path in paths if path}, key=lambda path: (len(path), path)):
         if os.path.isfile(path) and not _is_parquet(path):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
@@ -134,12 +132,8 @@ def _folder(path: str) -> _Argument:
     files = tuple(sorted(_walk(path), key=natural_key))
     if not files:
         names = sorted(os.listdir(path), key=natural_key)
-        problem = (
-            f"this folder holds no Parquet file, only {_some(names)}" if names else "this folder is empty"
-        )
-        raise DataError(
-            problem, file=printable(path), remedy=f"name a folder that holds {' or '.join(SUFFIXES)} files"
-        )
+        problem = f"this folder holds no Parquet file, only {_some(names)}" if names else "this folder is empty"
+        raise DataError(problem, file=printable(path), remedy=f"name a folder that holds {' or '.join(SUFFIXES)} files")
     return _Argument(path, _parts(path), _parts(path), files)
 
 

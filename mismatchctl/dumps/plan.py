@@ -79,9 +79,7 @@ def plan(opened: Catalog, skip: bool) -> Plan:
     broken: dict[int, dict[int, str]] = {}
     for number, row, problem, remedy in _scattered(tables, opened.files):
         if not skip:
-            raise DataError(
-                problem, file=opened.files[number].path, row=row, column="sequence_id", remedy=remedy
-            )
+            raise DataError(problem, file=opened.files[number].path, row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
     return Plan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
 
@@ -193,9 +191,7 @@ def _scattered(tables: Sequence[pa.Table], files: Sequence[DumpFile]) -> Iterato
     repeats = sorted(sorted(places) for places in groups.column("place_list").to_pylist())
     if not repeats:
         return
-    rows = table.filter(
-        pc.is_in(table.column("place"), pa.array([place for places in repeats for place in places]))
-    )
+    rows = table.filter(pc.is_in(table.column("place"), pa.array([place for places in repeats for place in places])))
     where = {row["place"]: row for row in rows.to_pylist()}
     for places in repeats:
         for before, after in [*pairwise(places), (places[1], places[0])]:

@@ -82,6 +82,4 @@ def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator
                 f"the list has {mine.lengths[row]} elements and {printable(file.columns[REQUIRED[0]])} "
                 f"has {reference.lengths[row]}"
             )
-            yield Fault(
-                column, f"{column}: length differs", rows[differ], int(rows[row]), problem, SKIP_REMEDY
-            )
+            yield Fault(column, f"{column}: length differs", rows[differ], int(rows[row]), problem, SKIP_REMEDY)

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from mismatchctl.correction import Correction
 from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, ess, largest, per_sequence, per_token
+from mismatchctl.metrics.mismatch import NO_TOKEN, largest, per_sequence, per_token, std
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
 
 
-def _std(weight: str) -> Callable[[Totals], Number]:
-    squared = f"squared_{weight}"
-    return lambda t: np.sqrt(t[squared] / t["tokens"] - (t[weight] / t["tokens"]) ** 2)
+def _mean(excess: str) -> Callable[[Totals], Number]:
+    return lambda t: 1 + t[excess] / t["tokens"]
+
+
+def _ess_token(t: Totals) -> Number:
+    kept, excess = t["kept"], t["kept_excess"]
+    return (kept + excess) ** 2 / (t["tokens"] * (kept + 2 * excess + t["squared_kept_excess"]))
+
+
+def _ess_sequence(t: Totals) -> Number:
+    return t["sequence_weight"] ** 2 / (t["sequences"] * t["squared_sequence_weight"])
 
 
 def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, ...]:
     return (
         Metric(
             f"{name}_mean", f"mean {title}", "ratio", f"mean of {words} over valid tokens", meaning,
-            undefined=NO_TOKEN, formula=per_token(name), better="one",
+            undefined=NO_TOKEN, formula=_mean(f"{name}_excess"), better="one",
         ),
         Metric(
             f"{name}_std", f"std of the {title}", "ratio",
             f"population standard deviation of {words} over valid tokens",
-            "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=_std(name),
+            "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=std(f"{name}_excess"),
         ),
         Metric(
             f"{name}_min", f"smallest {title}", "ratio", f"min of {words} over valid tokens",
@@ -71,14 +77,14 @@ _COMMON: tuple[Metric, ...] = (
         "ess_token", "effective sample size of tokens after", "fraction",
         "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens",
         "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
-        NOTHING_KEPT, ess("kept_weight", "kept_squared_weight", "tokens"), better="high",
+        NOTHING_KEPT, _ess_token, better="high",
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
         "n all sequences",
         "The same for whole sequences.", "Kish 1965",
-        NOTHING_KEPT, ess("sequence_weight", "squared_sequence_weight", "sequences"), better="high",
+        NOTHING_KEPT, _ess_sequence, better="high",
     ),
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
@@ -108,7 +114,7 @@ _COMMON: tuple[Metric, ...] = (
         "sum of the applied weights of kept tokens / tokens in the loss's denominator "
         "(those that a gate of effect zero rejected stay in it)",
         "What a token-mean loss of equal terms is multiplied by: below 1 it learns more slowly.",
-        undefined=NOTHING_KEPT, formula=lambda t: t["kept_weight"] / t["counted"], better="one",
+        undefined=NOTHING_KEPT, formula=lambda t: (t["kept"] + t["kept_excess"]) / t["counted"], better="one",
     ),
     Metric(
         "k3_kept", "K3 of what is kept", "nats/token", "mean of exp(x) - 1 - x over kept tokens",

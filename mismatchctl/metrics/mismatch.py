@@ -14,6 +14,8 @@ WORST_TOKENS = 0.001
 """The share of tokens called the worst."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
+_ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
+
 NO_TOKEN = "no valid token"
 _VERL = "verl, off-policy metrics of rollout correction"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
@@ -31,16 +33,34 @@ def per_sequence(column: str) -> Callable[[Totals], Number]:
 
 def largest(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], float]:
     """The largest of a maxima column; with sign -1 and a negated column, the smallest."""
-    return lambda maxima: sign * maxima[column]
+    return lambda maxima: sign * maxima[column] + 0.0  # never -0
 
 
-def ess(weight: str, squared: str, number: str) -> Callable[[Totals], Number]:
-    """Effective sample size as a fraction: (sum w)^2 / (n sum w^2)."""
-    return lambda t: t[weight] * t[weight] / (t[number] * t[squared])
+def ess(excess: str, number: str) -> Callable[[Totals], Number]:
+    """Effective sample size of `number` ratios as a fraction: (sum w)^2 / (n sum w^2), from sums of w - 1."""
+
+    def value(t: Totals) -> Number:
+        n = t[number]
+        return (n + t[excess]) ** 2 / (n * (n + 2 * t[excess] + t[f"squared_{excess}"]))
+
+    return value
 
 
-def _std(column: str, squared: str) -> Callable[[Totals], Number]:
-    return lambda t: np.sqrt(t[squared] / t["tokens"] - (t[column] / t["tokens"]) ** 2)
+def chi2(excess: str, number: str) -> Callable[[Totals], Number]:
+    """Mean of w^2 - 1 from sums of w - 1: no digit is lost where ratios are near 1."""
+    return lambda t: (t[f"squared_{excess}"] + 2 * t[excess]) / t[number]
+
+
+def std(column: str) -> Callable[[Totals], Number]:
+    """Population standard deviation over tokens from sums of a column and of its squares."""
+
+    def value(t: Totals) -> Number:
+        square = t[f"squared_{column}"] / t["tokens"]
+        variance = square - (t[column] / t["tokens"]) ** 2
+        rounding = not np.iscomplexobj(variance) and variance < _ROUNDING * square
+        return variance * 0.0 if rounding else np.sqrt(variance)
+
+    return value
 
 
 def _prob_corr(t: Totals) -> Number:
@@ -176,7 +196,8 @@ PAIR: tuple[Metric, ...] = (
         extreme=largest("log_ppl_diff"),
     ),
     Metric(
-        "prob_diff_mean", "mean probability difference", "probability", "mean of |exp(train) - exp(rollout)| over tokens",
+        "prob_diff_mean", "mean probability difference", "probability",
+        "mean of |exp(train) - exp(rollout)| over tokens",
         "Disagreement in probability: rare tokens weigh little.", "verl calculate_debug_metrics",
         NO_TOKEN, per_token("prob_diff"),
     ),
@@ -188,7 +209,7 @@ PAIR: tuple[Metric, ...] = (
         "prob_diff_std", "std of the probability difference", "probability",
         "population standard deviation of |exp(train) - exp(rollout)| over tokens",
         "How uneven the disagreement is.", "verl calculate_debug_metrics (which divides by n - 1)",
-        NO_TOKEN, _std("prob_diff", "squared_prob_diff"),
+        NO_TOKEN, std("prob_diff"),
     ),
     Metric(
         "prob_corr", "correlation of the probabilities", "correlation",
@@ -199,29 +220,29 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "ratio_mean", "mean ratio", "ratio", "mean of exp(x), x clamped to +-20, over tokens",
         "Must be 1 up to noise if rollout log-probs are those that sampled; a bias means wrong log-probs.",
-        "change of measure", NO_TOKEN, per_token("ratio"), better="one",
+        "change of measure", NO_TOKEN, lambda t: 1 + t["excess"] / t["tokens"], better="one",
     ),
     Metric(
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
         "Variance of the token ratio: what token importance sampling pays.", _VERL, NO_TOKEN,
-        lambda t: t["squared_ratio"] / t["tokens"] - 1,
+        chi2("excess", "tokens"),
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
         "Variance of the sequence ratio: what sequence importance sampling pays.", _VERL, NO_TOKEN,
-        lambda t: t["squared_product"] / t["sequences"] - 1,
+        chi2("product_excess", "sequences"),
     ),
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
         "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
-        NO_TOKEN, ess("ratio", "squared_ratio", "tokens"), better="high",
+        NO_TOKEN, ess("excess", "tokens"), better="high",
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
         "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
-        NO_TOKEN, ess("product", "squared_product", "sequences"), better="high",
+        NO_TOKEN, ess("product_excess", "sequences"), better="high",
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",

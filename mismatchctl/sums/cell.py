@@ -151,9 +151,7 @@ class RunCollector:
         self._tokens = self._tokens + _worst_tokens(ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _worst_sequences(columns, batch)
 
-    def _break_down(
-        self, name: str, values: NDArray[Any], buckets: Ints, columns: tuple[Float64s | None, ...]
-    ) -> None:
+    def _break_down(self, name: str, values: NDArray[Any], buckets: Ints, columns: tuple[Float64s | None, ...]) -> None:
         sums = self._breakdowns[name]
         where = BREAKDOWNS[name].of(values) * BUCKETS + buckets
         for index, column in enumerate(columns):
@@ -184,9 +182,7 @@ def _worst_tokens(ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
 def _worst_sequences(columns: dict[str, Float64s], batch: TokenBatch) -> Worst:
     score = np.abs(columns["log_ratio"])
     found = np.flatnonzero(score > 0)
-    place = np.stack(
-        [np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1
-    )
+    place = np.stack([np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
     length = np.maximum(columns["tokens"][found], 1)
     fields: dict[str, NDArray[Any]] = {
         "tokens": columns["tokens"][found].astype(np.int64),

@@ -8,9 +8,6 @@ from mismatchctl.batch import Float64s
 from mismatchctl.sums.clusters import ClusterTable
 from mismatchctl.sums.reduce import Plan
 
-_SCALED = ("weight", "kept_weight", "mean_weight", "sequence_weight")
-_SCALED_SQUARES = ("squared_weight", "kept_squared_weight", "squared_sequence_weight")
-_SCALED_MAXIMA = ("weight", "-weight")
 _SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
 
 
@@ -36,9 +33,7 @@ class Closing:
         weighted = []
         for index, _ in enumerate(self.plan.corrections):
             factor = factors[:, index]
-            self._scale(sums, self._index, index, _SCALED, factor)
-            self._scale(sums, self._index, index, _SCALED_SQUARES, factor * factor)
-            self._scale(maxima, self._maxima, index, _SCALED_MAXIMA, factor)
+            self._normalize(sums, maxima, index, factor)
             weighted.append(factor * sums[:, self._index["tokens"]])
         merged = ClusterTable.of(
             table.clusters, np.zeros_like(table.scopes), np.column_stack([sums, *weighted]), maxima
@@ -60,23 +55,28 @@ class Closing:
             rule = correction.weight
             if rule is None or rule.normalize == "none":
                 continue
-            weight, number = (
-                ("weight", "tokens") if rule.normalize == "token" else ("mean_weight", "sequences")
-            )
+            excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
             within = inverse if rule.normalize_over == "micro_batch" else np.zeros_like(inverse)
-            columns = self._index[f"{index}/{weight}"], self._index[number]
+            columns = self._index[f"{index}/{excess}"], self._index[number]
             total, count = (np.bincount(within, weights=group.sums[:, column]) for column in columns)
-            factor = total / np.maximum(count, 1)
+            factor = 1 + total / np.maximum(count, 1)
             spread = factor if rule.normalize_over == "micro_batch" else np.full(len(every), factor[0])
             factors[:, index] = np.where(spread > _SMALLEST_FACTOR, spread, 1.0)
         return every, factors
 
-    @staticmethod
-    def _scale(
-        matrix: Float64s, index: dict[str, int], correction: int, names: tuple[str, ...], factor: Float64s
-    ) -> None:
-        for name in names:
-            matrix[:, index[f"{correction}/{name}"]] /= factor
+    def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
+        """Divide the weights w of each row by its factor F, in place; sums are of w - 1 and (w - 1)^2."""
+        shift = 1 - factor  # w/F - 1 = (w - 1 + shift) / F
+        for name, number in (("weight_excess", "tokens"), ("kept_excess", f"{correction}/kept")):
+            first, second = (self._index[f"{correction}/{squared}{name}"] for squared in ("", "squared_"))
+            count = sums[:, self._index[number]]
+            squares = sums[:, second] + 2 * shift * sums[:, first] + count * shift**2
+            sums[:, second] = squares / factor**2
+            sums[:, first] = (sums[:, first] + count * shift) / factor
+        sums[:, self._index[f"{correction}/sequence_weight"]] /= factor
+        sums[:, self._index[f"{correction}/squared_sequence_weight"]] /= factor**2
+        for name in ("weight", "-weight"):
+            maxima[:, self._maxima[f"{correction}/{name}"]] /= factor
 
 
 def closed_columns(plan: Plan) -> tuple[str, ...]:

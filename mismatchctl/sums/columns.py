@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Applied, Correction, Selection
-from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_exp
+from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
 
 Columns = dict[str, Float64s]
 
@@ -39,8 +39,8 @@ def pair_columns(ratios: Ratios, batch: TokenBatch) -> Columns:
         "abs": total(ratios.absolute),
         "square": total(x * x),
         "k3": total(ratios.k3),
-        "ratio": total(ratios.ratio),
-        "squared_ratio": total(ratios.ratio * ratios.ratio),
+        "excess": total(ratios.excess),
+        "squared_excess": total(ratios.excess * ratios.excess),
         "identical": total(x == 0),
         "prob_diff": total(np.abs(difference)),
         "squared_prob_diff": total(difference * difference),
@@ -91,7 +91,7 @@ def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s,
     some = (length > 0).astype(np.float64)
     n = np.maximum(length, 1.0)
     difference = -log_ratio / n
-    product = bounded_exp(log_ratio) * some
+    product = bounded_excess(log_ratio) * some
     with np.errstate(over="ignore"):
         return {
             "policy_log_ppl": -policy / n,
@@ -101,8 +101,8 @@ def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s,
             "log_ppl_diff": difference,
             "log_ppl_abs_diff": np.abs(difference),
             "ppl_ratio": np.exp(difference) * some,
-            "product": product,
-            "squared_product": product * product,
+            "product_excess": product,
+            "squared_product_excess": product * product,
             "squared_log_ratio_sum": log_ratio * log_ratio,
             "log_ratio_sum_length": log_ratio * length,
         }
@@ -124,15 +124,13 @@ def correction_columns(
         "touched": (kept < lengths).astype(np.float64),
         "emptied": ((kept == 0) & (lengths > 0)).astype(np.float64),
     }
-    columns["mean_weight"] = columns["weight"] / n
-    columns["sequence_weight"] = columns["kept_weight"] / n
+    columns["mean_excess"] = columns["weight_excess"] / n
+    columns["sequence_weight"] = (kept + columns["kept_excess"]) / n
     columns["squared_sequence_weight"] = columns["sequence_weight"] ** 2
     for index, outcome in enumerate(applied.gates):
         for side, rejected in (("low", outcome.low), ("high", outcome.high)):
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
-            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(
-                np.float64
-            )
+            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
     columns |= _catastrophic(correction, mismatch, batch)
     for name, values in _compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
@@ -157,49 +155,39 @@ def correction_maxima(correction: Correction, applied: Applied, ratios: Ratios |
         high = np.exp(np.clip(segments.max(ratios.log_ratio), *clamp))
         low = np.exp(np.clip(segments.min(ratios.log_ratio), *clamp))
     else:
-        high = low = weights.raw
+        high = low = 1.0 + weights.raw_excess
     result = {"raw_weight": high, "-raw_weight": -low}
     if correction.weight is not None and correction.weight.zero is not None and weights.per_token:
-        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
+        result |= {"weight": 1.0 + segments.max(weights.excess), "-weight": -1.0 - segments.min(weights.excess)}
     elif weights.per_token:
         bounds = correction.weight.bounds if correction.weight else (0.0, np.inf)
         result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
     else:
-        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+        result |= {"weight": 1.0 + weights.excess, "-weight": -1.0 - weights.excess}
     return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
 
 def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
+    """Sums of weights minus 1 and of their squares: before the bound, after it, and of kept tokens."""
     weights, kept = applied.weights, applied.kept
+    names = ("raw_weight_excess", "weight_excess", "kept_excess", "weight_low", "weight_high")
+    columns = {name: np.zeros_like(lengths) for name in names}
+    columns |= {f"squared_{name}": np.zeros_like(lengths) for name in names[:3]}
     if weights is None:
-        zeros = np.zeros_like(lengths)
-        return {
-            "raw_weight": lengths,
-            "squared_raw_weight": lengths,
-            "weight": lengths,
-            "squared_weight": lengths,
-            "weight_low": zeros,
-            "weight_high": zeros,
-            "kept_weight": kept.counts,
-            "kept_squared_weight": kept.counts,
-        }
+        return columns
     everything = Selection.everything(kept.segments)
-    squared = weights.bounded * weights.bounded
-    columns = {
-        "raw_weight": weights.total(weights.raw, everything),
-        "squared_raw_weight": weights.total(weights.raw * weights.raw, everything),
-        "weight": weights.total(weights.bounded, everything),
-        "squared_weight": weights.total(squared, everything),
-        "weight_low": weights.total(weights.low, everything) if weights.low.any() else np.zeros_like(lengths),
-        "weight_high": weights.total(weights.high, everything)
-        if weights.high.any()
-        else np.zeros_like(lengths),
-    }
-    for name, values in (("weight", weights.bounded), ("squared_weight", squared)):
-        whole = kept.tokens is None  # then the sums above hold wherever the sequence is kept
-        columns[f"kept_{name}"] = (
-            np.where(kept.sequences, columns[name], 0.0) if whole else weights.total(values, kept)
-        )
+    for name, values in (("raw_weight_excess", weights.raw_excess), ("weight_excess", weights.excess)):
+        columns[name] = weights.total(values, everything)
+        columns[f"squared_{name}"] = weights.total(values * values, everything)
+    for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
+        if flags.any():
+            columns[name] = weights.total(flags, everything)
+    if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
+        columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
+        columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
+    else:
+        columns["kept_excess"] = weights.total(weights.excess, kept)
+        columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
     return columns
 
 
@@ -214,11 +202,7 @@ def _catastrophic(correction: Correction, mismatch: Ratios, batch: TokenBatch) -
     if veto is None:
         return {}
     limit = np.log(veto.keep[0] or 0.0)
-    tokens = (
-        np.zeros(len(batch))
-        if mismatch.extent[0] >= limit
-        else mismatch.segments.sum(mismatch.log_ratio < limit)
-    )
+    tokens = np.zeros(len(batch)) if mismatch.extent[0] >= limit else mismatch.segments.sum(mismatch.log_ratio < limit)
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 

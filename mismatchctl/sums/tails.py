@@ -71,9 +71,7 @@ class Worst:
             return self if len(self) else other
         names = [*self.fields, *(name for name in other.fields if name not in self.fields)]
         fields = {name: np.concatenate([_field(self, name), _field(other, name)]) for name in names}
-        return Worst.of(
-            np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields
-        )
+        return Worst.of(np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields)
 
     @property
     def threshold(self) -> float:
