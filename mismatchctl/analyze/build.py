@@ -74,8 +74,8 @@ def build_result(
         for file in dump.files
     ]  # fmt: skip
     provenance = Provenance(inputs=inputs, left_out=_left_out(problems), by=list(plan.by))
-    warnings = [*dump.warnings, *_nothing_left(runs)]
-    return Result(provenance=provenance, corrections=list(plan.corrections), warnings=warnings, runs=runs)
+    corrections, warnings = list(plan.corrections), list(dump.warnings)
+    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
 def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
@@ -311,21 +311,3 @@ def _left_out(problems: Problems) -> list[LeftOut]:
         *rows,
         *(LeftOut(file=file, reason="file", count=1, example=why) for file, why in problems.files.items()),
     ]
-
-
-def _nothing_left(runs: Mapping[str, RunResult]) -> list[str]:
-    """A sentence for each correction that leaves groups without a token."""
-    sentences = []
-    for name, run in runs.items():
-        for correction, series in run.groups.corrections.items():
-            kept = series["kept_tokens"].value
-            per_group = kept if isinstance(kept, list) else [kept] * len(run.groups.labels)
-            empty = [label for label, tokens in zip(run.groups.labels, per_group, strict=True) if tokens == 0]
-            if empty:
-                where = (
-                    f"{len(empty)} of {len(per_group)} groups (first: step {empty[0]})"
-                    if empty != [None]
-                    else "the group"
-                )
-                sentences.append(f"run {name}: {correction} leaves nothing of {where}")
-    return sentences

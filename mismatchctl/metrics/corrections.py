@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mismatchctl.correction import Correction
 from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, largest, per_sequence, per_token, std
+from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, largest, per_sequence, per_token, std
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
@@ -103,7 +103,7 @@ _COMMON: tuple[Metric, ...] = (
         "empty_prompts", "prompts left empty", "fraction",
         "share of prompts (clusters) of which no token is kept",
         "Groups without a response left: their advantage baseline is lost.",
-        undefined=NO_TOKEN, formula=lambda t: t["empty_cluster"] / t["clusters"],
+        undefined=NOT_COUNTED, formula=lambda t: t["empty_cluster"] / t["clusters"],
     ),
     Metric(
         "kept_tokens", "kept tokens", "tokens", "number of tokens that every gate keeps",

@@ -9,6 +9,7 @@ import numpy as np
 from mismatchctl.metrics.histograms import worst_share
 from mismatchctl.metrics.metric import Metric, Number, Tails, Totals
 from mismatchctl.metrics.pareto import khat, khat_limit, tail_length
+from mismatchctl.sums import GROUP_CAP
 
 WORST_TOKENS = 0.001
 """The share of tokens called the worst."""
@@ -17,6 +18,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 _ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
 
 NO_TOKEN = "no valid token"
+NOT_COUNTED = f"more than {GROUP_CAP:,} clusters in a group: not counted"
 _VERL = "verl, off-policy metrics of rollout correction"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
@@ -129,7 +131,7 @@ BASE: tuple[Metric, ...] = (
     Metric(
         "prompts", "clusters", "clusters", "number of prompts (of sequences, where the dump names no prompt)",
         "What standard errors are clustered by: tokens of one prompt are not independent.",
-        formula=lambda t: t["clusters"], uncertain=False, better="",
+        "mismatchctl", NOT_COUNTED, lambda t: t["clusters"] if t["clusters"] else np.nan, False, better="",
     ),
 )  # fmt: skip
 """Counts that belong to no pair of policies."""

@@ -38,7 +38,8 @@ class Closing:
         merged = ClusterTable.of(
             table.clusters, np.zeros_like(table.scopes), np.column_stack([sums, *weighted]), maxima
         )
-        clusters = (merged.sums[:, self._index["tokens"]] > 0).astype(np.float64)
+        told_apart = not table.is_folded  # else clusters are not counted at all, rather than wrongly
+        clusters = (merged.sums[:, self._index["tokens"]] > 0).astype(np.float64) * told_apart
         emptied = [
             clusters * (merged.sums[:, self._index[f"{index}/kept"]] == 0)
             for index, _ in enumerate(self.plan.corrections)

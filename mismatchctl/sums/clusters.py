@@ -52,18 +52,22 @@ class ClusterTable:
         scopes: hash of the micro-batch of each row [R]; 0 where that does not matter.
         sums: additive columns [R, K].
         maxima: columns of which the largest counts [R, E]; a minimum is the maximum of the negative.
+        is_folded: whether a row may stand for several clusters.
     """
 
     clusters: Hashes
     scopes: Hashes
     sums: Float64s
     maxima: Float64s
+    is_folded: bool = False
 
     @classmethod
-    def of(cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s) -> ClusterTable:
+    def of(
+        cls, clusters: Hashes, scopes: Hashes, sums: Float64s, maxima: Float64s, is_folded: bool = False
+    ) -> ClusterTable:
         """Add up rows of the same cluster and scope, in the order given."""
         if not len(clusters):
-            return cls(clusters, scopes, sums, maxima)
+            return cls(clusters, scopes, sums, maxima, is_folded)
         order = np.lexsort((scopes, clusters))
         clusters, scopes = clusters[order], scopes[order]
         first = np.ones(len(order), np.bool_)
@@ -74,6 +78,7 @@ class ClusterTable:
             scopes[starts],
             np.add.reduceat(sums[order], starts, axis=0),
             np.maximum.reduceat(maxima[order], starts, axis=0),
+            is_folded,
         )
 
     def __add__(self, other: ClusterTable) -> ClusterTable:
@@ -82,6 +87,7 @@ class ClusterTable:
             np.concatenate([self.scopes, other.scopes]),
             np.concatenate([self.sums, other.sums]),
             np.concatenate([self.maxima, other.maxima]),
+            self.is_folded or other.is_folded,
         )
 
     def __len__(self) -> int:
@@ -91,12 +97,8 @@ class ClusterTable:
         """The table itself up to `cap` clusters; beyond, with clusters folded into `cap` by their hash."""
         if len(self) <= cap or len(np.unique(self.clusters)) <= cap:
             return self
-        return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima)
+        return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def salted(self, salt: np.uint64) -> ClusterTable:
         """The same rows under new cluster names: clusters of one group are not those of another."""
-        return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima)
-
-    def without_scopes(self) -> ClusterTable:
-        """One row per cluster."""
-        return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima)
+        return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima, self.is_folded)

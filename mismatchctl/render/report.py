@@ -1,0 +1,225 @@
+"""The HTML report: one self-contained file, a rendering of a Result and of nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup, escape
+
+import mismatchctl
+from mismatchctl.render.figures import Figure, overview_figure
+from mismatchctl.render.numbers import bytes_size, estimate, missing, number
+from mismatchctl.render.run_section import RunSection, judgement, run_section
+from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
+from mismatchctl.render.text import clean
+from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
+from mismatchctl.result import Result, Value
+
+TEMPLATES = "reports_templates"
+BRIEF_FROM = 9
+"""With so many runs, each shows its main figures only."""
+OPEN_RUNS = 3
+"""Up to so many runs are unfolded when the page opens."""
+MOST_FILES = 500
+GAUGE = (1e-8, 1.0)
+"""Ends of the scale on which K3 is marked."""
+SIDE_BY_SIDE = (
+    "tokens", "sequences", "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z", "khat_sequence",
+    "bitwise_share",
+)  # fmt: skip
+
+
+def render_report(result: Result) -> str:
+    """The report as one HTML document; the same Result gives the same bytes."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_folder()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters["breakable"] = breakable
+    environment.globals.update(number=number, estimate=estimate, missing=missing, gauge=gauge_place)
+    return environment.get_template("report.html.j2").render(page=prepare(result))
+
+
+@cache
+def templates_folder() -> Path:
+    """Where the templates lie: inside the installed package, or at the top of a checkout."""
+    package = Path(mismatchctl.__file__).parent
+    for place in (package / TEMPLATES, package.parent / TEMPLATES):
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(f"{TEMPLATES} is neither in {package} nor beside it: install mismatchctl again")
+
+
+@dataclass
+class Page:
+    """Everything that the template shows."""
+
+    title: str
+    version: str
+    facts: list[str]
+    warnings: list[str]
+    runs: list[RunSection]
+    brief: bool
+    unfolded: bool
+    overview: Table | None
+    overview_figure: Figure | None
+    ranges: tuple[tuple[float, float], tuple[float, float]]
+    files: Table
+    kinds: list[tuple[str, str]]
+    left_out: Table | None
+    corrections: list[tuple[str, str]]
+    css: Markup
+    script: Markup
+    policy: str
+    glossary: list[tuple[str, list[Entry]]] = field(default_factory=list)
+
+
+def prepare(result: Result) -> Page:
+    """All data of the page, without any layout."""
+    registry = Registry(result)
+    brief = len(result.runs) >= BRIEF_FROM
+    sections = [run_section(result, index, registry, brief=brief) for index in range(len(result.runs))]
+    several = len(sections) > 1
+    css, script = (templates_folder().joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+    files, kinds = _files(result)
+    page = Page(
+        title=sections[0].name if len(sections) == 1 else f"{len(sections)} runs",
+        version=clean(result.provenance.version),
+        facts=_facts(result),
+        warnings=[clean(warning) for warning in result.warnings],
+        runs=sections,
+        brief=brief,
+        unfolded=len(sections) <= OPEN_RUNS,
+        overview=_overview(result, sections, registry) if several else None,
+        overview_figure=overview_figure(result.runs) if several else None,
+        ranges=(DENSE_RANGE, MOE_RANGE),
+        files=files,
+        kinds=kinds,
+        left_out=_left_out(result),
+        corrections=[(clean(c.name), _yaml(c.to_mapping() | {"name": c.name})) for c in result.corrections],
+        css=Markup(css),
+        script=Markup(script),
+        policy=_policy(script),
+    )
+    page.glossary = [
+        ("The mismatch, and the second drift", registry.entries("m")),
+        ("Corrections", registry.entries("c")),
+    ]
+    return page
+
+
+def breakable(text: str) -> Markup:
+    """A name that may break after its separators."""
+    return Markup(re.sub(r"(?<=[_/.\-])(?=\w)", "<wbr>", str(escape(clean(text)))))
+
+
+def gauge_place(value: float) -> float:
+    """Where a K3 stands on the gauge, in percent of its length."""
+    low, high = (math.log10(end) for end in GAUGE)
+    if value <= 0:
+        return 0.0
+    return round(min(max((math.log10(value) - low) / (high - low), 0.0), 1.0) * 100, 2)
+
+
+def _facts(result: Result) -> list[str]:
+    """The size of what was read, in a few phrases."""
+    inputs = result.provenance.inputs
+    totals = [
+        (sum(int(run.overall.metrics[key].value or 0) for run in result.runs.values() if key in run.overall.metrics), key)
+        for key in ("tokens", "sequences")
+    ]
+    steps = sum(len(run.groups.labels) for run in result.runs.values())
+    counts = [*totals, (steps, "step"), (len(inputs), "file"), (len(result.corrections), "correction")]
+    return [f"{count:,} {name if name.endswith('s') else name + 's' * (count != 1)}" for count, name in counts]
+
+
+def _overview(result: Result, sections: list[RunSection], registry: Registry) -> Table:
+    """Runs side by side: K3 and its trend first, then what is read next."""
+    run_results = list(result.runs.values())
+    keys = [key for key in SIDE_BY_SIDE if any(key in run.overall.metrics for run in run_results)]
+    heads = [Head("run", numeric=False), registry.head("k3"), Head("K3 from 1e-8 to 1", numeric=False), Head("trend of K3", numeric=False)]
+    table = Table("", [*heads, *(registry.head(key) for key in keys)], sortable=True)
+    for section, run in zip(sections, run_results, strict=True):
+        k3 = table.value(section.k3, "nats/token")
+        gauge = Cell("" if section.k3.value is None else str(gauge_place(section.k3.value)), kind="scale", order=k3.order)
+        row = [Cell(section.name, kind="name", anchor=section.anchor), k3, gauge, words(section.trend.brief)]
+        for key in keys:
+            value = run.overall.metrics.get(key, Value(value=None, status="not recorded"))
+            alarm = "alarm" if judgement(key, value, run)[1] else "number"
+            cell = table.value(value, registry.metric(key).unit, errors=False)
+            row.append(Cell(cell.text, cell.mark, cell.order, alarm))
+        table.rows.append(row)
+    return table
+
+
+def _files(result: Result) -> tuple[Table, list[tuple[str, str]]]:
+    """Input files, with their column types once per kind of file."""
+    kinds: dict[str, str] = {}
+    table = Table(
+        "Files that were read. Kinds of columns are listed below.",
+        [
+            Head("file", numeric=False), Head("run", numeric=False), Head("size"), Head("rows"), Head("valid tokens"),
+            Head("layout", numeric=False), Head("columns", numeric=False),
+        ],
+    )  # fmt: skip
+    inputs = result.provenance.inputs
+    for file in inputs[:MOST_FILES]:
+        types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
+        kind = kinds.setdefault(types, f"kind {len(kinds) + 1}")
+        sizes = [Cell(bytes_size(file.size)), amount(file.rows, "rows"), amount(file.tokens, "tokens")]
+        table.rows.append([words(file.path, "path"), words(file.run), *sizes, words(file.layout), words(kind)])
+    if len(inputs) > MOST_FILES:
+        table.left_out = f"The first {MOST_FILES} of {len(inputs):,} files; the JSON result holds all of them."
+    return table, [(kind, clean(types)) for types, kind in kinds.items()]
+
+
+def _left_out(result: Result) -> Table | None:
+    """What bad data was left out."""
+    rows = result.provenance.left_out
+    if not rows:
+        return None
+    total = Counter[str]()
+    for row in rows:
+        total["files" if row.reason == "file" else "rows"] += row.count
+    caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
+    heads = [Head("file", numeric=False), Head("reason", numeric=False), Head("count"), Head("first example", numeric=False)]
+    table = Table(caption, heads)
+    for row in rows[:MOST_FILES]:
+        table.rows.append([words(row.file, "path"), words(row.reason), amount(row.count, "rows"), words(row.example, "prose")])
+    return table
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    ordered = {"name": data["name"]} | data
+    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    return "\n".join(clean(line) for line in text.splitlines())
+
+
+def _policy(script: str) -> str:
+    """Nothing may be loaded; the one script is known by its hash."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Last line of defence: no invisible character reaches the page, wherever a string came from."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return value if "\n" in value else clean(value)
+    return value

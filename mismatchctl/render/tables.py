@@ -1,0 +1,146 @@
+"""Tables as data: headers that know their metric, cells that know why they are empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.render.numbers import DASH, estimate, number
+from mismatchctl.render.series import value_at
+from mismatchctl.render.text import clean, label
+from mismatchctl.result import Groups, Result, Value
+
+MOST_ROWS = 200
+"""Rows of a table with one row per group; longer ones say how many they leave out."""
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column header; `anchor` is its entry in the glossary, `about` the same in brief."""
+
+    text: str
+    unit: str = ""
+    about: str = ""
+    anchor: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: `mark` refers to a note below the table, `order` is what sorting goes by, `anchor` where it links to."""
+
+    text: str
+    mark: str = ""
+    order: str = ""
+    kind: str = "number"
+    anchor: str = ""
+
+
+@dataclass
+class Table:
+    """A table with its caption; `notes` collects the reasons of empty cells, lettered."""
+
+    caption: str
+    heads: list[Head]
+    rows: list[list[Cell]] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)
+    left_out: str = ""
+    sortable: bool = False
+
+    def value(self, value: Value, unit: str, *, errors: bool = True) -> Cell:
+        """A cell for a value: with ± where known, or a dash with a reference to the reason."""
+        order = "" if value.value is None or not self.sortable else f"{value.value:.6g}"
+        if value.value is None:
+            return Cell(DASH, self.note(value.status), order)
+        return Cell(estimate(value.value, value.se if errors else None, unit), order=order)
+
+    def note(self, reason: str) -> str:
+        """The letter of a reason."""
+        if reason not in self.notes:
+            index = len(self.notes)
+            self.notes[reason] = _LETTERS[index % 26] * (1 + index // 26)
+        return self.notes[reason]
+
+
+def words(text: str, kind: str = "text") -> Cell:
+    """A cell of text from outside."""
+    return Cell(clean(text), kind=kind)
+
+
+def amount(value: float, unit: str = "") -> Cell:
+    """A cell for a bare number."""
+    return Cell(number(value, unit), order=f"{value:.6g}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A metric in the glossary."""
+
+    anchor: str
+    metric: Metric
+
+
+class Registry:
+    """The metrics that a Result can show, by scope: `m` the mismatch and drift, `c` corrections."""
+
+    def __init__(self, result: Result) -> None:
+        self.mismatch = {metric.key: metric for metric in (*MISMATCH_METRICS, *drift_metrics())}
+        self.corrections: dict[str, Metric] = {}
+        for correction in result.corrections:
+            for metric in correction_metrics(correction):
+                self.corrections.setdefault(metric.key, metric)
+        self.used: dict[str, Entry] = {}
+
+    def metric(self, key: str, scope: str = "m") -> Metric:
+        """The definition of a key; a key of another version stands for itself."""
+        known = (self.mismatch if scope == "m" else self.corrections).get(key)
+        metric = known or Metric(clean(key), clean(key), "", "not in this version's registry", "")
+        self.used[f"{scope}-{key}"] = Entry(f"{scope}-{key}", metric)
+        return metric
+
+    def head(self, key: str, scope: str = "m", text: str = "") -> Head:
+        """The header of a column of one metric."""
+        metric = self.metric(key, scope)
+        unit = "" if metric.unit in ("-", metric.title, "fraction") else metric.unit
+        return Head(text or metric.title, unit, f"{metric.definition}. {metric.meaning}", f"{scope}-{key}")
+
+    def entries(self, scope: str) -> list[Entry]:
+        """What was shown, in the order of the registry."""
+        order = list(self.mismatch if scope == "m" else self.corrections)
+        chosen = [entry for anchor, entry in self.used.items() if anchor.startswith(f"{scope}-")]
+        known = {key: index for index, key in enumerate(order)}
+        return sorted(chosen, key=lambda entry: known.get(entry.metric.key, len(known)))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A column of a table over groups: a metric of the mismatch, or of one correction."""
+
+    key: str
+    text: str = ""
+    correction: str | None = None
+
+
+def group_table(
+    caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry
+) -> Table:
+    """One row per group."""
+    metrics = [registry.metric(column.key, "m" if column.correction is None else "c") for column in shown]
+    table = Table(caption, [Head(clean(first), numeric=False)], sortable=True)
+    table.heads += [registry.head(c.key, "m" if c.correction is None else "c", clean(c.text)) for c in shown]
+    sources = [groups.metrics if c.correction is None else groups.corrections[c.correction] for c in shown]
+    for index, name in enumerate(groups.labels[:MOST_ROWS]):
+        values = [value_at(source.get(c.key), index) for c, source in zip(shown, sources, strict=True)]
+        cells = [table.value(value, metric.unit) for value, metric in zip(values, metrics, strict=True)]
+        table.rows.append([words(label(name), "name"), *cells])
+    if len(groups.labels) > MOST_ROWS:
+        table.left_out = f"The first {MOST_ROWS} of {len(groups.labels):,} rows; the JSON result holds all of them."
+    return table
+
+
+def known_keys(keys: Iterable[str], metrics: Mapping[str, object]) -> list[str]:
+    """Those of `keys` that were measured."""
+    return [key for key in keys if key in metrics]

@@ -1,0 +1,65 @@
+"""Strings from outside made safe to look at: nothing invisible, nothing that turns the line around."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+_PICTURES = {"\n": "↵", "\t": "⇥"}
+_BYTES = 256
+_SPECIAL = 257
+"""Byte-level vocabularies may end in one special token."""
+
+
+def clean(text: str) -> str:
+    """Control characters as pictures (␛), direction marks and other invisible ones as their code (⟨U+202E⟩)."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def short(text: str, length: int) -> str:
+    """`text`, cleaned, cut to `length` characters with an ellipsis."""
+    text = clean(text)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def label(value: str | int | float | bool | None) -> str:
+    """A step, or a value of a `--by` column, as text."""
+    if value is None:
+        return "(none)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def are_bytes(tokens: Iterable[Sequence[int] | None]) -> bool:
+    """Whether token ids are those of a byte-level vocabulary, so that they can be read as text."""
+    known = [token for ids in tokens if ids for token in ids]
+    return bool(known) and all(0 <= token < _SPECIAL for token in known) and any(t < _BYTES for t in known)
+
+
+def token_text(tokens: Sequence[int] | None, as_bytes: bool) -> str:
+    """Token ids as the characters of their bytes, or as numbers."""
+    if not tokens:
+        return ""
+    if not as_bytes:
+        return " ".join(map(str, tokens))
+    parts: list[str] = []
+    run = bytearray()
+    for token in tokens:
+        if token < _BYTES:
+            run.append(token)
+        else:
+            parts += [run.decode("utf-8", "backslashreplace"), f"⟨{token}⟩"]
+            run = bytearray()
+    return clean("".join([*parts, run.decode("utf-8", "backslashreplace")]))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character in _PICTURES:
+        return _PICTURES[character]
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    if character == " " or character.isprintable():
+        return character
+    return " " if unicodedata.category(character) == "Zs" else f"⟨U+{code:04X}⟩"
