@@ -23,6 +23,10 @@ HEAVY_TOKENS = "Pareto k-hat of tokens is above its limit: means of token ratios
 HEAVY_SEQUENCES = "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge"
 NOTHING_LEFT = "a correction leaves nothing of some steps"
 COSTLY = "a correction rejects more than half of the tokens"
+MATTERS = (IDENTICAL, WRONG_LOG_PROBS, HEAVY_TOKENS, HEAVY_SEQUENCES, NOTHING_LEFT, COSTLY)
+"""In the order in which they are told."""
+SHOWN = 4
+"""Places named for one matter."""
 
 
 def notes(result: Result) -> list[str]:
@@ -38,10 +42,14 @@ def notes(result: Result) -> list[str]:
         for matter, detail in _matters(run):
             place = f"{name}, " if len(result.runs) > 1 else ""
             found.setdefault(matter, []).append((place + detail).rstrip(", "))
-    sentences = [
-        f"{matter} ({'; '.join(filter(None, details))})".removesuffix(" ()") for matter, details in found.items()
-    ]
-    return [*result.warnings, *left_out, *sentences]
+    return [*result.warnings, *left_out, *(_sentence(matter, found[matter]) for matter in MATTERS if matter in found)]
+
+
+def _sentence(matter: str, details: list[str]) -> str:
+    """A matter with its first few places."""
+    shown = "; ".join(filter(None, details[:SHOWN]))
+    more = f" and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
+    return f"{matter} ({shown}{more})" if shown else matter
 
 
 def run_notes(run: RunResult) -> list[str]:
