@@ -39,15 +39,21 @@ class Value(_Model):
 
 
 class Series(_Model):
-    """One metric over groups, 9 significant digits (3 for `se` and `interval`).
+    """One metric over groups, 9 significant digits (3 for `se` and `interval`, absent where no group has one).
 
-    A single number in place of a list holds for every group. `status` names the groups that are not "ok" by index.
+    `status` is a word for all groups, or the indices of those that are not "ok" by reason.
     """
 
-    value: list[float | None] | float | None
-    se: list[float | None] | float | None = None
+    value: list[float | None]
+    se: list[float | None] | None = None
     interval: list[tuple[float, float] | None] | None = None
-    status: dict[int, str] = Field(default_factory=dict)
+    status: str | dict[str, list[int]] = "ok"
+
+    def status_at(self, index: int) -> str:
+        """The status of one group."""
+        if isinstance(self.status, str):
+            return self.status
+        return next((reason for reason, groups in self.status.items() if index in groups), "ok")
 
 
 class Overall(_Model):

@@ -67,6 +67,7 @@ class Accumulator:
         totals = self.runs[run]
         ordered = [cells[values] for values in sorted(cells, key=str)]
         raw = reduce(add, ordered)
+        raw = CellSums(raw.table.folded(GROUP_CAP), raw.pairs)
         closing = Closing(raw.table, self.plan)
         if self.plan.sequences:
             for scope, factors in zip(closing.scopes.tolist(), closing.factors.tolist(), strict=True):

@@ -142,16 +142,18 @@ def _series(estimates: Sequence[Estimate], with_errors: bool) -> Series:
         for found in estimates
     ]
     return Series(
-        value=_constant([_rounded(found.value, VALUE_DIGITS) for found in estimates]),
-        se=_constant(errors),
+        value=[_rounded(found.value, VALUE_DIGITS) for found in estimates],
+        se=errors if any(error is not None for error in errors) else None,
         interval=intervals if any(interval is not None for interval in intervals) else None,  # type: ignore[arg-type]
-        status={index: found.status for index, found in enumerate(estimates) if found.status != "ok"},
+        status=_statuses([found.status for found in estimates]),
     )
 
 
-def _constant(values: list[float | None]) -> list[float | None] | float | None:
-    """One number in place of a list of equal ones."""
-    return values[0] if all(value == values[0] for value in values) else values
+def _statuses(statuses: Sequence[str]) -> str | dict[str, list[int]]:
+    if all(status == statuses[0] for status in statuses):
+        return statuses[0]
+    reasons = dict.fromkeys(status for status in statuses if status != "ok")
+    return {reason: [index for index, status in enumerate(statuses) if status == reason] for reason in reasons}
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

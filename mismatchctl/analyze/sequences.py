@@ -91,7 +91,7 @@ class SequenceFile:
             "k3": columns["k3"] / tokens,
             "abs_diff_mean": columns["abs"] / tokens,
             "abs_diff_max": np.maximum(np.maximum(columns["max log_ratio"], columns["max -log_ratio"]), 0),
-            "sequence_ratio": 1.0 + columns["product_excess"],
+            "sequence_ratio": np.where(columns["tokens"] > 0, columns["product"], 1.0),
             "train_log_ppl": columns["policy_log_ppl"],
             "rollout_log_ppl": columns["reference_log_ppl"],
         }

@@ -35,8 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("analyze", no_args_is_help=True)(analyze.analyze)
-app.command("report", no_args_is_help=True)(report.report)
+app.command("analyze")(analyze.analyze)
+app.command("report")(report.report)
 app.command("schema")(schema.schema)
 app.command("metrics")(metrics.metrics)
 app.add_typer(presets.app, name="presets")

@@ -221,7 +221,7 @@ def _rejected(gate: Gate, flags: Bools, segments: Segments, view: Selection, bat
     if gate.level == "token":
         tokens = flags & view.expanded() if gate.sees == "remaining" else flags
     elif gate.over == "segment":
-        tokens = segments.spread(flags)
+        tokens = segments.spread(flags & (view.counts > 0))
     else:
         flags = flags & (view.counts > 0)
         if gate.when == "always":

@@ -17,8 +17,7 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 
 
 def _ess_token(t: Totals) -> Number:
-    kept, excess = t["kept"], t["kept_excess"]
-    return (kept + excess) ** 2 / (t["tokens"] * (kept + 2 * excess + t["squared_kept_excess"]))
+    return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * t["squared_kept_weight"])
 
 
 def _ess_sequence(t: Totals) -> Number:

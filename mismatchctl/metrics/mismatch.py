@@ -38,14 +38,8 @@ def largest(column: str, sign: float = 1.0) -> Callable[[Mapping[str, float]], f
     return lambda maxima: sign * maxima[column] + 0.0  # never -0
 
 
-def ess(excess: str, number: str) -> Callable[[Totals], Number]:
-    """Effective sample size of `number` ratios as a fraction: (sum w)^2 / (n sum w^2), from sums of w - 1."""
-
-    def value(t: Totals) -> Number:
-        n = t[number]
-        return (n + t[excess]) ** 2 / (n * (n + 2 * t[excess] + t[f"squared_{excess}"]))
-
-    return value
+def _ess_token(t: Totals) -> Number:
+    return (t["tokens"] + t["excess"]) ** 2 / (t["tokens"] * t["squared_ratio"])
 
 
 def chi2(excess: str, number: str) -> Callable[[Totals], Number]:
@@ -57,12 +51,22 @@ def std(column: str) -> Callable[[Totals], Number]:
     """Population standard deviation over tokens from sums of a column and of its squares."""
 
     def value(t: Totals) -> Number:
-        square = t[f"squared_{column}"] / t["tokens"]
-        variance = square - (t[column] / t["tokens"]) ** 2
-        rounding = not np.iscomplexobj(variance) and variance < _ROUNDING * square
-        return variance * 0.0 if rounding else np.sqrt(variance)
+        variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
+        return np.sqrt(variance) if np.any(np.real(variance)) else variance * 0.0
 
     return value
+
+
+def _variance(square: Number, mean: Number) -> Number:
+    """Mean square minus squared mean; exactly 0 where no more than rounding is left of it."""
+    variance = square - mean * mean
+    return variance * 0.0 if np.all(np.real(variance) < _ROUNDING * np.real(square)) else variance
+
+
+def _spread(square: Number, mean: Number) -> Number:
+    """A variance to divide by: NaN where there is none."""
+    variance = _variance(square, mean)
+    return variance if np.any(np.real(variance)) else variance * np.nan
 
 
 def _prob_corr(t: Totals) -> Number:
@@ -70,20 +74,20 @@ def _prob_corr(t: Totals) -> Number:
     policy, reference = t["policy_prob"] / n, t["reference_prob"] / n
     squares = t["squared_policy_prob"] / n, t["squared_reference_prob"] / n
     product = (squares[0] + squares[1] - t["squared_prob_diff"] / n) / 2
-    return (product - policy * reference) / np.sqrt((squares[0] - policy**2) * (squares[1] - reference**2))
+    return (product - policy * reference) / np.sqrt(_spread(squares[0], policy) * _spread(squares[1], reference))
 
 
 def _autocorrelation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     pairs = t["neighbours"]
     covariance = (t["neighbour_product"] - mean * t["neighbour_sum"]) / pairs + mean * mean
-    return covariance / (t["square"] / t["tokens"] - mean * mean)
+    return covariance / _spread(t["square"] / t["tokens"], mean)
 
 
 def _inflation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     sequences = t["squared_log_ratio_sum"] - 2 * mean * t["log_ratio_sum_length"] + mean * mean * t["squared_length"]
-    return sequences / (t["square"] - t["tokens"] * mean * mean)
+    return sequences / (t["tokens"] * _spread(t["square"] / t["tokens"], mean))
 
 
 def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
@@ -238,13 +242,13 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
         "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
-        NO_TOKEN, ess("excess", "tokens"), better="high",
+        NO_TOKEN, _ess_token, better="high",
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
         "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
-        NO_TOKEN, ess("product_excess", "sequences"), better="high",
+        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high",
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",

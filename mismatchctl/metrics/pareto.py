@@ -41,7 +41,7 @@ def khat(largest_log_ratios: Float64s, count: int) -> float:
     tail = tail[tail > cut]
     if len(tail) < 5:
         return math.nan
-    return _generalized_pareto_shape(np.exp(tail) - np.exp(cut))
+    return _generalized_pareto_shape(np.exp(cut) * np.expm1(tail - cut))
 
 
 def _generalized_pareto_shape(excess: Float64s) -> float:

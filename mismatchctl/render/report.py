@@ -18,12 +18,13 @@ from markupsafe import Markup, escape
 
 import mismatchctl
 from mismatchctl.render.figures import Figure, overview_figure
+from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import bytes_size, estimate, missing, number
 from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
 from mismatchctl.render.text import clean
 from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
-from mismatchctl.result import Result, Value
+from mismatchctl.result import Result, RunResult, Value
 
 TEMPLATES = "reports_templates"
 BRIEF_FROM = 9
@@ -34,9 +35,16 @@ MOST_FILES = 500
 GAUGE = (1e-8, 1.0)
 """Ends of the scale on which K3 is marked."""
 SIDE_BY_SIDE = (
-    "tokens", "sequences", "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z", "khat_sequence",
+    "tokens",
+    "sequences",
+    "abs_diff_mean",
+    "abs_diff_max",
+    "ess_token",
+    "ess_sequence",
+    "ratio_mean_z",
+    "khat_sequence",
     "bitwise_share",
-)  # fmt: skip
+)
 
 
 def render_report(result: Result) -> str:
@@ -71,7 +79,7 @@ class Page:
     title: str
     version: str
     facts: list[str]
-    warnings: list[str]
+    notes: list[str]
     runs: list[RunSection]
     brief: bool
     unfolded: bool
@@ -100,7 +108,7 @@ def prepare(result: Result) -> Page:
         title=sections[0].name if len(sections) == 1 else f"{len(sections)} runs",
         version=clean(result.provenance.version),
         facts=_facts(result),
-        warnings=[clean(warning) for warning in result.warnings],
+        notes=[clean(note) for note in notes(result)],
         runs=sections,
         brief=brief,
         unfolded=len(sections) <= OPEN_RUNS,
@@ -137,25 +145,35 @@ def gauge_place(value: float) -> float:
 
 def _facts(result: Result) -> list[str]:
     """The size of what was read, in a few phrases."""
-    inputs = result.provenance.inputs
-    totals = [
-        (sum(int(run.overall.metrics[key].value or 0) for run in result.runs.values() if key in run.overall.metrics), key)
-        for key in ("tokens", "sequences")
-    ]
-    steps = sum(len(run.groups.labels) for run in result.runs.values())
-    counts = [*totals, (steps, "step"), (len(inputs), "file"), (len(result.corrections), "correction")]
-    return [f"{count:,} {name if name.endswith('s') else name + 's' * (count != 1)}" for count, name in counts]
+    runs, provenance = result.runs.values(), result.provenance
+    counts = [(sum(int(_overall(run, key).value or 0) for run in runs), key) for key in ("token", "sequence")]
+    counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
+    counts += [(len(result.corrections), "correction")]
+    facts = [f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts]
+    left_out = sum(row.count for row in provenance.left_out)
+    return [*facts, f"{left_out:,} left out"] if left_out else facts
+
+
+def _overall(run: RunResult, noun: str) -> Value:
+    return run.overall.metrics.get(f"{noun}s", Value(value=None))
 
 
 def _overview(result: Result, sections: list[RunSection], registry: Registry) -> Table:
     """Runs side by side: K3 and its trend first, then what is read next."""
     run_results = list(result.runs.values())
     keys = [key for key in SIDE_BY_SIDE if any(key in run.overall.metrics for run in run_results)]
-    heads = [Head("run", numeric=False), registry.head("k3"), Head("K3 from 1e-8 to 1", numeric=False), Head("trend of K3", numeric=False)]
+    heads = [
+        Head("run", numeric=False),
+        registry.head("k3"),
+        Head("K3 from 1e-8 to 1", numeric=False),
+        Head("trend of K3", numeric=False),
+    ]
     table = Table("", [*heads, *(registry.head(key) for key in keys)], sortable=True)
     for section, run in zip(sections, run_results, strict=True):
         k3 = table.value(section.k3, "nats/token")
-        gauge = Cell("" if section.k3.value is None else str(gauge_place(section.k3.value)), kind="scale", order=k3.order)
+        gauge = Cell(
+            "" if section.k3.value is None else str(gauge_place(section.k3.value)), kind="scale", order=k3.order
+        )
         row = [Cell(section.name, kind="name", anchor=section.anchor), k3, gauge, words(section.trend.brief)]
         for key in keys:
             value = run.overall.metrics.get(key, Value(value=None, status="not recorded"))
@@ -196,10 +214,17 @@ def _left_out(result: Result) -> Table | None:
     for row in rows:
         total["files" if row.reason == "file" else "rows"] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
-    heads = [Head("file", numeric=False), Head("reason", numeric=False), Head("count"), Head("first example", numeric=False)]
+    heads = [
+        Head("file", numeric=False),
+        Head("reason", numeric=False),
+        Head("count"),
+        Head("first example", numeric=False),
+    ]
     table = Table(caption, heads)
     for row in rows[:MOST_FILES]:
-        table.rows.append([words(row.file, "path"), words(row.reason), amount(row.count, "rows"), words(row.example, "prose")])
+        table.rows.append(
+            [words(row.file, "path"), words(row.reason), amount(row.count, "rows"), words(row.example, "prose")]
+        )
     return table
 
 

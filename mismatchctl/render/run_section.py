@@ -7,30 +7,43 @@ from dataclasses import dataclass, field
 
 from mismatchctl.correction import Correction
 from mismatchctl.render.figures import RunFigures, run_figures
-from mismatchctl.render.numbers import DASH, estimate, number
+from mismatchctl.render.notes import run_notes
+from mismatchctl.render.numbers import estimate, number
+from mismatchctl.render.run_tables import (
+    breakdown_tables,
+    by_tables,
+    correction_metric_table,
+    metric_tables,
+    step_tables,
+    worst_sequences,
+    worst_tokens,
+)
 from mismatchctl.render.series import lists
-from mismatchctl.render.tables import Cell, Head, Registry, Shown, Table, amount, group_table, known_keys, words
-from mismatchctl.render.text import are_bytes, clean, label, token_text
+from mismatchctl.render.tables import Head, Registry, Table, known_keys, words
+from mismatchctl.render.text import clean
 from mismatchctl.render.trend import Z_LIMIT, Trend, standing, trend
-from mismatchctl.result import Result, RunResult, Value, WorstSequence, WorstToken
+from mismatchctl.result import Result, RunResult, Value
 
 TILES = (
     "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z", "khat_token", "khat_sequence",
     "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
-STEP_KEYS = (
-    "tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "ratio_mean_z", "chi2_token",
-    "ess_token", "ess_sequence", "khat_token", "khat_sequence", "prob_corr", "bitwise_share", "drift_k3", "ois",
-)  # fmt: skip
-BY_KEYS = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence")
 CORRECTION_KEYS = (
-    "weight_mean", "weight_std", "weight_bounded_low", "weight_bounded_high", "normalization_factor", "rejected_tokens",
-    "rejected_sequences", "fully_rejected_sequences", "empty_prompts", "ess_token", "ess_sequence", "loss_scale", "k3_kept",
-)  # fmt: skip
+    "weight_mean",
+    "weight_std",
+    "weight_bounded_low",
+    "weight_bounded_high",
+    "normalization_factor",
+    "rejected_tokens",
+    "rejected_sequences",
+    "fully_rejected_sequences",
+    "empty_prompts",
+    "ess_token",
+    "ess_sequence",
+    "loss_scale",
+    "k3_kept",
+)
 COMPARED_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
-STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
-WORST_SHOWN = 20
-"""Worst sequences and tokens on the page; the result holds fifty."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,8 @@ class RunSection:
 
     index: int
     name: str
+    facts: str
+    notes: list[str]
     standing: str
     trend: Trend
     k3: Value
@@ -79,6 +94,8 @@ def run_section(result: Result, index: int, registry: Registry, *, brief: bool) 
     section = RunSection(
         index=index,
         name=clean(name),
+        facts=_facts(run),
+        notes=[clean(note) for note in run_notes(run)],
         standing=standing(k3.value, k3.se),
         trend=trend(run.groups.labels, values, errors),
         k3=k3,
@@ -93,7 +110,21 @@ def run_section(result: Result, index: int, registry: Registry, *, brief: bool) 
     section.by = by_tables(result.corrections, run, registry)
     section.steps = step_tables(run, registry) if len(run.groups.labels) > 1 else []
     section.metrics = metric_tables(run, registry)
+    if result.corrections:
+        section.metrics.append(correction_metric_table(run, registry))
+    if not brief:
+        section.metrics += breakdown_tables(run, registry)
     return section
+
+
+def _facts(run: RunResult) -> str:
+    """The size of a run."""
+    counts = [
+        (key, run.overall.metrics.get(key, Value(value=None)).value) for key in ("tokens", "sequences", "prompts")
+    ]
+    texts = [f"{number(value, 'tokens')} {key}" for key, value in counts if value is not None]
+    steps = len(run.groups.labels)
+    return ", ".join([*texts, f"{steps:,} step{'s' * (steps != 1)}"])
 
 
 def tiles(run: RunResult, registry: Registry) -> list[Tile]:
@@ -168,112 +199,6 @@ def selection_table(result: Result, run: RunResult, registry: Registry) -> Table
         if correction.gates:
             cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in COMPARED_KEYS]
             table.rows.append([words(correction.name, "name"), *cells])
-    return table
-
-
-def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
-    """The sequences whose log ratios add up to most."""
-    if not rows:
-        return None
-    known, rows = len(rows), rows[:WORST_SHOWN]
-    as_bytes = are_bytes(row.token_ids for row in rows)
-    texts = [
-        *_place_heads(),
-        Head("tokens", about="valid tokens"),
-        Head("sum of log ratios", "nats", "Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
-        Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
-        Head("mean |difference|", "nats", "mean of |x| over the sequence's tokens"),
-    ]
-    starts = any(row.token_ids for row in rows)
-    if starts:
-        texts.append(Head("starts with", numeric=False))
-    table = Table(f"The {len(rows)} sequences with the largest |sum of log ratios|{_of(len(rows), known)}.", texts, sortable=True)
-    for row in rows:
-        cells = [*_place(row), amount(row.tokens, "tokens"), amount(row.log_ratio_sum), amount(row.k3), amount(row.abs_diff_mean)]
-        table.rows.append([*cells, *([words(token_text(row.token_ids, as_bytes), "code")] if starts else [])])
-    return table
-
-
-def worst_tokens(rows: Sequence[WorstToken]) -> Table | None:
-    """The tokens with the largest |log ratio|, in their context."""
-    if not rows:
-        return None
-    known, rows = len(rows), rows[:WORST_SHOWN]
-    as_bytes = are_bytes([*(row.context_ids for row in rows), [row.token_id for row in rows if row.token_id is not None]])
-    ids = any(row.token_id is not None for row in rows)
-    heads = [*_place_heads(), Head("position", about="counted from the sequence's first valid token")]
-    if ids:
-        heads += [Head("what came before", numeric=False), Head("token", numeric=False)]
-    heads += [
-        Head("rollout", "log-prob", "log-prob that the rollout engine recorded"),
-        Head("train", "log-prob", "log-prob that the trainer computed"),
-        Head("log ratio", "nats", "train minus rollout"),
-    ]
-    table = Table(f"The {len(rows)} tokens with the largest |log ratio|{_of(len(rows), known)}.", heads, sortable=True)
-    for row in rows:
-        cells = [*_place(row), amount(row.position, "tokens")]
-        if ids:
-            token = [] if row.token_id is None else [row.token_id]
-            cells += [words(token_text(row.context_ids, as_bytes), "before"), words(token_text(token, as_bytes), "code")]
-        cells += [amount(row.rollout_log_prob), amount(row.train_log_prob), amount(row.log_ratio)]
-        table.rows.append(cells)
-    return table
-
-
-def _of(shown: int, known: int) -> str:
-    return f" (of {known} in the JSON result)" if known > shown else ""
-
-
-def _place_heads() -> list[Head]:
-    return [Head(text, numeric=False) for text in ("step", "sequence", "prompt", "file: row")]
-
-
-def _place(row: WorstSequence | WorstToken) -> list[Cell]:
-    ids = (row.step, row.sequence_id, row.prompt_id)
-    texts = [DASH if value is None else label(value) for value in ids]
-    return [*(words(text) for text in texts), words(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")]
-
-
-def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> list[Table]:
-    """One table per `--by` column: the mismatch, and what each correction rejects there."""
-    tables, gated = [], [correction.name for correction in corrections if correction.gates]
-    for column, groups in run.by.items():
-        shown = [Shown(key) for key in known_keys(BY_KEYS, groups.metrics)]
-        shown += [Shown("rejected_tokens", f"rejected by {name}", name) for name in gated if name in groups.corrections]
-        tables.append(group_table(f"By {clean(column)}", column, groups, shown, registry))
-    return tables
-
-
-def step_tables(run: RunResult, registry: Registry) -> list[Table]:
-    """The main metrics of each step, and what each correction does there."""
-    shown = [Shown(key) for key in known_keys(STEP_KEYS, run.groups.metrics)]
-    tables = [group_table("The mismatch by step", "step", run.groups, shown, registry)]
-    for key in STEP_CORRECTION_KEYS if run.groups.corrections else ():
-        columns = [Shown(key, name, name) for name in run.groups.corrections]
-        title = registry.metric(key, "c").title
-        tables.append(group_table(f"{title[0].upper()}{title[1:]} by step", "step", run.groups, columns, registry))
-    return tables
-
-
-def metric_tables(run: RunResult, registry: Registry) -> list[Table]:
-    """Every metric of the run with its meaning: the mismatch, then the second drift."""
-    drift = [key for key in run.overall.metrics if key.startswith("drift_") or key in ("ois", "ois_z")]
-    own = [key for key in run.overall.metrics if key not in drift]
-    tables = [_metric_table("Every metric of the mismatch", own, run, registry)]
-    if drift:
-        tables.append(_metric_table("The second drift: from train to the current policy", drift, run, registry))
-    return tables
-
-
-def _metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
-    heads = [Head("metric", numeric=False), Head("value"), Head("90 % interval"), Head("unit", numeric=False)]
-    table = Table(f"{caption}: ± is one standard error over clusters.", [*heads, Head("what it says", numeric=False)])
-    for key in keys:
-        value, metric = run.overall.metrics[key], registry.metric(key)
-        interval = DASH if value.interval is None else " … ".join(number(end, metric.unit) for end in value.interval)
-        name = Cell(metric.title, kind="name", anchor=f"m-{key}")
-        cells = [table.value(value, metric.unit), words(interval, "number"), words(metric.unit), words(metric.meaning, "prose")]
-        table.rows.append([name, *cells])
     return table
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.result import Groups, Series, Value
 
-_ABSENT = Series(value=None)
 SURE = 2.0
 """Bands and bars reach this many standard errors: about 95 %."""
 
@@ -35,17 +34,17 @@ class Column:
 
 def value_at(series: Series | None, index: int) -> Value:
     """The value of one group."""
-    series = series or Series(value=None)
+    if series is None:
+        return Value(value=None, status="not recorded")
     interval = None if series.interval is None else series.interval[index]
-    value, se = _at(series.value, index), _at(series.se, index)
-    status = series.status.get(index, "ok" if value is not None else "not recorded")
-    return Value(value=value, se=se, interval=interval, status=status)
+    se = None if series.se is None else series.se[index]
+    return Value(value=series.value[index], se=se, interval=interval, status=series.status_at(index))
 
 
 def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     """A metric over `count` groups with its band: the interval where there is one, else twice the error."""
-    chosen = series.get(key, _ABSENT)
-    values, errors = _spread(chosen.value, count), np.nan_to_num(_spread(chosen.se, count))
+    chosen = series.get(key) or Series(value=[None] * count)
+    values, errors = _floats(chosen.value), np.nan_to_num(_floats(chosen.se or [None] * count))
     low, high = values - SURE * errors, values + SURE * errors
     for index, interval in enumerate(chosen.interval or ()):
         if interval is not None:
@@ -59,10 +58,5 @@ def lists(groups: Groups, key: str) -> tuple[list[float | None], list[float | No
     return [value.value for value in found], [value.se for value in found]
 
 
-def _at(values: list[float | None] | float | None, index: int) -> float | None:
-    return values[index] if isinstance(values, list) else values
-
-
-def _spread(values: list[float | None] | float | None, count: int) -> Float64s:
-    row = values if isinstance(values, list) else [values] * count
-    return np.array([np.nan if value is None else value for value in row], np.float64)
+def _floats(values: list[float | None]) -> Float64s:
+    return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.numbers import DASH, estimate, number
@@ -30,7 +31,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: `mark` refers to a note below the table, `order` is what sorting goes by, `anchor` where it links to."""
+    """One cell: `mark` refers to a note below the table, `order` is what sorting goes by, `anchor` a link."""
 
     text: str
     mark: str = ""
@@ -91,7 +92,7 @@ class Registry:
         self.corrections: dict[str, Metric] = {}
         for correction in result.corrections:
             for metric in correction_metrics(correction):
-                self.corrections.setdefault(metric.key, metric)
+                self.corrections.setdefault(metric.key, _common(metric))
         self.used: dict[str, Entry] = {}
 
     def metric(self, key: str, scope: str = "m") -> Metric:
@@ -115,6 +116,16 @@ class Registry:
         return sorted(chosen, key=lambda entry: known.get(entry.metric.key, len(known)))
 
 
+def _common(metric: Metric) -> Metric:
+    """A gate's metric without the words of the one correction that it came with."""
+    gate = re.fullmatch(r"(gate\d+)_(\w+)_(\w+)", metric.key)
+    return (
+        metric
+        if gate is None
+        else replace(metric, title=f"{gate[1].replace('gate', 'gate ')}: {gate[2]} too {gate[3]}")
+    )
+
+
 @dataclass(frozen=True)
 class Shown:
     """A column of a table over groups: a metric of the mismatch, or of one correction."""
@@ -124,9 +135,7 @@ class Shown:
     correction: str | None = None
 
 
-def group_table(
-    caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry
-) -> Table:
+def group_table(caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry) -> Table:
     """One row per group."""
     metrics = [registry.metric(column.key, "m" if column.correction is None else "c") for column in shown]
     table = Table(caption, [Head(clean(first), numeric=False)], sortable=True)

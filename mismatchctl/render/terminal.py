@@ -2,198 +2,236 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from rich.box import ASCII, SIMPLE_HEAD, Box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.render.glyphs import Glyphs
+from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
 from mismatchctl.render.notes import notes
-from mismatchctl.render.numbers import DASH, estimate, number
+from mismatchctl.render.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.series import lists
-from mismatchctl.render.text import clean, short
+from mismatchctl.render.text import label
 from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE, standing, trend
-from mismatchctl.result import Result, RunResult, Value
+from mismatchctl.result import Groups, Result, RunResult, Value
 
-NARROW = 120
-"""Below this width, tables leave their less important columns out."""
-_BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-_SCALE = (-6, 0)
-"""Decades of the scale that K3 is drawn on."""
+WIDE = 110
+"""From this width on, K3 in the table of runs has its standard error."""
+DETAILED = 3
+"""Up to so many runs, each has a table of its corrections; more share one."""
+MOST_GROUPS = 12
+"""Values of a `--by` column that are shown."""
+_SCALE_WIDTH = 73
 _MISSING = Value(value=None, status="not recorded")
 
 CORRECTION_COLUMNS = (
-    ("weight", "weight_mean", "ratio", False),
-    ("std", "weight_std", "ratio", True),
-    ("bounded", "weight_bounded_high", "fraction", True),
-    ("rejected tokens", "rejected_tokens", "fraction", False),
-    ("sequences", "rejected_sequences", "fraction", False),
-    ("ESS tokens", "ess_token", "fraction", False),
-    ("ESS sequences", "ess_sequence", "fraction", True),
-    ("loss scale", "loss_scale", "ratio", False),
-    ("K3 kept", "k3_kept", "nats/token", False),
+    ("weight\nmean", "weight_mean", "ratio", 5),
+    ("rejected\ntokens", "rejected_tokens", "fraction", 0),
+    ("rejected\nsequences", "rejected_sequences", "fraction", 4),
+    ("ESS\ntokens", "ess_token", "fraction", 0),
+    ("ESS\nsequences", "ess_sequence", "fraction", 3),
+    ("loss\nscale", "loss_scale", "ratio", 2),
+    ("K3\nkept", "k3_kept", "nats/token", 1),
 )
-"""(heading, key, unit, whether it is left out where there is little room)."""
+"""(heading, key, unit, how early it goes where there is little room)."""
 
 
 def render_summary(result: Result, console: Console) -> None:
     """Print the summary of a Result."""
-    runs = list(result.runs.items())
-    if len(runs) > 1:
-        console.print(_runs_table(result, console))
-    for name, run in runs:
-        if len(runs) == 1:
-            console.print(_headline(name, run, console))
-        if len(runs) <= 4 and run.overall.corrections:
-            title = "Corrections" if len(runs) == 1 else f"Corrections on {short(name, 40)}"
-            console.print(_corrections_table(title, run, console))
-    if len(runs) > 4 and any(correction.gates for correction in result.corrections):
-        console.print(_rejections_table(result, console))
-    found = notes(result)
-    for sentence in found:
-        console.print(Text.assemble(("! ", "yellow"), clean(sentence)))
+    several = len(result.runs) > 1
+    if several:
+        _print_runs(result, console)
+    for name, run in result.runs.items():
+        if not several:
+            _print_headline(name, run, console)
+        if len(result.runs) <= DETAILED:
+            _print_corrections(f"Corrections on {name}" if several else "Corrections", run, console)
+            for column, groups in run.by.items():
+                _print_groups(f"{name} by {column}" if several else f"By {column}", column, groups, console)
+    if len(result.runs) > DETAILED:
+        _print_effects(result, console)
+    _print_notes(notes(result), console)
 
 
-def sparkline(values: Sequence[float | None], *, plain: bool, width: int = 40) -> str:
-    """A positive series as bars on a log scale; undefined values are blank, long series are thinned to `width`."""
-    if len(values) > width:
-        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
-    positive = [math.log(value) for value in values if value is not None and value > 0]
-    if not positive:
-        return ""
-    low, spread = min(positive), max(max(positive) - min(positive), 0.2)
-    bars = _PLAIN_BARS if plain else _BARS
-
-    def bar(value: float | None) -> str:
-        if value is None:
-            return " "
-        height = 0.0 if value <= 0 else (math.log(value) - low) / spread
-        return bars[min(int(height * len(bars)), len(bars) - 1)]
-
-    return "".join(bar(value) for value in values)
-
-
-def _headline(name: str, run: RunResult, console: Console) -> Group:
-    metrics = run.overall.metrics
-    plain = console.options.ascii_only
-    k3 = metrics.get("k3", _MISSING)
-    counts = ", ".join(
-        f"{number(metrics.get(key, _MISSING).value, key)} {key}" for key in ("tokens", "sequences") if key in metrics
-    )
-    steps = f"{len(run.groups.labels)} steps" if len(run.groups.labels) > 1 else "1 step"
-    rows = Table.grid(padding=(0, 2))
+def _print_headline(name: str, run: RunResult, console: Console) -> None:
+    """One run: its name and size, then a line per question."""
+    glyphs, steps = Glyphs(console), len(run.groups.labels)
+    counts = [f"{number(_value(run, key).value, key)} {key}" for key in ("tokens", "sequences")]
+    counts.append(f"{steps} step{'s' * (steps != 1)}")
+    console.print(Text.assemble((glyphs.text(name), "bold"), f": {', '.join(counts)}"))
+    rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    rows.add_row("K3", Text.assemble((_shown(k3, "nats/token"), "bold"), " nats/token: ", standing(k3.value, k3.se)))
-    if k3.value:
-        rows.add_row("", _scale(k3.value, plain=plain, width=min(console.width - 16, 73)))
-    if len(run.groups.labels) > 1:
-        values, errors = lists(run.groups, "k3")
-        line = sparkline(values, plain=plain)
-        ends = f"{number(values[0])} {'->' if plain else '→'} {number(values[-1])}"
-        rows.add_row("over steps", f"{line}  {ends}; {trend(run.groups.labels, values, errors).words}")
-    difference = f"mean {_shown(metrics.get('abs_diff_mean', _MISSING), 'nats')}"
-    difference += f", p99 {number(metrics.get('abs_diff_p99', _MISSING).value)}"
-    difference += f", max {number(metrics.get('abs_diff_max', _MISSING).value)} nats"
-    rows.add_row("|difference|", difference)
-    z = metrics.get("ratio_mean_z", _MISSING).value
-    ratio = _shown(metrics.get("ratio_mean", _MISSING), "ratio")
-    rows.add_row("E[ratio]", f"{ratio} (z = {z:+.1f})" if z is not None else ratio)
-    ess = ", ".join(f"{_shown(metrics.get(f'ess_{level}', _MISSING), 'fraction')} of {level}s" for level in _LEVELS)
-    rows.add_row("raw ESS", ess)
-    if "drift_k3" in metrics:
-        drift = f"K3 {_shown(metrics['drift_k3'], 'nats/token')}, ois {_shown(metrics['ois'], 'ratio')}"
-        rows.add_row("2nd drift", drift)
-    return Group(Text.assemble((clean(name), "bold"), f": {counts}, {steps}"), rows, "")
+    k3 = _value(run, "k3")
+    rows.add_row("K3", Text.assemble((glyphs.text(_shown(k3, "nats/token")), "bold"), _standing(k3)))
+    if k3.value is not None:
+        rows.add_row("", glyphs.scale(k3.value, max(min(console.width - 14, _SCALE_WIDTH), 1)))
+    if steps > 1:
+        rows.add_row("over steps", _over_steps(run, glyphs))
+    for heading, text in _answers(run):
+        rows.add_row(heading, Text(glyphs.text(text)))
+    console.print(rows, "")
 
 
-_LEVELS = ("token", "sequence")
+def _standing(k3: Value) -> str:
+    return "" if k3.value is None else f" nats/token: {standing(k3.value, k3.se)}"
 
 
-def _scale(k3: float, *, plain: bool, width: int) -> Text:
-    """A line over the decades with the two usual ranges, and a mark where K3 stands."""
-    low, high = _SCALE
-
-    def place(value: float) -> int:
-        return round((min(max(math.log10(value), low), high) - low) / (high - low) * (width - 1))
-
-    dash, dense, moe, mark = "-=#|" if plain else "─━═●"
-    cells = [dash] * width
-    for (start, end), fill in ((DENSE_RANGE, dense), (MOE_RANGE, moe)):
-        for index in range(place(start), place(end)):
-            cells[index] = fill
-    cells[place(k3)] = mark
-    line = Text("".join(cells), style="dim")
-    line.stylize("not dim bold", place(k3), place(k3) + 1)
-    names = [" "] * width
-    for (start, _), name in ((DENSE_RANGE, "1e-5 dense"), (MOE_RANGE, "1e-3 MoE")):
-        for offset, letter in enumerate(name):
-            if place(start) + offset < width:
-                names[place(start) + offset] = letter
-    return Text.assemble(line, "\n", ("".join(names).rstrip(), "dim"))
+def _over_steps(run: RunResult, glyphs: Glyphs) -> str:
+    values, errors = lists(run.groups, "k3")
+    change = trend(run.groups.labels, values, errors).words
+    ends = f"{number(values[0])} → {number(values[-1])}"
+    return f"{glyphs.sparkline(values)}  {glyphs.text(f'{ends}; {change}')}"
 
 
-def _runs_table(result: Result, console: Console) -> Table:
+def _answers(run: RunResult) -> list[tuple[str, str]]:
+    """The other lines of the headline: (what, its figures)."""
+    p99, largest = (number(_value(run, f"abs_diff_{which}").value) for which in ("p99", "max"))
+    z = _value(run, "ratio_mean_z").value
+    ess = ", ".join(f"{_shown(_value(run, f'ess_{level}'), 'fraction')} of {level}s" for level in ("token", "sequence"))
+    rows = [
+        ("|difference|", f"mean {_shown(_value(run, 'abs_diff_mean'), 'nats')}, p99 {p99}, max {largest} nats"),
+        ("E[ratio]", f"{_shown(_value(run, 'ratio_mean'), 'ratio')}{'' if z is None else f' (z = {z:+.1f})'}"),
+        ("raw ESS", ess),
+    ]
+    if "drift_k3" in run.overall.metrics:
+        drift = f"K3 {_shown(_value(run, 'drift_k3'), 'nats/token')}, E[ratio] {_shown(_value(run, 'ois'), 'ratio')}"
+        rows.append(("2nd drift", f"{drift} (train to current)"))
+    return rows
+
+
+def _print_runs(result: Result, console: Console) -> None:
     """One row per run."""
-    narrow, plain = console.width < NARROW, console.options.ascii_only
-    table = _table(console, f"{len(result.runs)} runs")
-    table.add_column("run", no_wrap=True)
-    differences = () if narrow else ("mean |diff|", "max |diff|")
-    for heading in ("tokens", "K3", *differences, "ESS seq.", "z"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("over steps", no_wrap=True)
-    room = 20 if narrow else 44
-    for name, run in result.runs.items():
-        metrics = run.overall.metrics
-        values, errors = lists(run.groups, "k3")
-        words = trend(run.groups.labels, values, errors)
-        line = sparkline(values, plain=plain, width=8 if narrow else 16)
-        z = metrics.get("ratio_mean_z", _MISSING).value
-        k3 = metrics.get("k3", _MISSING)
-        cells = [number(metrics.get("tokens", _MISSING).value, "tokens")]
-        cells.append(number(k3.value) if narrow else estimate(k3.value, k3.se))
-        if not narrow:
-            cells += [number(metrics.get(f"abs_diff_{which}", _MISSING).value) for which in ("mean", "max")]
-        cells += [number(metrics.get("ess_sequence", _MISSING).value, "fraction"), DASH if z is None else f"{z:+.1f}"]
-        steps = line if narrow else f"{line} {words.brief if len(values) > 1 else ''}"
-        table.add_row(Text(short(name, room)), *(Text(cell) for cell in cells), Text(steps))
-    return table
+    runs, glyphs = list(result.runs.values()), Glyphs(console)
+    series = [lists(run.groups, "k3") for run in runs]
+    several_steps = any(len(run.groups.labels) > 1 for run in runs)
+    wide = console.width >= WIDE
+    k3 = [_value(run, "k3") for run in runs]
+    columns = [
+        _figures("tokens", runs, "tokens", "tokens", drop=5),
+        Column("K3", [estimate(v.value, v.se) if wide else number(v.value) for v in k3]),
+        Column("range", [_range(v.value) for v in k3], right=False, drop=6),
+        _figures("mean\n|diff|", runs, "abs_diff_mean", "nats", drop=7),
+        _figures("max\n|diff|", runs, "abs_diff_max", "nats", drop=8),
+        _figures("ESS\nsequences", runs, "ess_sequence", "fraction", drop=1),
+        Column("z of\nE[ratio]", [_z(_value(run, "ratio_mean_z").value) for run in runs]),
+    ]
+    if several_steps:
+        lines = [glyphs.sparkline(values, 16 if wide else 8) for values, _ in series]
+        changes = [
+            trend(run.groups.labels, *both).brief if len(both[0]) > 1 else ""
+            for run, both in zip(runs, series, strict=True)
+        ]
+        columns.append(Column("K3 over\nsteps", lines, right=False, drop=2))
+        columns.append(Column("", changes, right=False, drop=9))
+    print_grid(console, f"{len(runs)} runs", Column("run", list(result.runs)), columns)
 
 
-def _corrections_table(title: str, run: RunResult, console: Console) -> Table:
-    """One row per correction."""
-    narrow = console.width < NARROW
-    table = _table(console, title)
-    table.add_column("correction", no_wrap=True, overflow="ellipsis")
-    columns = [column for column in CORRECTION_COLUMNS if not (narrow and column[3])]
-    for heading, *_ in columns:
-        table.add_column(heading, justify="right")
-    for name, values in run.overall.corrections.items():
-        cells = [number(values.get(key, _MISSING).value, unit) for _, key, unit, _ in columns]
-        table.add_row(Text(short(name, 28)), *(Text(cell) for cell in cells))
-    return table
+def _range(k3: float | None) -> str:
+    """The usual range that a K3 lies in, in a word."""
+    if k3 is None:
+        return DASH
+    if k3 == 0:
+        return "identical"
+    if k3 < DENSE_RANGE[0]:
+        return "< dense"
+    return "dense" if k3 < DENSE_RANGE[1] else "MoE" if k3 < MOE_RANGE[1] else "> MoE"
 
 
-def _rejections_table(result: Result, console: Console) -> Table:
-    """Share of rejected tokens by run and by correction that has gates."""
-    table = _table(console, "Rejected tokens by correction")
-    rejecting = [correction.name for correction in result.corrections if correction.gates]
-    table.add_column("run", no_wrap=True)
-    for name in rejecting:
-        table.add_column(short(name, 12), justify="right", no_wrap=True)
-    room = max(12, min(44, console.width - 14 * len(rejecting)))
-    for run_name, run in result.runs.items():
-        shares = [run.overall.corrections[name]["rejected_tokens"].value for name in rejecting]
-        table.add_row(Text(short(run_name, room)), *(Text(number(share, "fraction")) for share in shares))
-    return table
+def _print_corrections(title: str, run: RunResult, console: Console) -> None:
+    """One row per correction of a run."""
+    found = run.overall.corrections
+    if not found:
+        return
+    columns = [
+        Column(heading, [number(values.get(key, _MISSING).value, unit) for values in found.values()], drop=drop)
+        for heading, key, unit, drop in CORRECTION_COLUMNS
+    ]
+    columns.insert(1, Column("weights\nbounded", [_bounded(values) for values in found.values()], drop=6))
+    print_grid(console, title, Column("correction", list(found)), columns)
 
 
-def _table(console: Console, title: str) -> Table:
-    box: Box = ASCII if console.options.ascii_only else SIMPLE_HEAD
-    return Table(title=Text(clean(title), style="bold"), box=box, title_justify="left", pad_edge=False, padding=(0, 1))
+def _bounded(values: dict[str, Value]) -> str:
+    low, high = (values.get(f"weight_bounded_{side}", _MISSING).value for side in ("low", "high"))
+    return DASH if low is None or high is None else number(low + high, "fraction")
+
+
+def _print_groups(title: str, column: str, groups: Groups, console: Console) -> None:
+    """One row per value of a `--by` column, those with most tokens first where not all can be shown."""
+    figures = {
+        key: lists(groups, key) for key in ("tokens", "sequences", "k3", "abs_diff_mean", "ess_sequence", "ratio_mean")
+    }
+    order = sorted(range(len(groups.labels)), key=lambda index: -(figures["tokens"][0][index] or 0))
+    chosen = sorted(order[:MOST_GROUPS])
+
+    def cells(key: str, unit: str, *, errors: bool = False) -> list[str]:
+        values, ses = figures[key]
+        return [estimate(values[index], ses[index] if errors else None, unit) for index in chosen]
+
+    wide = console.width >= WIDE
+    columns = [
+        Column("tokens", cells("tokens", "tokens"), drop=1),
+        Column("sequences", cells("sequences", "sequences"), drop=2),
+        Column("K3", cells("k3", "nats/token", errors=wide)),
+        Column("mean\n|diff|", cells("abs_diff_mean", "nats", errors=wide), drop=3),
+        Column("E[ratio]", cells("ratio_mean", "ratio", errors=wide), drop=5),
+        Column("ESS\nsequences", cells("ess_sequence", "fraction"), drop=4),
+    ]
+    if len(chosen) < len(order):
+        title += f" ({len(chosen)} of {len(order)} values, those with most tokens)"
+    print_grid(console, title, Column(column, [label(groups.labels[index]) for index in chosen]), columns)
+
+
+def _print_effects(result: Result, console: Console) -> None:
+    """What each correction takes of each run, in two figures."""
+    acting = [correction.name for correction in result.corrections if correction.gates or correction.weight]
+    columns = [
+        Column(broken(name, 12), [_effect(run.overall.corrections.get(name, {})) for run in result.runs.values()])
+        for name in acting
+    ]
+    title = "Corrections: tokens rejected | ESS of sequences left, in percent"
+    print_matrix(console, title, Column("run", list(result.runs)), columns)
+
+
+def _effect(values: dict[str, Value]) -> str:
+    rejected, left = (_percent(values.get(key, _MISSING).value) for key in ("rejected_tokens", "ess_sequence"))
+    return f"{rejected:>3} |{left:>4}"
+
+
+def _percent(share: float | None) -> str:
+    """A whole percentage that is 0 or 100 only where the share is."""
+    if share is None:
+        return DASH
+    rounded = round(100 * share)
+    if rounded == 0 and share > 0:
+        return "<1"
+    return ">99" if rounded == 100 and share < 1 else str(rounded)
+
+
+def _print_notes(sentences: Sequence[str], console: Console) -> None:
+    glyphs = Glyphs(console)
+    rows = Table.grid(padding=(0, 1, 0, 0))
+    rows.add_column(style="yellow", width=1)
+    rows.add_column(overflow="fold")
+    for sentence in sentences:
+        rows.add_row("!", Text(glyphs.text(sentence)))
+    if sentences:
+        console.print(rows)
+
+
+def _figures(heading: str, runs: Sequence[RunResult], key: str, unit: str, drop: int) -> Column:
+    return Column(heading, [number(_value(run, key).value, unit) for run in runs], drop=drop)
+
+
+def _value(run: RunResult, key: str) -> Value:
+    return run.overall.metrics.get(key, _MISSING)
+
+
+def _z(value: float | None) -> str:
+    return DASH if value is None else f"{value:+.1f}"
 
 
 def _shown(value: Value, unit: str) -> str:
-    return estimate(value.value, value.se, unit) if value.value is not None else f"{DASH} ({value.status})"
+    return estimate_or_reason(value.value, value.se, unit, value.status)

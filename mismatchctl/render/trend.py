@@ -84,7 +84,9 @@ def trend(labels: Sequence[Label], values: Sequence[float | None], errors: Seque
     if not positive:
         return Trend(f"0 at all {len(known)} steps")
     if len(positive) < len(known):
-        return Trend(f"0 at {len(known) - len(positive)} of {len(known)} steps, up to {number(_largest(values))} at others")
+        return Trend(
+            f"0 at {len(known) - len(positive)} of {len(known)} steps, up to {number(_largest(values))} at others"
+        )
     value = np.array([values[i] for i in known], np.float64)
     relative = np.array([(errors[i] or 0.0) / (values[i] or 1.0) for i in known])
     blocks = _blocks(len(known))

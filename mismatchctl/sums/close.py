@@ -68,14 +68,15 @@ class Closing:
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
         """Divide the weights w of each row by its factor F, in place; sums are of w - 1 and (w - 1)^2."""
         shift = 1 - factor  # w/F - 1 = (w - 1 + shift) / F
-        for name, number in (("weight_excess", "tokens"), ("kept_excess", f"{correction}/kept")):
-            first, second = (self._index[f"{correction}/{squared}{name}"] for squared in ("", "squared_"))
-            count = sums[:, self._index[number]]
-            squares = sums[:, second] + 2 * shift * sums[:, first] + count * shift**2
-            sums[:, second] = squares / factor**2
-            sums[:, first] = (sums[:, first] + count * shift) / factor
+        first, second = (self._index[f"{correction}/{name}"] for name in ("weight_excess", "squared_weight_excess"))
+        tokens, kept = sums[:, self._index["tokens"]], sums[:, self._index[f"{correction}/kept"]]
+        squares = sums[:, second] + 2 * shift * sums[:, first] + tokens * shift**2
+        sums[:, second] = squares / factor**2
+        for position, count in ((first, tokens), (self._index[f"{correction}/kept_excess"], kept)):
+            sums[:, position] = (sums[:, position] + count * shift) / factor
         sums[:, self._index[f"{correction}/sequence_weight"]] /= factor
-        sums[:, self._index[f"{correction}/squared_sequence_weight"]] /= factor**2
+        for name in ("squared_sequence_weight", "squared_kept_weight"):
+            sums[:, self._index[f"{correction}/{name}"]] /= factor**2
         for name in ("weight", "-weight"):
             maxima[:, self._maxima[f"{correction}/{name}"]] /= factor
 

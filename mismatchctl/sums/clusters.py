@@ -27,9 +27,9 @@ def hash_values(values: NDArray[Any]) -> Hashes:
 
 
 def mix(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
-    """Combine hashes with a salt (splitmix64 finalizer)."""
+    """Combine hashes with a salt (splitmix64 finalizer); the two are not interchangeable."""
     with np.errstate(over="ignore"):
-        x = (hashes ^ salt) + np.uint64(0x9E3779B97F4A7C15)
+        x = (hashes * np.uint64(0xD1342543DE82EF95) ^ salt) + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return x ^ (x >> np.uint64(31))
@@ -95,8 +95,8 @@ class ClusterTable:
 
     def folded(self, cap: int) -> ClusterTable:
         """The table itself up to `cap` clusters; beyond, with clusters folded into `cap` by their hash."""
-        if len(self) <= cap or len(np.unique(self.clusters)) <= cap:
-            return self
+        if not self.is_folded and (len(self) <= cap or len(np.unique(self.clusters)) <= cap):
+            return self  # once folded, always folded: what comes later must meet what was folded before
         return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def salted(self, salt: np.uint64) -> ClusterTable:

@@ -6,14 +6,17 @@ metric needs is a sum, or the largest, of these over sequences.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
-from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.batch import Float64s, Floats, TokenBatch
 from mismatchctl.correction import Applied, Correction, Selection
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
 
 Columns = dict[str, Float64s]
 
+_CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
 COMPARED = ("reward", "advantage", "length")
 """What is compared between kept and rejected sequences."""
 
@@ -49,9 +52,21 @@ def pair_columns(ratios: Ratios, batch: TokenBatch) -> Columns:
         "reference_prob": total(ratios.reference_prob),
         "squared_reference_prob": total(ratios.reference_prob * ratios.reference_prob),
     }
+    columns["squared_ratio"] = _squares(
+        lengths, columns["excess"], columns["squared_excess"], lambda: total((1.0 + ratios.excess) ** 2)
+    )
     columns |= _neighbours(x, batch)
     columns |= _whole_sequences(log_ratio, policy, reference, lengths.astype(np.float64))
     return columns
+
+
+def _squares(number: Floats, excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]) -> Float64s:
+    """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
+    squares: Float64s = number + 2 * excess + squared_excess
+    lost = squares < _CANCELLED * number
+    if lost.any():
+        np.copyto(squares, anew(), where=lost)
+    return squares
 
 
 def pair_maxima(ratios: Ratios, columns: Columns, batch: TokenBatch) -> Columns:
@@ -91,7 +106,8 @@ def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s,
     some = (length > 0).astype(np.float64)
     n = np.maximum(length, 1.0)
     difference = -log_ratio / n
-    product = bounded_excess(log_ratio) * some
+    excess = bounded_excess(log_ratio) * some
+    product = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) * some
     with np.errstate(over="ignore"):
         return {
             "policy_log_ppl": -policy / n,
@@ -101,15 +117,17 @@ def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s,
             "log_ppl_diff": difference,
             "log_ppl_abs_diff": np.abs(difference),
             "ppl_ratio": np.exp(difference) * some,
-            "product_excess": product,
-            "squared_product_excess": product * product,
+            "product": product,  # products may all be tiny, when nothing is left of 1 + excess
+            "squared_product": product * product,
+            "product_excess": excess,
+            "squared_product_excess": excess * excess,
             "squared_log_ratio_sum": log_ratio * log_ratio,
             "log_ratio_sum_length": log_ratio * length,
         }
 
 
 def correction_columns(
-    correction: Correction, applied: Applied, mismatch: Ratios, pair: Columns, batch: TokenBatch
+    correction: Correction, applied: Applied, ratios: Mapping[str, Ratios], pair: Columns, batch: TokenBatch
 ) -> Columns:
     """What a correction does to each sequence, before normalization; `pair` holds the mismatch's own columns."""
     lengths = batch.segments.lengths.astype(np.float64)
@@ -119,7 +137,7 @@ def correction_columns(
     columns |= {
         "kept": kept,
         "counted": applied.counted.counts,
-        "kept_k3": _kept(pair["k3"], mismatch.k3, applied.kept),
+        "kept_k3": _kept(pair["k3"], ratios["train/rollout"].k3, applied.kept),
         "share": share,
         "touched": (kept < lengths).astype(np.float64),
         "emptied": ((kept == 0) & (lengths > 0)).astype(np.float64),
@@ -127,11 +145,17 @@ def correction_columns(
     columns["mean_excess"] = columns["weight_excess"] / n
     columns["sequence_weight"] = (kept + columns["kept_excess"]) / n
     columns["squared_sequence_weight"] = columns["sequence_weight"] ** 2
+    columns["squared_kept_weight"] = _squares(
+        kept,
+        columns["kept_excess"],
+        columns.pop("squared_kept_excess"),
+        lambda: applied.weights.total(applied.weights.bounded**2, applied.kept) if applied.weights else kept,
+    )
     for index, outcome in enumerate(applied.gates):
         for side, rejected in (("low", outcome.low), ("high", outcome.high)):
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
             columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
-    columns |= _catastrophic(correction, mismatch, batch)
+    columns |= _catastrophic(correction, ratios, batch)
     for name, values in _compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
         filled = np.where(known, values, 0.0)
@@ -150,20 +174,20 @@ def correction_maxima(correction: Correction, applied: Applied, ratios: Ratios |
         ones = np.where(empty, -np.inf, 1.0)
         lows = np.where(empty, -np.inf, -1.0)
         return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
+    clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if weights.per_token:
-        clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         high = np.exp(np.clip(segments.max(ratios.log_ratio), *clamp))
         low = np.exp(np.clip(segments.min(ratios.log_ratio), *clamp))
     else:
-        high = low = 1.0 + weights.raw_excess
+        high = low = np.exp(np.clip(weights.log_ratio, *clamp))
     result = {"raw_weight": high, "-raw_weight": -low}
     if correction.weight is not None and correction.weight.zero is not None and weights.per_token:
-        result |= {"weight": 1.0 + segments.max(weights.excess), "-weight": -1.0 - segments.min(weights.excess)}
+        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
     elif weights.per_token:
         bounds = correction.weight.bounds if correction.weight else (0.0, np.inf)
         result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
     else:
-        result |= {"weight": 1.0 + weights.excess, "-weight": -1.0 - weights.excess}
+        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
     return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
 
@@ -196,13 +220,15 @@ def _kept(total: Float64s, values: Float64s, kept: Selection) -> Float64s:
     return np.where(kept.sequences, total, 0.0) if kept.tokens is None else kept.sum(values)
 
 
-def _catastrophic(correction: Correction, mismatch: Ratios, batch: TokenBatch) -> Columns:
+def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Columns:
     """Tokens whose ratio is below the veto, and sequences that hold one; the first veto counts."""
     veto = next((gate for gate in correction.gates if gate.is_veto), None)
     if veto is None:
         return {}
-    limit = np.log(veto.keep[0] or 0.0)
-    tokens = np.zeros(len(batch)) if mismatch.extent[0] >= limit else mismatch.segments.sum(mismatch.log_ratio < limit)
+    limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
+    tokens = np.zeros(len(batch))
+    if looked_at.extent[0] < limit:
+        tokens = looked_at.segments.sum(looked_at.log_ratio < limit)
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 

@@ -199,7 +199,7 @@ def _block_columns(
         maxima |= {prefix + name: values for name, values in largest.items()}
     for index, correction in enumerate(plan.corrections):
         applied = apply(correction, ratios, block)
-        columns = cols.correction_columns(correction, applied, ratios["train/rollout"], additive, block)
+        columns = cols.correction_columns(correction, applied, ratios, additive, block)
         weighed = ratios[correction.weight.source] if correction.weight else None
         largest = cols.correction_maxima(correction, applied, weighed)
         additive |= {f"{index}/{name}": values for name, values in columns.items()}

@@ -12,8 +12,14 @@ from mismatchctl.render.figures.trends import CHARTS, DRIFT_CHARTS, correction_t
 from mismatchctl.result import RunResult, Value
 
 OVER_STEPS = (
-    ("rejected_tokens", "Rejected tokens over the steps", "share of tokens", "A correction that starts to reject more sees a growing mismatch."),
-    ("ess_token", "Effective sample size after, over the steps", "share left, in effect", "What each correction leaves of the tokens."),
+    (
+        "rejected_tokens", "Rejected tokens over the steps", "share of tokens",
+        "A correction that starts to reject more sees a growing mismatch.",
+    ),
+    (
+        "ess_token", "Effective sample size after, over the steps", "share left, in effect",
+        "What each correction leaves of the tokens.",
+    ),
 )  # fmt: skip
 
 
@@ -32,9 +38,9 @@ class RunFigures:
 def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigures:
     """Draw a run; `brief` leaves only the main figures, for pages with many runs. `prefix` is unique on the page."""
     several = len(run.groups.labels) > 1
-    charts, drift, dots = CHARTS, DRIFT_CHARTS, COMPARED
-    if brief:
-        charts, drift, dots = CHARTS[:1], (), COMPARED[:1]
+    charts = CHARTS[:1] if brief else CHARTS
+    drift = () if brief else DRIFT_CHARTS
+    dots = COMPARED[:1] if brief else COMPARED
     found = RunFigures()
     with drawing():
         if several:

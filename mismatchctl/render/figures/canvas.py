@@ -31,7 +31,7 @@ RAMP = tuple(f"#fe04{index:02x}" for index in range(9))
 WIDTH, HEIGHT = 5.4, 3.25
 """Inches of 72 units: what a figure measures before it is scaled to its column."""
 _FONT = 10.5
-_MARGINS = {"left": 62.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
+_MARGINS = {"left": 68.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -84,7 +84,14 @@ class Canvas:
         else:
             axes.hlines(where, 0, 1, transform=axes.get_yaxis_transform(), color=GRID, linewidth=0.7, zorder=0)
             for tick in where:
-                axes.text(-6 / self._across, tick, text(tick), transform=axes.get_yaxis_transform(), ha="right", va="center_baseline")
+                axes.text(
+                    -6 / self._across,
+                    tick,
+                    text(tick),
+                    transform=axes.get_yaxis_transform(),
+                    ha="right",
+                    va="center_baseline",
+                )
 
     def labels(self, x: str, y: str = "") -> None:
         """What the axes measure, with units."""
@@ -92,9 +99,11 @@ class Canvas:
         self.figure.text(middle, (self._below - 24) / self.high, x, ha="center", va="top", color=MUTED)
         if y:
             height = (self._below + self._up / 2) / self.high
-            self.figure.text(5 / self.wide, height, y, rotation=90, ha="left", va="center", color=MUTED)
+            self.figure.text(2 / self.wide, height, y, rotation=90, ha="left", va="center", color=MUTED)
 
-    def line(self, x: Any, y: Any, color: str, *, dashed: bool = False, points: bool = False, width: float = 1.6) -> None:
+    def line(
+        self, x: Any, y: Any, color: str, *, dashed: bool = False, points: bool = False, width: float = 1.6
+    ) -> None:
         """A line; `points` marks each value."""
         style = {"linestyle": (0, (4, 3))} if dashed else {}
         marker = {"marker": "o", "markersize": 3.6, "markeredgewidth": 0} if points else {}
@@ -113,12 +122,14 @@ class Canvas:
     def mark(self, x: float, y: float, color: str, face: str) -> None:
         """A dot outside the axes, for a key; x and y are shares of the figure."""
         self.figure.add_artist(
-            matplotlib.lines.Line2D([x], [y], marker="o", markersize=5.5, color=color, markerfacecolor=face, markeredgewidth=1.5)
+            matplotlib.lines.Line2D(
+                [x], [y], marker="o", markersize=5.5, color=color, markerfacecolor=face, markeredgewidth=1.5
+            )
         )
 
     def legend(self, entries: Sequence[tuple[str, str, bool]], *, columns: int = 1, below: bool = False) -> None:
         """Names of lines: (text, colour, dashed), in a corner or below the axes."""
-        styles = {False: "-", True: (0, (2, 1.2))}
+        styles: dict[bool, Any] = {False: "-", True: (0, (2, 1.2))}
         handles = [
             matplotlib.lines.Line2D([], [], color=color, linewidth=2.2, linestyle=styles[dashed])
             for _, color, dashed in entries
@@ -148,7 +159,8 @@ def drawing() -> Iterator[None]:
     """The settings under which all figures are made; nobody's matplotlibrc changes them."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS)
+        settings: Any = matplotlib.rcParams
+        settings.update(_SETTINGS)
         yield
 
 
@@ -217,7 +229,9 @@ _ROLE = {"01": "ink", "02": "muted", "03": "grid", "05": "surface"}
 _SENTINEL = re.compile(r"#fe(0[0-5])([0-9a-f]{2})")
 _PLACES = re.compile(r' (?:d|x|y|transform)="[^"]*"')
 _FLOAT = re.compile(r"-?\d+\.\d{2,}")
-_TEXT_STYLE = re.compile(r'<text style="font-size: ([\d.]+)px; font-family: [^;"]*(?:; text-anchor: (\w+))?(; fill: [^"]*)?"')
+_TEXT_STYLE = re.compile(
+    r'<text style="font-size: ([\d.]+)px; font-family: [^;"]*(?:; text-anchor: (\w+))?(; fill: [^"]*)?"'
+)
 
 
 def _inline(svg: str, name: str, title: str) -> Markup:

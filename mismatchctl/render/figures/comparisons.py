@@ -44,7 +44,8 @@ COMPARED = (
     Dots(
         "scale", "Bias: mean weight and loss scale", "ratio",
         (("weight_mean", "mean weight"), ("loss_scale", "loss scale")), reference=1.0,
-        caption="1 is unbiased. Below 1 the bound takes away more than it gives, or rejected tokens stay in the denominator.",
+        caption="1 is unbiased. Below 1 the bound takes away more than it gives, or rejected tokens stay in the "
+        "denominator.",
     ),
     Dots(
         "k3-kept", "K3 of what is kept", "K3 (nats/token)", (("k3_kept", "K3 of kept tokens"),), log=True,
@@ -65,14 +66,17 @@ KEPT_AGAINST_REJECTED = tuple(
 def dots_figure(dots: Dots, corrections: Mapping[str, Mapping[str, Value]], name: str) -> Figure | None:
     """One figure; None where no correction has a value for it, or none has both sides of a comparison."""
     rows = {
-        correction: [values.get(key, Value(value=None)) for key, _ in dots.keys] for correction, values in corrections.items()
+        correction: [values.get(key, Value(value=None)) for key, _ in dots.keys]
+        for correction, values in corrections.items()
     }
     complete = [values for values in rows.values() if all(value.value is not None for value in values)]
     if not complete or (dots.log and not any((v.value or 0) > 0 for values in complete for v in values)):
         return None
     names = [short(correction, _NAME_LENGTH) for correction in rows]
     height = 1.05 + _ROW * len(rows) + (0.1 if len(dots.keys) > 1 else 0)
-    canvas = Canvas(name, height=height, left=20 + _LETTER * max(map(len, names)), bottom=18 if len(dots.keys) > 1 else 0)
+    canvas = Canvas(
+        name, height=height, left=20 + _LETTER * max(map(len, names)), bottom=18 if len(dots.keys) > 1 else 0
+    )
     canvas.axes.set_ylim(len(rows) - 0.4, -0.6)
     canvas.ticks("y", range(len(rows)), lambda place: names[int(place)])
     _horizontal(canvas, dots, [value for values in rows.values() for value in values])
@@ -127,4 +131,3 @@ def _key(canvas: Canvas, names: Sequence[str], height: float) -> None:
         canvas.mark(place / wide, 11 / high, SERIES[index], face)
         canvas.figure.text((place + 9) / wide, 7 / high, name, color=INK, va="bottom")
         place += 30 + 6.2 * len(name)
-

@@ -1,4 +1,4 @@
-"""Figures of where the mismatch sits: the distribution, the two probabilities, and K3 by position, probability, length."""
+"""Figures of where the mismatch sits: the distribution, both probabilities, K3 by position, probability, length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mismatchctl.render.figures.canvas import (
     Figure,
     log_ticks,
     power,
-    round_ticks,
 )
 from mismatchctl.render.series import SURE
 from mismatchctl.result import Breakdown, Distribution, Joint
@@ -45,14 +44,20 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     floor = float(density[density > 0].min()) / 3
     canvas.log("y", floor, float(density.max()) * 2)
     canvas.axes.fill_between(
-        np.repeat(edges, 2)[1:-1], floor, np.repeat(np.maximum(density, floor), 2), color=SERIES[0], alpha=0.3, linewidth=0
+        np.repeat(edges, 2)[1:-1],
+        floor,
+        np.repeat(np.maximum(density, floor), 2),
+        color=SERIES[0],
+        alpha=0.3,
+        linewidth=0,
     )
     canvas.axes.stairs(np.maximum(density, floor), edges, color=SERIES[0], linewidth=1.2, baseline=None)
     canvas.labels("log ratio, train − rollout (nats)", "share of tokens per nat")
     return canvas.finish(
         "Distribution of the log ratio",
         f"Linear within ±{power(bend)}, logarithmic beyond. {_where_k3_is(edges, k3)} "
-        "Noise is symmetric and thin-tailed; a long left tail is what the trainer finds far less likely than the rollout did.",
+        "Noise is symmetric and thin-tailed; a long left tail is what the trainer finds far less likely than "
+        "the rollout did.",
     )
 
 
@@ -67,7 +72,9 @@ def _bend(edges: Float64s, tokens: Float64s) -> float:
 
 def _coarser(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
     """Neighbouring bins joined until each is as wide as a cell of the drawing."""
-    place = np.sign(edges) * np.where(np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1)))
+    place = np.sign(edges) * np.where(
+        np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1))
+    )
     cell = np.floor((place - place[0]) / (place[-1] - place[0]) * _CELLS)
     starts = np.flatnonzero(np.diff(cell[:-1], prepend=-1) > 0)
     return np.append(edges[starts], edges[-1]), [np.add.reduceat(values, starts) for values in counts]

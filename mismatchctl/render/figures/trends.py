@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class Steps:
     def __init__(self, groups: Groups) -> None:
         labels = groups.labels
         numbers = [float(x) for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool)]
-        self.numeric = len(numbers) == len(labels) and all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+        self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         self.places = np.array(numbers if self.numeric else range(len(labels)), np.float64)
         self._names = [short(label(value), 10) for value in labels]
 
@@ -100,7 +101,9 @@ class Steps:
         canvas.axes.set_xlim(low - margin, high + margin)
         ticks = [tick for tick in round_ticks(low, high, 8) if tick == int(tick)] or [low]
         if self.numeric:
-            canvas.ticks("x", ticks, lambda value: f"{value:,.10g}".replace(",", "") if abs(value) < 1e9 else power(value))
+            canvas.ticks(
+                "x", ticks, lambda value: f"{value:,.10g}".replace(",", "") if abs(value) < 1e9 else power(value)
+            )
         else:
             canvas.ticks("x", ticks[:: math.ceil(len(ticks) / 6)], lambda value: self._names[int(value)])
 
@@ -109,7 +112,9 @@ def trend_figure(chart: Chart, groups: Groups, name: str) -> Figure | None:
     """One chart of a run; None where it has nothing to show."""
     columns = {line: column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
     columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
-    if all(line.name == "limit" for line in columns) or (chart.scale == "log" and not any(map(_positive, columns.values()))):
+    if all(line.name == "limit" for line in columns) or (
+        chart.scale == "log" and not any(map(_positive, columns.values()))
+    ):
         return None
     canvas, steps = Canvas(name), Steps(groups)
     steps.draw(canvas)
@@ -162,9 +167,7 @@ def _padded(columns: Sequence[Column], values: Float64s, with_zero: bool) -> tup
     return low - margin, high + margin
 
 
-def correction_trend(
-    key: str, title: str, axis: str, caption: str, groups: Groups, name: str
-) -> Figure | None:
+def correction_trend(key: str, title: str, axis: str, caption: str, groups: Groups, name: str) -> Figure | None:
     """One metric of all corrections over the steps, one line each."""
     series: Mapping[str, Mapping[str, Series]] = groups.corrections
     columns = {correction: column(found, key, len(groups.labels)) for correction, found in series.items()}
@@ -213,5 +216,3 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
     canvas.legend(entries, columns=2, below=True)
     canvas.labels("step", "K3 (nats/token)")
     return canvas.finish("K3 of all runs", f"The same axis for every run. {BAND}")
-
-

@@ -1,0 +1,209 @@
+"""The longer tables of one run: the worst, the breakdowns, every number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from mismatchctl.correction import Correction
+from mismatchctl.render.numbers import DASH, number
+from mismatchctl.render.tables import Cell, Head, Registry, Shown, Table, amount, group_table, known_keys, words
+from mismatchctl.render.text import are_bytes, clean, label, token_text
+from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
+
+STEP_KEYS = (
+    "tokens",
+    "sequences",
+    "k3",
+    "abs_diff_mean",
+    "abs_diff_p99",
+    "abs_diff_max",
+    "ratio_mean",
+    "ratio_mean_z",
+    "chi2_token",
+    "ess_token",
+    "ess_sequence",
+    "khat_token",
+    "khat_sequence",
+    "prob_corr",
+    "bitwise_share",
+    "drift_k3",
+    "ois",
+)
+BY_KEYS = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence")
+STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
+_SEQUENCES = "The log ratio is train minus rollout; K3 and |difference| are means over the sequence's tokens."
+_TOKENS = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
+WORST_SHOWN = 20
+"""Worst sequences and tokens on the page; the result holds fifty."""
+
+
+def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
+    """The sequences whose log ratios add up to most."""
+    if not rows:
+        return None
+    known, rows = len(rows), rows[:WORST_SHOWN]
+    as_bytes = are_bytes(row.token_ids for row in rows)
+    texts = [
+        *_place_heads(),
+        Head("tokens", about="valid tokens"),
+        Head("sum of log ratios", "nats", "Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
+        Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
+        Head("mean |difference|", "nats", "mean of |x| over the sequence's tokens"),
+    ]
+    starts = any(row.token_ids for row in rows)
+    if starts:
+        texts.append(Head("starts with", numeric=False))
+    table = Table(
+        f"The {len(rows)} sequences with the largest |sum of log ratios|{_of(len(rows), known)}. {_SEQUENCES}",
+        texts,
+        sortable=True,
+    )
+    for row in rows:
+        cells = [
+            *_place(row),
+            amount(row.tokens, "tokens"),
+            amount(row.log_ratio_sum),
+            amount(row.k3),
+            amount(row.abs_diff_mean),
+        ]
+        table.rows.append([*cells, *([words(token_text(row.token_ids, as_bytes), "code")] if starts else [])])
+    return table
+
+
+def worst_tokens(rows: Sequence[WorstToken]) -> Table | None:
+    """The tokens with the largest |log ratio|, in their context."""
+    if not rows:
+        return None
+    known, rows = len(rows), rows[:WORST_SHOWN]
+    as_bytes = are_bytes(
+        [*(row.context_ids for row in rows), [row.token_id for row in rows if row.token_id is not None]]
+    )
+    ids = any(row.token_id is not None for row in rows)
+    heads = [*_place_heads(), Head("position", about="counted from the sequence's first valid token")]
+    if ids:
+        heads += [Head("what came before", numeric=False), Head("token", numeric=False)]
+    heads += [
+        Head("rollout", "log-prob", "log-prob that the rollout engine recorded"),
+        Head("train", "log-prob", "log-prob that the trainer computed"),
+        Head("log ratio", "nats", "train minus rollout"),
+    ]
+    table = Table(
+        f"The {len(rows)} tokens with the largest |log ratio|{_of(len(rows), known)}. {_TOKENS}", heads, sortable=True
+    )
+    for row in rows:
+        cells = [*_place(row), amount(row.position, "tokens")]
+        if ids:
+            token = [] if row.token_id is None else [row.token_id]
+            cells += [
+                words(token_text(row.context_ids, as_bytes), "before"),
+                words(token_text(token, as_bytes), "code"),
+            ]
+        cells += [amount(row.rollout_log_prob), amount(row.train_log_prob), amount(row.log_ratio)]
+        table.rows.append(cells)
+    return table
+
+
+def _of(shown: int, known: int) -> str:
+    return f" (of {known} in the JSON result)" if known > shown else ""
+
+
+def _place_heads() -> list[Head]:
+    return [Head(text, numeric=False) for text in ("step", "sequence", "prompt", "file: row")]
+
+
+def _place(row: WorstSequence | WorstToken) -> list[Cell]:
+    ids = (row.step, row.sequence_id, row.prompt_id)
+    texts = [DASH if value is None else label(value) for value in ids]
+    return [*(words(text) for text in texts), words(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")]
+
+
+def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> list[Table]:
+    """One table per `--by` column: the mismatch, and what each correction rejects there."""
+    tables, gated = [], [correction.name for correction in corrections if correction.gates]
+    for column, groups in run.by.items():
+        shown = [Shown(key) for key in known_keys(BY_KEYS, groups.metrics)]
+        shown += [Shown("rejected_tokens", f"rejected by {name}", name) for name in gated if name in groups.corrections]
+        tables.append(group_table(f"By {clean(column)}", column, groups, shown, registry))
+    return tables
+
+
+def step_tables(run: RunResult, registry: Registry) -> list[Table]:
+    """The main metrics of each step, and what each correction does there."""
+    shown = [Shown(key) for key in known_keys(STEP_KEYS, run.groups.metrics)]
+    tables = [group_table("The mismatch by step", "step", run.groups, shown, registry)]
+    for key in STEP_CORRECTION_KEYS if run.groups.corrections else ():
+        columns = [Shown(key, name, name) for name in run.groups.corrections]
+        title = registry.metric(key, "c").title
+        tables.append(group_table(f"{title[0].upper()}{title[1:]} by step", "step", run.groups, columns, registry))
+    return tables
+
+
+def metric_tables(run: RunResult, registry: Registry) -> list[Table]:
+    """Every metric of the run with its meaning: the mismatch, then the second drift."""
+    drift = [key for key in run.overall.metrics if key.startswith("drift_") or key in ("ois", "ois_z")]
+    own = [key for key in run.overall.metrics if key not in drift]
+    tables = [_metric_table("Every metric of the mismatch", own, run, registry)]
+    if drift:
+        tables.append(_metric_table("The second drift: from train to the current policy", drift, run, registry))
+    return tables
+
+
+def correction_metric_table(run: RunResult, registry: Registry) -> Table:
+    """Every metric of every correction: one row per metric, one column per correction."""
+    names = list(run.overall.corrections)
+    known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
+    heads = [Head("metric", numeric=False), *(Head(clean(name)) for name in names), Head("unit", numeric=False)]
+    table = Table("Every metric of the corrections: ± is one standard error over clusters.", heads)
+    for key in known:
+        metric = registry.metric(key, "c")
+        absent = Value(value=None, status="this correction has none")
+        values = [run.overall.corrections[name].get(key, absent) for name in names]
+        cells = [table.value(value, metric.unit) for value in values]
+        table.rows.append([Cell(metric.title, kind="name", anchor=f"c-{key}"), *cells, words(metric.unit)])
+    return table
+
+
+def breakdown_tables(run: RunResult, registry: Registry) -> list[Table]:
+    """The numbers behind the figures of K3 by position, probability and length."""
+    tables = []
+    for found in run.breakdowns.values():
+        title, shown = _QUANTITIES.get(found.quantity, (clean(found.quantity), number))
+        heads = [
+            Head(title, numeric=False),
+            registry.head("tokens"),
+            registry.head("k3"),
+            registry.head("abs_diff_mean"),
+        ]
+        table = Table(f"By {title}: from each value up to the next", heads)
+        means = zip(found.k3, found.k3_se, found.abs_diff, found.abs_diff_se, strict=True)
+        for low, tokens, (k3, k3_se, difference, difference_se) in zip(found.low, found.tokens, means, strict=True):
+            values = Value(value=k3, se=k3_se), Value(value=difference, se=difference_se)
+            cells = [table.value(value, unit) for value, unit in zip(values, ("nats/token", "nats"), strict=True)]
+            table.rows.append([words(shown(low), "name"), amount(tokens, "tokens"), *cells])
+        tables.append(table)
+    return tables
+
+
+_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "position": ("position in the response", lambda low: f"{low:,.3g}"),
+    "surprisal": ("rollout probability", lambda low: number(math.exp(-low), "probability")),
+    "length": ("response length in tokens", lambda low: f"{low:,.6g}"),
+}
+
+
+def _metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
+    heads = [Head("metric", numeric=False), Head("value"), Head("90 % interval"), Head("unit", numeric=False)]
+    table = Table(f"{caption}: ± is one standard error over clusters.", [*heads, Head("what it says", numeric=False)])
+    for key in keys:
+        value, metric = run.overall.metrics[key], registry.metric(key)
+        interval = DASH if value.interval is None else " … ".join(number(end, metric.unit) for end in value.interval)
+        name = Cell(metric.title, kind="name", anchor=f"m-{key}")
+        cells = [
+            table.value(value, metric.unit),
+            words(interval, "number"),
+            words(metric.unit),
+            words(metric.meaning, "prose"),
+        ]
+        table.rows.append([name, *cells])
+    return table

@@ -1,0 +1,246 @@
+"""Random ragged dumps and Corrections for property tests, and the Parquet files that hold them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+
+from mismatchctl.correction import Correction
+
+Rows = list[dict[str, Any]]
+COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
+JUNK = (math.nan, math.inf, -math.inf, 0.0, 7.5, -9999.0)
+FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What kind of dump to make."""
+
+    seed: int
+    sequences: int = 8
+    longest: int = 10
+    steps: int = 2
+    prompts: int = 3
+    flavours: tuple[str, ...] = FLAVOURS
+    float32: bool = False
+    named: bool = True
+    current: bool = True
+    advantages: str = "token"
+    reward: str = "some"
+    runs: tuple[str, ...] = ("a",)
+    files: int = 2
+    row_group: int = 3
+    masks: tuple[str, ...] = ("all", "holes", "left", "right", "none")
+
+
+@dataclass
+class Files:
+    """Where rows go: files are lists of rows, in the order in which they are read."""
+
+    folder: Path
+    row_group: int = 3
+    float32: bool = False
+    mask_type: pa.DataType = field(default_factory=pa.bool_)
+
+
+def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
+    """Shapes of dumps; whatever is given is fixed."""
+    one_or_all = st.one_of(st.just(FLAVOURS), st.sampled_from(FLAVOURS).map(lambda name: (name,)))
+    free: dict[str, st.SearchStrategy[Any]] = {
+        "seed": st.integers(0, 2**32 - 1),
+        "sequences": st.integers(1, 12),
+        "longest": st.sampled_from([1, 2, 6, 14]),
+        "steps": st.integers(0, 3),
+        "prompts": st.integers(0, 4),
+        "flavours": one_or_all,
+        "float32": st.booleans(),
+        "named": st.booleans(),
+        "current": st.booleans(),
+        "advantages": st.sampled_from(["token", "sequence", "none"]),
+        "reward": st.sampled_from(["all", "some", "none"]),
+        "files": st.integers(1, 3),
+        "row_group": st.sampled_from([1, 3, 100]),
+    }
+    return st.builds(Shape, **{k: v for k, v in free.items() if k not in fixed}, **{k: st.just(v) for k, v in fixed.items()})
+
+
+def make_rows(shape: Shape) -> Rows:
+    """The sequences of a dump, in order. At least one token is valid."""
+    rng = random.Random(shape.seed)
+    rows = [_sequence(shape, rng, index) for index in range(shape.sequences)]
+    if not any(any(row["mask"]) for row in rows):
+        rows[-1] = _sequence(shape, rng, len(rows) - 1, mask="all", length=1)
+    return rows
+
+
+def _sequence(shape: Shape, rng: random.Random, index: int, mask: str = "", length: int = -1) -> dict[str, Any]:
+    length = rng.randint(0, shape.longest) if length < 0 else length
+    row: dict[str, Any] = {"mask": _mask(mask or rng.choice(shape.masks), length, rng)}
+    pairs = [_log_probs(rng.choice(shape.flavours), rng) for _ in range(length)]
+    flavour = rng.choice(shape.flavours)
+    if rng.random() < 0.7:
+        pairs = [_log_probs(flavour, rng) for _ in range(length)]
+    row["rollout"], row["train"] = [p[0] for p in pairs], [p[1] for p in pairs]
+    if shape.current:
+        drift = rng.choice(("noise", "equal", "grid"))
+        row["current"] = [min(0.0, p[1] + _offset(drift, rng)) for p in pairs]
+    if shape.float32:
+        for policy in COLUMNS.keys() & row.keys():
+            row[policy] = [float(np.float32(v)) for v in row[policy]]
+    if shape.steps:
+        row["step"] = rng.randrange(shape.steps)
+        row["micro_batch"] = rng.randrange(3)
+    if shape.prompts:
+        row["prompt_id"] = f"p{rng.randrange(shape.prompts)}"
+    if shape.named:
+        row["sequence_id"] = index
+    if shape.advantages == "sequence":
+        row["advantages"] = rng.choice((-1.5, 0.0, 0.25, rng.gauss(0, 1)))
+    elif shape.advantages == "token":
+        row["advantages"] = [rng.choice((-1.5, 0.0, 0.25, rng.gauss(0, 1))) for _ in range(length)]
+    if shape.reward != "none":
+        row["reward"] = None if shape.reward == "some" and rng.random() < 0.3 else rng.choice((0.0, 1.0, rng.random()))
+    row["worker"] = rng.choice(("w1", "w2", None))
+    return row
+
+
+def _mask(kind: str, length: int, rng: random.Random) -> list[int]:
+    cut = rng.randint(0, length)
+    return {
+        "all": [1] * length,
+        "none": [0] * length,
+        "left": [0] * cut + [1] * (length - cut),
+        "right": [1] * cut + [0] * (length - cut),
+        "holes": [int(rng.random() < 0.6) for _ in range(length)],
+    }[kind]
+
+
+def _offset(flavour: str, rng: random.Random) -> float:
+    return {
+        "noise": rng.gauss(0, 0.02),
+        "heavy": rng.gauss(0, 0.3) ** 3,
+        "extreme": rng.uniform(-30, 30),
+        "tiny": rng.gauss(0, 1e-9),
+        "equal": 0.0,
+        "grid": rng.randint(-16, 16) / 16,
+        "constant": 0.25,
+    }[flavour]
+
+
+def _log_probs(flavour: str, rng: random.Random) -> tuple[float, float]:
+    """Rollout and train log-prob of one token."""
+    offset = _offset(flavour, rng)
+    rollout = -rng.randint(0, 32) / 16 if flavour in ("grid", "constant", "equal") else -rng.expovariate(1.0)
+    rollout = min(rollout, -offset) if offset > 0 else rollout
+    return rollout, min(rollout + offset, 0.0)
+
+
+def write(rows: Rows, files: Files, split: Sequence[int] = ()) -> Path:
+    """Write rows to files of the given lengths, the rest to a last one."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    start = 0
+    for number, length in enumerate([*split, len(rows)]):
+        part = rows[start : start + length]
+        start += length
+        if part:
+            path = files.folder / f"part_{number:03d}.parquet"
+            pq.write_table(table(part, files), path, row_group_size=files.row_group)
+    return files.folder
+
+
+def table(rows: Rows, files: Files) -> pa.Table:
+    """The dump's columns; masked positions hold junk."""
+    floats = pa.float32() if files.float32 else pa.float64()
+    columns: dict[str, pa.Array] = {}
+    for policy, column in COLUMNS.items():
+        if policy in rows[0]:
+            columns[column] = pa.array([_junk(row[policy], row["mask"]) for row in rows], pa.list_(floats))
+    columns["response_mask"] = pa.array([row["mask"] for row in rows], pa.list_(pa.int8())).cast(
+        pa.list_(files.mask_type)
+    )
+    for name in ("run", "step", "micro_batch", "prompt_id", "sequence_id", "worker"):
+        if name in rows[0]:
+            columns[name] = pa.array([row[name] for row in rows], pa.string() if name in ("worker", "prompt_id") else None)
+    if "reward" in rows[0]:
+        columns["reward"] = pa.array([row["reward"] for row in rows], pa.float64())
+    if "advantages" in rows[0]:
+        columns["advantages"] = pa.array([row["advantages"] for row in rows])
+    return pa.table(columns)
+
+
+def _junk(values: list[float], mask: list[int]) -> list[float]:
+    return [v if m else JUNK[i % len(JUNK)] for i, (v, m) in enumerate(zip(values, mask, strict=True))]
+
+
+RATIO_BOUNDS = (0.0, 1e-4, 0.5, 0.9, 1.0, 1.001, 1.3, 2.0, 1e6, 1e12)
+BOUNDS = (-1.0, -0.25, 0.0, 1e-12, 0.01, 0.25, 0.5, 1.0, 3.0, 200.0)
+
+
+@st.composite
+def intervals(draw: st.DrawFn, bounds: Sequence[float], *, positive: bool) -> tuple[float | None, float | None]:
+    low, high = sorted((draw(st.sampled_from(bounds)), draw(st.sampled_from(bounds))))
+    high = high or 1.0 if positive else high
+    return draw(st.sampled_from([(low, high), (None, high), (low, None)]))
+
+
+@st.composite
+def weights(draw: st.DrawFn, sources: Sequence[str]) -> dict[str, Any]:
+    bound = draw(st.sampled_from(["none", "truncate", "clip", "zero"]))
+    rule: dict[str, Any] = {
+        "level": draw(st.sampled_from(["token", "sequence", "geometric"])),
+        "normalize": draw(st.sampled_from(["none", "token", "sequence"])),
+        "normalize_over": draw(st.sampled_from(["group", "micro_batch"])),
+        "source": draw(st.sampled_from(sources)),
+    }
+    if bound == "truncate":
+        rule[bound] = draw(st.sampled_from(RATIO_BOUNDS[1:]))
+    elif bound != "none":
+        rule[bound] = draw(intervals(RATIO_BOUNDS, positive=True))
+    return rule
+
+
+@st.composite
+def gates(draw: st.DrawFn, sources: Sequence[str], *, advantages: bool) -> dict[str, Any]:
+    ratio = draw(st.booleans())
+    statistics = (
+        "k1", "k2", "k3", "abs_log_ratio", "mult_error", "prob_diff", "abs_prob_diff", "train_prob", "rollout_prob",
+    )  # fmt: skip
+    levels = ("token", "sequence", "geometric", "min", "max") if ratio else ("token", "sum", "mean", "min", "max")
+    level = draw(st.sampled_from(levels))
+    when = ("always", "positive_advantage", "negative_advantage") if advantages else ("always",)
+    return {
+        "statistic": "ratio" if ratio else draw(st.sampled_from(statistics)),
+        "level": level,
+        "over": "sequence" if level == "token" else draw(st.sampled_from(["sequence", "segment"])),
+        "keep": draw(intervals(RATIO_BOUNDS, positive=True) if ratio else intervals(BOUNDS, positive=False)),
+        "inclusive": draw(st.tuples(st.booleans(), st.booleans())),
+        "source": draw(st.sampled_from(sources)),
+        "clamp": draw(st.sampled_from(["aggregate", "token", "none"])),
+        "sees": draw(st.sampled_from(["original", "remaining"])),
+        "effect": draw(st.sampled_from(["mask", "zero"])),
+        "when": draw(st.sampled_from(when)),
+    }
+
+
+@st.composite
+def corrections(draw: st.DrawFn, shape: Shape, name: str = "c") -> Correction:
+    """Any correction that a dump of this shape can be given."""
+    sources = ["train/rollout", "current/rollout", "current/train"] if shape.current else ["train/rollout"]
+    gate = gates(sources, advantages=shape.advantages != "none")
+    return Correction.model_validate(
+        {
+            "name": name,
+            "weight": draw(st.one_of(st.none(), weights(sources))),
+            "gates": draw(st.lists(gate, max_size=3)),
+        }
+    )

@@ -1,0 +1,161 @@
+"""`analyze` on random ragged dumps, held to the oracle: every value, standard error and status."""
+
+from __future__ import annotations
+
+import decimal
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from oracle_corrections import Applied, apply, correction_truths
+from oracle_estimates import CONTEXT, ZERO, Truth
+from random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
+
+from mismatchctl.analyze import analyze
+from mismatchctl.analyze.build import GROUP_ERRORS
+from mismatchctl.correction import Correction
+from mismatchctl.metrics import MISMATCH_METRICS, correction_metrics, drift_key, drift_metrics
+from mismatchctl.result import Groups, Overall, RunResult, Series, Value
+
+VALUE_DIGITS, SE_DIGITS = 5e-9, 5e-3
+"""What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
+SLOW = settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def _precisely() -> Iterator[None]:
+    with decimal.localcontext(CONTEXT):
+        yield
+
+
+def check_value(truth: Truth, value: float | None, place: str, digits: float = 0.0) -> None:
+    """1e-9 relative, or what the rounding of float64 sums can do to the value, or what a histogram costs."""
+    if value is None and truth.value is not None and not truth.slack().is_finite():
+        return
+    if truth.value is None:
+        assert value is None, f"{place}: {value}, should be undefined"
+        return
+    assert value is not None, f"{place}: undefined, should be {truth.value:.12g}"
+    assert math.isfinite(value), place
+    off = abs(Decimal(value) - truth.value)
+    allowed = Decimal(truth.accuracy + digits) * abs(truth.value)
+    if off > allowed:
+        allowed += truth.slack()
+    assert off <= allowed, f"{place}: {value!r}, should be {truth.value:.17g} within {allowed:.2g}"
+
+
+def check_se(truth: Truth, se: float | None, place: str, digits: float = 0.0) -> None:
+    """As values; there is none where there is no estimate or a single cluster."""
+    expected = truth.se if truth.value is not None else None
+    if expected is None:
+        assert se is None, f"{place}: se {se}, should have none"
+        return
+    if se is None:
+        assert truth.estimate is not None
+        assert not truth.estimate.se_slack().is_finite(), f"{place}: no se, should be {expected:.12g}"
+        return
+    off, allowed = abs(Decimal(se) - expected), Decimal(1e-9 + digits) * expected
+    if off > allowed:
+        assert truth.estimate is not None
+        allowed += truth.estimate.se_slack()
+    assert off <= allowed, f"{place}: se {se!r}, should be {expected:.17g} within {allowed:.2g}"
+
+
+def check_status(truth: Truth, status: str, undefined: str, place: str) -> None:
+    assert (status == "ok") == (truth.value is not None) or not truth.slack().is_finite(), f"{place}: {status}"
+    assert status in ("ok", undefined, "no valid token"), f"{place}: {status}"
+
+
+def truths(rows: Rows, applied: Mapping[str, Sequence[Applied]], given: Sequence[Correction]) -> list[dict[str, Truth]]:
+    """Of some sequences: the mismatch with the drift, and each correction."""
+    metrics = oracle.mismatch(rows)
+    if "current" in rows[0]:
+        pair = oracle.mismatch(rows, "current", "train")
+        metrics |= {drift_key(key): truth for key, truth in pair.items() if key not in oracle.COUNTS}
+    return [metrics, *(correction_truths(c, rows, applied[c.name]) for c in given)]
+
+
+REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *drift_metrics())}
+
+
+def reasons(given: Sequence[Correction]) -> list[dict[str, str]]:
+    return [REASONS, *({m.key: m.undefined for m in correction_metrics(c)} for c in given)]
+
+
+def check_overall(expected: list[dict[str, Truth]], found: Overall, given: Sequence[Correction], place: str) -> None:
+    sections: list[Mapping[str, Value]] = [found.metrics, *(found.corrections[c.name] for c in given)]
+    for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
+        assert truth_of.keys() == section.keys()
+        for key, truth in truth_of.items():
+            value, where = section[key], f"{place}: {name} {key}"
+            check_value(truth, value.value, where)
+            check_se(truth, value.se, where)
+            check_status(truth, value.status, why[key], where)
+            if value.interval is not None:
+                assert 0 <= value.interval[0] <= value.interval[1] <= section["abs_diff_max"].value or "drift" in key
+
+
+def check_group(expected: list[dict[str, Truth]], found: Groups, index: int, given: Sequence[Correction], place: str) -> None:
+    sections: list[Mapping[str, Series]] = [found.metrics, *(found.corrections[c.name] for c in given)]
+    for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
+        assert truth_of.keys() == section.keys()
+        for key, truth in truth_of.items():
+            series, where = section[key], f"{place}: {name} {key}"
+            check_value(truth, series.value[index], where, VALUE_DIGITS)
+            if name and key not in GROUP_ERRORS:
+                assert series.se is None, where
+            else:
+                check_se(truth, series.se and series.se[index], where, SE_DIGITS)
+            check_status(truth, series.status_at(index), why[key], where)
+
+
+def at(series: Any, index: int) -> Any:
+    return series[index] if isinstance(series, list) else series
+
+
+def check_run(rows: Rows, given: Sequence[Correction], run: RunResult, by: Sequence[str] = ()) -> None:
+    """Overall, every step, and every value of the `by` columns."""
+    labels = list(dict.fromkeys(row.get("step") for row in rows))
+    assert sorted(labels, key=str) == sorted(run.groups.labels, key=str)
+    applied: dict[str, list[Any]] = {c.name: [None] * len(rows) for c in given}
+    for step in labels:
+        places = [i for i, row in enumerate(rows) if row.get("step") == step]
+        group = [rows[i] for i in places]
+        for c in given:
+            for i, own in zip(places, apply(c, group), strict=True):
+                applied[c.name][i] = own
+
+    def part(places: Sequence[int]) -> list[dict[str, Truth]]:
+        return truths([rows[i] for i in places], {n: [own[i] for i in places] for n, own in applied.items()}, given)
+
+    check_overall(part(range(len(rows))), run.overall, given, "overall")
+    for column, groups in (("step", run.groups), *((c, run.by[c]) for c in by)):
+        for index, label in enumerate(groups.labels):
+            places = [i for i, row in enumerate(rows) if row.get(column) == label]
+            assert places
+            check_group(part(places), groups, index, given, f"{column} {label}")
+
+
+@st.composite
+def dumps(draw: st.DrawFn) -> tuple[Shape, list[Correction]]:
+    shape = draw(shapes())
+    return shape, [draw(corrections(shape, name)) for name in ("first", "second")]
+
+
+@SLOW
+@given(dumps())
+def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
+    shape, given = dump
+    rows = make_rows(shape)
+    with tempfile.TemporaryDirectory() as folder:
+        files = Files(Path(folder) / "a", shape.row_group, shape.float32)
+        write(rows, files, [len(rows) // shape.files] * (shape.files - 1))
+        result = analyze([str(files.folder)], given, by=["worker"], threads=1)
+    check_run(rows, given, result.runs["a"], ["worker"])
