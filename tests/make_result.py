@@ -175,7 +175,6 @@ def _groups(
 def _series(values: Sequence[Value]) -> Series:
     intervals = [value.interval for value in values]
     reasons = dict.fromkeys(value.status for value in values if value.status != "ok")
-    reasons = {v.status for v in values} - {"ok"}
     return Series(
         value=[None if v.value is None else float(f"{v.value:.9g}") for v in values],
         se=[None if v.se is None else float(f"{v.se:.3g}") for v in values],

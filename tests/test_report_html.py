@@ -9,7 +9,7 @@ from make_result import HOSTILE, UNDEFINED, make_corrections, make_result
 
 from mismatchctl.metrics import MISMATCH_METRICS, correction_metrics, drift_metrics
 from mismatchctl.render.report import prepare, render_report
-from mismatchctl.result import Result
+from mismatchctl.result import Result, Series, Value
 
 _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 
@@ -63,7 +63,7 @@ def parsed(page: str) -> Parsed:
 def hostile() -> str:
     names = [text[:80] for text in HOSTILE]
     result = make_result(
-        runs=HOSTILE[:3], steps=HOSTILE, corrections=make_corrections(8, names), by=[HOSTILE[1]], hostile=True
+        runs=HOSTILE[1:3], steps=HOSTILE, corrections=make_corrections(8, names), by=[HOSTILE[1]], hostile=True
     )
     return render_report(result)
 
@@ -197,9 +197,9 @@ def test_a_single_step_has_no_trend_but_its_numbers() -> None:
 def test_an_all_zero_run_is_said_to_be_identical() -> None:
     result = make_result(corrections=[], by=(), drift=False)
     run = result.runs["run-a"]
-    for values in (run.overall.metrics, run.groups.metrics):
-        for key in ("k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max"):
-            values[key] = values[key].model_copy(update={"value": 0.0, "se": 0.0, "interval": None})
+    for key in ("k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max"):
+        run.overall.metrics[key] = Value(value=0.0, se=0.0)
+        run.groups.metrics[key] = Series(value=[0.0] * 16, se=[0.0] * 16)
     run.distribution.edges, run.distribution.tokens, run.distribution.k3 = [-1e-12, 1e-12], [100], [0.0]
     for breakdown in run.breakdowns.values():
         breakdown.k3 = [0.0] * len(breakdown.k3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import Annotated, Any
@@ -11,8 +12,12 @@ from typer.core import TyperGroup
 
 from mismatchctl import __version__
 from mismatchctl.cli import analyze, metrics, presets, report, schema
+from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
 from mismatchctl.errors import MismatchctlError
+
+EXIT_BROKEN_PIPE = 141
+"""As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
 
 class _Group(TyperGroup):
@@ -20,17 +25,24 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            done = super().invoke(ctx)
+            sys.stdout.flush()
         except MismatchctlError as error:
-            sentence = "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(error))
-            typer.echo(f"error: {sentence}", err=True)
+            say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:  # the reader of the pipe has gone: nobody is left to tell
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_BROKEN_PIPE) from None
+        return done
 
 
 app = typer.Typer(
     name="mismatchctl",
     cls=_Group,
     help="The mismatch between rollout and training log-probs in RL for LLMs: measure it, see what corrections do.",
+    epilog="Flags can be set in \\[tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, "
+    "or as MISMATCHCTL_<VERB>_<FLAG>.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,7 +56,9 @@ app.add_typer(presets.app, name="presets")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mismatchctl {__version__}")
+        from mismatchctl.result import FORMAT
+
+        typer.echo(f"mismatchctl {__version__}, result format {FORMAT}")
         raise typer.Exit
 
 
@@ -61,8 +75,4 @@ def _settings(
 def main() -> None:
     """Entry point of the command."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
-    try:
-        app()
-    except BrokenPipeError:  # the reader of a pipe has gone: nobody is left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    app()

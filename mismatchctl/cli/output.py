@@ -7,9 +7,9 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,36 +20,91 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 140
 """Columns where the width of the terminal is not known."""
+LEAST_WIDTH = 40
+"""Narrower than this, nothing can be read."""
 
 
-def check_places(*places: Path | None, force: bool) -> None:
-    """Refuse, before any work, to write where it cannot be done, or over a file without `--force`."""
+def check_places(result: Path | None, *reports: Path | None, force: bool) -> None:
+    """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
+
+    A Result may replace a Result; everything else needs `--force`.
+
+    Raises:
+        ConfigError: a place that cannot be written, or that is given twice.
+    """
+    places = [place for place in (result, *reports) if place is not None]
     for place in places:
-        if place is None or str(place) == "-":
-            continue
-        if place.is_dir():
-            raise ConfigError(f"{place}: is a folder; name a file in it")
-        if not place.parent.is_dir():
-            raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
-        if not os.access(place.parent, os.W_OK):
-            raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
-        if place.exists() and not force:
+        _check_place(place)
+        if place.exists() and not force and not (place == result and _holds_json(place)):
             raise ConfigError(f"{place}: exists already; name another file, or overwrite it with --force")
+    names = [place.absolute() for place in places]
+    twice = next((place for place in places if names.count(place.absolute()) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{twice}: two outputs cannot go to one file")
 
 
-def wrote(place: Path, quiet: bool) -> None:
-    """Say on stderr what was written."""
+def _check_place(place: Path) -> None:
+    if str(place) == "-":
+        raise ConfigError("only -o writes to stdout: name a file")
+    if place.is_dir():
+        raise ConfigError(f"{place}: is a folder; name a file in it")
+    if place.exists() and not place.is_file():
+        raise ConfigError(f"{place}: is no regular file; name a file, or write to stdout with -o -")
+    if not place.parent.is_dir():
+        raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
+    if not os.access(place.parent, os.W_OK):
+        raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
+
+
+def _holds_json(place: Path) -> bool:
+    """Whether a file looks like a Result, or is empty."""
+    try:
+        with place.open("rb") as file:
+            return file.read(1) in (b"{", b"")
+    except OSError:
+        return False
+
+
+def write(files: Iterable[tuple[Path, bytes]], quiet: bool) -> None:
+    """Write files, each whole or not at all, and say so on stderr."""
+    from mismatchctl.files import write_atomically
+
+    for place, content in files:
+        write_atomically(place, content)
+        say(f"wrote {place}", quiet)
+
+
+def say(text: str, quiet: bool = False) -> None:
+    """Talk to the user, on stderr; strings from outside may be part of it."""
     if not quiet:
-        typer.echo(f"wrote {place}", err=True)
+        typer.echo(visible(text), err=True)
+
+
+def visible(text: str) -> str:
+    """The same with control characters, direction marks and the like escaped."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON on stdout."""
+    import json
+
+    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def console() -> Console:
     """The console of stdout: the terminal's width, `COLUMNS`, or 140 columns when piped."""
     from rich.console import Console
 
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # dealt with in one place
+
     _degrade_gracefully()
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
-    return Console(width=width, highlight=False, emoji=False, markup=False)
+    columns = os.environ.get("COLUMNS", "")
+    given = int(columns) if columns.isdecimal() else 0
+    width = max(given, LEAST_WIDTH) if given else None if sys.stdout.isatty() else PIPED_WIDTH
+    return _Console(width=width, highlight=False, emoji=False, markup=False)
 
 
 _PLAIN = {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down"}

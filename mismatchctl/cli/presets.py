@@ -6,23 +6,33 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.output import console
+from mismatchctl.cli.flags import Json
+from mismatchctl.cli.output import console, print_json
 
-app = typer.Typer(help="Corrections by name.", no_args_is_help=False, invoke_without_command=True)
+app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", invoke_without_command=True)
 
 
 @app.callback()
-def list_presets(ctx: typer.Context) -> None:
+def presets_or_list(ctx: typer.Context) -> None:
     """Corrections by name: all of them, or one as YAML with `show NAME`."""
     if ctx.invoked_subcommand is None:
-        from mismatchctl.frameworks import presets
-        from mismatchctl.render.reference import render_presets
+        list_presets()
 
+
+@app.command("list")
+def list_presets(json: Json = False) -> None:
+    """All presets, framework by framework."""
+    from mismatchctl.frameworks import presets
+    from mismatchctl.render.reference import presets_data, render_presets
+
+    if json:
+        print_json(presets_data(presets()))
+    else:
         render_presets(presets(), console())
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A preset's name.")]) -> None:
+def show(name: Annotated[str, typer.Argument(help="A preset's name.", show_default=False)]) -> None:
     """A preset as YAML, to edit and to name with --correction FILE."""
     from mismatchctl.frameworks import preset, presets
     from mismatchctl.render.reference import preset_yaml

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.analyze import _renamed
-from mismatchctl.cli.output import console
-from mismatchctl.errors import EXIT_CANNOT_JUDGE
+from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
+from mismatchctl.cli.output import console, print_json
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 
 def schema(
-    check: Annotated[list[str] | None, typer.Option("--check", help="Explain the files of this path; repeat.")] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="With --check: files, folders, globs.", show_default=False)
     ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Explain the files of PATHS.")] = False,
+    column: Columns = None,
     json_schema: Annotated[bool, typer.Option("--json-schema", help="Print the JSON Schema of a Result.")] = False,
+    json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """The dump contract; with --check, what files hold, what is missing, what is wrong."""
-    if json_schema:
-        import json
-
+    """The dump contract; with --check PATHS, what files hold, what is missing, what is wrong (exit code 4)."""
+    if check or paths:
+        if not paths:
+            raise ConfigError("--check needs something to check: files, folders, globs")
+        _check(paths, renamed(column), json, quiet)
+    elif json_schema:
         from mismatchctl.result import result_schema
 
-        typer.echo(json.dumps(result_schema(), indent=2))
-        return
+        print_json(result_schema())
+    else:
+        _contract(json)
+
+
+def _contract(json: bool) -> None:
     from mismatchctl.frameworks import column_aliases
-    from mismatchctl.render.reference import render_checks, render_contract
+    from mismatchctl.render.reference import contract_data, render_contract
 
-    if not check:
+    if json:
+        print_json(contract_data(column_aliases()))
+    else:
         render_contract(column_aliases(), console())
-        return
-    from mismatchctl.dumps.check import check as check_files
 
-    found = check_files(check, rename=_renamed(column or []), aliases=column_aliases())
-    if not render_checks(found, console()):
+
+def _check(paths: Sequence[str], rename: dict[str, str], json: bool, quiet: bool) -> None:
+    from dataclasses import asdict
+
+    from mismatchctl.dumps.check import check as check_files
+    from mismatchctl.frameworks import column_aliases
+    from mismatchctl.render.checks import render_checks
+
+    found = check_files(paths, rename=rename, aliases=column_aliases())
+    if json:
+        print_json([asdict(file) | {"sound": file.sound} for file in found])
+    elif not quiet:
+        render_checks(found, console())
+    if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)

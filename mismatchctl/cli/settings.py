@@ -1,13 +1,16 @@
-"""Defaults of flags: a table per verb in a settings file, and above it the environment.
+"""Defaults of flags: a settings file, and above it the environment.
 
-The file is `mismatchctl.toml` or `[tool.mismatchctl]` in the nearest pyproject.toml; in the environment one
-writes `MISMATCHCTL_ANALYZE_THREADS=4`.
+The file is `mismatchctl.toml`, or `[tool.mismatchctl]` of a pyproject.toml: the nearest one, from the current folder
+upwards. A key on top is for every verb that has such a flag, a table `[analyze]` for that verb alone. In the
+environment one writes `MISMATCHCTL_ANALYZE_THREADS=4`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +21,76 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
+Settings = dict[str, dict[str, Any]]
+"""Defaults by verb and flag."""
+PREFIX = "MISMATCHCTL_"
 
-def read_settings(group: Any) -> dict[str, dict[str, Any]]:
+
+def read_settings(group: Any) -> Settings:
     """Defaults of each verb of `group`, by the names of its flags.
 
     Raises:
         ConfigError: the file is not TOML, or names a verb or a flag that does not exist.
     """
-    path, data = _nearest()
-    settings: dict[str, dict[str, Any]] = {}
-    for verb, flags in data.items():
-        if verb not in group.commands or not isinstance(flags, dict):
-            raise ConfigError(f"{path}: [{verb}] is no verb{suggestion(verb, group.commands)}")
-        known = {param.name for param in group.commands[verb].params}
-        settings[verb] = {}
-        for flag, value in flags.items():
-            name = flag.replace("-", "_")
-            if name not in known:
-                raise ConfigError(f"{path}: unknown key {verb}.{flag}{suggestion(name, known)}")
-            settings[verb][name] = value
-    for verb, command in group.commands.items():
-        for param in command.params:
-            text = os.environ.get(f"MISMATCHCTL_{verb}_{param.name}".upper())
-            if text:
-                value = text.split() if getattr(param, "multiple", False) else text
-                settings.setdefault(verb, {})[param.name] = value
+    flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
+    settings: Settings = {verb: {} for verb in flags}
+    for where, verbs, name, value in (*_of_file(flags), *_of_environment(flags)):
+        known = {param for verb in verbs for param in flags[verb]}
+        if name not in known:
+            raise ConfigError(f"{where}{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}")
+        for verb in verbs:
+            if name in flags[verb]:
+                settings[verb][name] = _fitting(value, flags[verb][name])
     return settings
+
+
+Entry = tuple[str, list[str], str, Any]
+"""(what to say if there is no such flag, verbs, flag, value)."""
+
+
+def _of_file(flags: Mapping[str, Any]) -> Iterator[Entry]:
+    path, data = _nearest()
+    for key, value in data.items():  # general keys first, so that a verb's own prevail
+        if not (key in flags and isinstance(value, dict)):
+            yield f"{path}: unknown key {key}", list(flags), key.replace("-", "_"), value
+    for verb in flags:
+        table = data.get(verb)
+        for key, value in table.items() if isinstance(table, dict) else ():
+            yield f"{path}: unknown key {verb}.{key}", [verb], key.replace("-", "_"), value
+
+
+def _of_environment(flags: Mapping[str, Any]) -> Iterator[Entry]:
+    for verb in flags:
+        prefix = f"{PREFIX}{verb.upper()}_"
+        for variable, text in sorted(os.environ.items()):
+            if variable.startswith(prefix) and text:
+                yield f"{variable}: no such flag", [verb], variable.removeprefix(prefix).lower(), text
+
+
+def _fitting(value: Any, param: Any) -> Any:
+    """A value as the flag takes it: several where it repeats, mappings as text."""
+    if not getattr(param, "multiple", False):
+        return value
+    if isinstance(value, str):
+        return [value] if value.lstrip().startswith("{") else value.split()
+    if isinstance(value, dict):  # columns = {train_log_probs = "old_log_probs"}
+        return [f"{key}={name}" for key, name in value.items()]
+    return [json.dumps(item) if isinstance(item, dict) else item for item in value]
 
 
 def _nearest() -> tuple[Path | None, dict[str, Any]]:
     """The first file from here upwards that has settings, and its tables."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
+    try:
+        here = Path.cwd()
+    except OSError:  # the folder is gone
+        return None, {}
+    for folder in (here, *here.parents):
         own, project = folder / "mismatchctl.toml", folder / "pyproject.toml"
         if own.is_file():
             return own, _load(own)
-        if project.is_file():
-            settings = _load(project).get("tool", {}).get("mismatchctl")
-            return (project, settings) if settings else (None, {})
+        settings = _load(project).get("tool", {}).get("mismatchctl") if project.is_file() else None
+        if settings:
+            return project, settings
     return None, {}
 
 

@@ -143,8 +143,10 @@ class Gate(_Strict):
     @property
     def title(self) -> str:
         """The gate in a few words, for tables."""
-        low, high = ("" if bound is None else f"{bound:g}" for bound in self.keep)
-        return f"{'veto' if self.is_veto else self.level} {self.statistic} [{low}, {high}]"
+        low, high = self.keep
+        kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
+        kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
+        return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
 
 
 class Correction(_Strict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.console import Console
 from rich.text import Text
@@ -46,7 +47,7 @@ class Glyphs:
         heights = [_log(value) for value in values]
         if len(heights) > width:
             cuts = [round(i * len(heights) / width) for i in range(width + 1)]
-            heights = [_mean(heights[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
+            heights = [_mean(heights[start:end]) for start, end in pairwise(cuts)]
         known = [height for height in heights if height is not None and math.isfinite(height)]
         if not known:
             return ""

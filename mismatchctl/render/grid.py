@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rich.box import Box
 from rich.cells import cell_len
@@ -16,43 +17,57 @@ from mismatchctl.render.glyphs import Glyphs
 _UNICODE = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 _ASCII = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _GAP = 2
-NAME_LEAST, NAME_MOST = 20, 48
-"""A name is cut below the first length only when no column is left that may go, and always above the second."""
+NAME_LEAST, NAME_MOST = 24, 48
+"""Columns go before names become shorter than the first; names are never longer than the second."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: `drop` says how early it goes where there is no room; 0 never."""
+    """A column: `drop` says how early it goes where there is no room (0 never); `brief` is shorter."""
 
     heading: str
     cells: Sequence[str]
     right: bool = True
     drop: int = 0
+    brief: Sequence[str] = ()
 
 
-def print_grid(console: Console, title: str, names: Column, columns: Iterable[Column]) -> None:
-    """Print a table with a column of names and columns of figures, no wider than the console."""
+def print_grid(console: Console, title: str, names: Column, columns: Iterable[Column]) -> list[str]:
+    """Print a table with a column of names and columns of figures, no wider than the console.
+
+    Returns:
+        The headings of the columns that there was room for.
+    """
     glyphs = Glyphs(console)
     names, *shown = (_shown(column, glyphs) for column in (names, *columns))
     longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), NAME_MOST)
-    shown = _fitting(shown, console.width - min(longest, NAME_LEAST))
+    shown = _fitting(shown, console.width - min(longest, max(NAME_LEAST, console.width // 5)))
     room = max(min(longest, console.width - _width(shown)), 8)
-    table = Table(box=_ASCII if glyphs.plain else _UNICODE, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(Text(names.heading), no_wrap=True, max_width=room, vertical="bottom")
+    table = ruled_table(console)
+    cut: Literal["crop", "ellipsis"] = "crop" if glyphs.plain else "ellipsis"
+    table.add_column(Text(names.heading), no_wrap=True, max_width=room, overflow=cut)
     for column in shown:
-        justify = "right" if column.right else "left"
-        table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True, overflow=cut)
     for index, name in enumerate(names.cells):
         table.add_row(Text(glyphs.short(name, room)), *(Text(column.cells[index]) for column in shown))
     if title:
         console.print(Text(glyphs.text(title), style="bold"))
     console.print(table, "")
+    return [column.heading for column in shown]
+
+
+def ruled_table(console: Console) -> Table:
+    """An empty table with a rule below its headings and no other line."""
+    box = _ASCII if console.options.ascii_only else _UNICODE
+    return Table(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 def print_matrix(console: Console, title: str, names: Column, columns: Sequence[Column]) -> None:
     """Print columns of equal rank, in as many tables as it takes to show them all."""
-    least = min(max(map(cell_len, names.cells), default=0), NAME_LEAST)
-    left = list(columns)
+    glyphs = Glyphs(console)
+    least = min(max(map(cell_len, _shown(names, glyphs).cells), default=0), NAME_LEAST)
+    left = [_shown(column, glyphs) for column in columns]
     while left:
         count = len(left)
         while count > 1 and _width(left[:count]) > console.width - least:
@@ -64,35 +79,40 @@ def print_matrix(console: Console, title: str, names: Column, columns: Sequence[
 def broken(name: str, length: int) -> str:
     """A name over several lines of about `length`, broken after its separators, for use as a heading."""
     lines = [""]
-    for part in _parts(name):
+    for part in _parts(name, length):
         if lines[-1] and len(lines[-1]) + len(part) > length:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
 
 
-def _parts(name: str) -> list[str]:
+def _parts(name: str, length: int) -> list[str]:
     parts = [""]
     for character in name:
         parts[-1] += character
-        if character in "_-./ ":
+        if character in "_-./ " or len(parts[-1]) == length:
             parts.append("")
     return parts
 
 
 def _shown(column: Column, glyphs: Glyphs) -> Column:
     heading = "\n".join(glyphs.text(line) for line in column.heading.split("\n"))
-    return Column(heading, [glyphs.text(cell) for cell in column.cells], column.right, column.drop)
+    cells, brief = ([glyphs.text(cell) for cell in texts] for texts in (column.cells, column.brief))
+    return Column(heading, cells, column.right, column.drop, brief)
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    while _width(columns) > width and any(column.drop for column in columns):
-        columns.remove(max(columns, key=lambda column: column.drop))
-    return columns
+    """As many columns as there is room for, those that matter most first, in their order."""
+    if _width(columns) <= width:
+        return columns
+    columns = [replace(column, cells=column.brief or column.cells) for column in columns]
+    chosen = [column for column in columns if not column.drop]
+    for column in sorted(columns, key=lambda column: column.drop):
+        if column.drop and _width([*chosen, column]) <= width:
+            chosen.append(column)
+    return [column for column in columns if column in chosen]
 
 
 def _width(columns: Iterable[Column]) -> int:
     """What the columns take up, each with the gap before it."""
-    return sum(
-        _GAP + max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0) for column in columns
-    )
+    return sum(_GAP + max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0) for column in columns)

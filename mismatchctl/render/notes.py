@@ -29,20 +29,26 @@ SHOWN = 4
 """Places named for one matter."""
 
 
-def notes(result: Result) -> list[str]:
-    """What the pass warned of, what was left out, then what the numbers call for: one sentence per matter."""
+def data_notes(result: Result) -> list[str]:
+    """What the pass warned of, and what was left out."""
     left_out = [
         f"left out {item.file}: {item.example}"
         if item.reason == "file"
-        else f"left out of {item.file}: {item.count:,} sequences, {item.reason} (first: {item.example})"
+        else f"left out of {item.file}: {item.count:,} sequence{'s' * (item.count != 1)}, {item.reason} "
+        f"(first: {item.example})"
         for item in result.provenance.left_out
     ]
+    return [*result.warnings, *left_out]
+
+
+def notes(result: Result) -> list[str]:
+    """What is to be said of the data, then what the numbers call for: one sentence per matter."""
     found: dict[str, list[str]] = {}
     for name, run in result.runs.items():
         for matter, detail in _matters(run):
             place = f"{name}, " if len(result.runs) > 1 else ""
             found.setdefault(matter, []).append((place + detail).rstrip(", "))
-    return [*result.warnings, *left_out, *(_sentence(matter, found[matter]) for matter in MATTERS if matter in found)]
+    return [*data_notes(result), *(_sentence(matter, found[matter]) for matter in MATTERS if matter in found)]
 
 
 def _sentence(matter: str, details: list[str]) -> str:

@@ -1,11 +1,12 @@
-"""What `metrics`, `presets` and `schema` print: definitions, corrections, the contract, and the check of files."""
+"""What `metrics`, `presets` and `schema` print: definitions, corrections, the contract."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import yaml
-from rich.box import ASCII, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -13,123 +14,144 @@ from rich.text import Text
 from mismatchctl.contract import COLUMNS
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.presets import Preset
-from mismatchctl.dumps.check import FileCheck
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
-from mismatchctl.render.numbers import bytes_size
-from mismatchctl.render.text import clean, label
+from mismatchctl.render.grid import ruled_table
+
+Sections = dict[str, list[Metric]]
+"""Metrics by what they are about."""
 
 _EXAMPLE = Correction(name="example", gates=(Gate(level="min", keep=(1e-4, None)),))
+_FACTS = ("unit", "definition", "meaning", "source")
 
 
-def _sections() -> dict[str, tuple[Metric, ...]]:
-    return {
-        "Mismatch": MISMATCH_METRICS,
-        "Second drift, train to current": drift_metrics(),
-        "Of each correction (gate0 stands for any gate)": correction_metrics(_EXAMPLE),
-    }
-
-
-def render_metrics(console: Console) -> None:
-    """List every metric: key, unit, definition."""
-    for title, metrics in _sections().items():
-        table = _table(console, title, "key", "unit", "definition")
-        for metric in metrics:
-            table.add_row(metric.key, metric.unit, Text(metric.definition))
-        console.print(table)
-
-
-def render_metric(name: str, console: Console) -> None:
-    """Everything about the metrics of one key.
+def find_metrics(name: str | None = None) -> Sections:
+    """All metrics, or those of one key; a gate's metric is found under any gate's number.
 
     Raises:
         ConfigError: no metric has that key.
     """
-    found = [(title, metric) for title, metrics in _sections().items() for metric in metrics if metric.key == name]
-    if not found:
-        known = [metric.key for metrics in _sections().values() for metric in metrics]
+    sections: Sections = {
+        "The mismatch": list(MISMATCH_METRICS),
+        "The second drift, from train to current": list(drift_metrics()),
+        "Each correction (gate0 stands for any gate)": list(correction_metrics(_EXAMPLE)),
+    }
+    if name is None:
+        return sections
+    key = re.sub(r"^gate\d+_", "gate0_", name)
+    found = {title: [metric for metric in metrics if metric.key == key] for title, metrics in sections.items()}
+    if not any(found.values()):
+        known = [metric.key for metrics in sections.values() for metric in metrics]
         raise ConfigError(f"no metric is called {name!r}{suggestion(name, known)}; `mismatchctl metrics` lists them")
-    for title, metric in found:
-        console.print(Text.assemble((metric.key, "bold"), f"  {metric.title}  [{title}]"))
-        rows = Table.grid(padding=(0, 2))
-        for heading in ("unit", "definition", "meaning", "source"):
-            rows.add_row(Text(heading, style="dim"), Text(str(getattr(metric, heading))))
-        console.print(rows, "")
+    return {title: metrics for title, metrics in found.items() if metrics}
+
+
+def metrics_data(found: Sections) -> list[dict[str, str]]:
+    """The same as plain data."""
+    return [
+        {"key": metric.key, "about": about, "title": _title(metric)} | {fact: getattr(metric, fact) for fact in _FACTS}
+        for about, metrics in found.items()
+        for metric in metrics
+    ]
+
+
+def render_metrics(found: Sections, console: Console) -> None:
+    """List metrics: key, unit, definition."""
+    for title, metrics in found.items():
+        table = _table(console, title, "key", "unit", "definition")
+        for metric in metrics:
+            table.add_row(metric.key, metric.unit, metric.definition)
+        console.print(table, "")
+
+
+def render_metric(found: Sections, console: Console) -> None:
+    """Everything about metrics of one key."""
+    for about, metrics in found.items():
+        for metric in metrics:
+            console.print(Text.assemble((metric.key, "bold"), f": {_title(metric)}"))
+            rows = Table.grid(padding=(0, 2, 0, 0))
+            rows.add_column(style="dim", no_wrap=True)
+            for fact in _FACTS:
+                rows.add_row(fact, getattr(metric, fact))
+            rows.add_row("about", about)
+            console.print(rows, "")
+
+
+def _title(metric: Metric) -> str:
+    """A gate's title without the words of the example."""
+    return re.sub(r"^gate 0 \(.*\)", "gate 0", metric.title)
+
+
+def presets_data(presets: Mapping[str, Preset]) -> list[dict[str, Any]]:
+    """Presets as plain data."""
+    return [
+        {
+            "name": name,
+            "framework": preset.framework,
+            "version": preset.version,
+            "source": preset.source,
+            "alias_of": preset.alias_of,
+            "correction": preset.correction.to_mapping(),
+        }
+        for name, preset in presets.items()
+    ]
 
 
 def render_presets(presets: Mapping[str, Preset], console: Console) -> None:
-    """List every preset with what it does."""
+    """List presets with what each does."""
     table = _table(console, "Presets", "name", "from", "what it does")
     for name, preset in presets.items():
-        origin = f"{preset.framework} {preset.version}".strip()
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
-        table.add_row(name, origin or "-", Text(what))
-    console.print(table)
+        table.add_row(name, f"{preset.framework} {preset.version}".strip() or "-", what)
+    console.print(table, "")
+    console.print("`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE.")
 
 
 def preset_yaml(preset: Preset) -> str:
     """A preset as YAML that `--correction FILE` reads, with its source as a comment."""
     head = [f"# {text}" for text in (f"{preset.framework} {preset.version}".strip(), preset.source) if text]
-    body = yaml.safe_dump(preset.correction.to_mapping(), sort_keys=False, allow_unicode=True, width=100)
+    mapping = preset.correction.to_mapping()
+    body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
     return "\n".join([*head, body])
+
+
+def contract_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The dump contract as plain data."""
+    return [
+        {
+            "name": column.name,
+            "required": column.required,
+            "kind": column.kind.value,
+            "unit": column.unit,
+            "meaning": column.meaning,
+            "also": _others(column.name, aliases),
+        }
+        for column in COLUMNS
+    ]
 
 
 def render_contract(aliases: Mapping[str, str], console: Console) -> None:
     """The dump contract, with the other names under which columns are known."""
-    table = _table(console, "The dump contract (* required)", "column", "holds", "meaning", "also known as")
+    table = _table(console, "The dump contract (* required)", "column", "what it holds")
     for column in COLUMNS:
-        others = ", ".join(sorted(alias for alias, canonical in aliases.items() if canonical == column.name))
+        others = _others(column.name, aliases)
+        also = (f"\nalso: {', '.join(others)}", "dim") if others else ""
         name = f"{column.name}{' *' if column.required else ''}"
-        table.add_row(name, Text(column.kind.value), Text(column.meaning), Text(others))
-    console.print(table)
+        table.add_row(name, Text.assemble(f"{column.kind.value}: {column.meaning}", also))
+    console.print(table, "")
     console.print(
-        "One row per sequence, or one row per token with sequence_id and position. "
-        "Any other scalar column can be named with --by."
+        "One row per sequence, or one row per token with sequence_id and position. Columns of other names are mapped "
+        "with --column; any other scalar column can be named with --by."
     )
 
 
-def render_checks(checks: Iterable[FileCheck], console: Console) -> bool:
-    """Explain files; says whether all of them can be used as they are."""
-    sound = True
-    for check in checks:
-        sound &= check.sound
-        _render_check(check, console)
-    return sound
-
-
-def _render_check(check: FileCheck, console: Console) -> None:
-    verdict = Text("fine", style="green") if check.sound else Text("not usable as it is", style="red")
-    size = f"{bytes_size(check.size)}, {check.rows:,} rows"
-    console.print(Text.assemble((clean(check.path), "bold"), f" ({size}): ", verdict))
-    if check.error is not None:
-        console.print(Text(f"  {clean(check.error)}"))
-        return
-    console.print(
-        f"  {check.layout} layout, {check.sequences:,} sequences, {check.tokens:,} valid tokens, run ", end=""
-    )
-    console.print(Text(clean(check.run)))
-    rows = Table.grid(padding=(0, 2), pad_edge=True)
-    for column in check.recognized:
-        origin = "" if column.actual == column.name else f"from {clean(column.actual)}"
-        rows.add_row("", column.name, Text(column.dtype), Text(origin))
-    for name, value in check.partition.items():
-        rows.add_row("", name, Text(clean(label(value))), "from the folder")
-    console.print(rows)
-    for heading, names in (
-        ("absent", check.absent),
-        ("cannot be used", [f"{name}: {why}" for name, why in check.ignored.items()]),
-        ("not in the contract", [f"{column.name} ({column.dtype}){column.hint}" for column in check.unknown]),
-    ):
-        if names:
-            console.print(Text(f"  {heading}: {clean(', '.join(names))}", style="dim"))
-    for bad in check.bad:
-        text = f"  {bad.column}: {bad.reason} in {bad.sequences:,} sequences; first in row {bad.row}: {bad.problem}"
-        console.print(Text(clean(text), style="yellow"))
+def _others(name: str, aliases: Mapping[str, str]) -> list[str]:
+    return sorted(alias for alias, canonical in aliases.items() if canonical == name)
 
 
 def _table(console: Console, title: str, *headings: str) -> Table:
-    box = ASCII if console.options.ascii_only else SIMPLE_HEAD
-    table = Table(title=title, title_justify="left", title_style="bold", box=box, pad_edge=False, padding=(0, 1))
+    console.print(Text(title, style="bold"))
+    table = ruled_table(console)
     for index, heading in enumerate(headings):
         table.add_column(heading, overflow="fold", no_wrap=index == 0)
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -14,16 +15,17 @@ from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.series import lists
 from mismatchctl.render.text import label
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE, standing, trend
+from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE, Trend, standing, trend
 from mismatchctl.result import Groups, Result, RunResult, Value
 
-WIDE = 110
-"""From this width on, K3 in the table of runs has its standard error."""
 DETAILED = 3
 """Up to so many runs, each has a table of its corrections; more share one."""
 MOST_GROUPS = 12
 """Values of a `--by` column that are shown."""
+MOST_CHANGES = 5
+"""Runs of which is said how they changed, where the table has no room for it."""
 _SCALE_WIDTH = 73
+_CHANGE = "change"
 _MISSING = Value(value=None, status="not recorded")
 
 CORRECTION_COLUMNS = (
@@ -93,7 +95,7 @@ def _answers(run: RunResult) -> list[tuple[str, str]]:
     ess = ", ".join(f"{_shown(_value(run, f'ess_{level}'), 'fraction')} of {level}s" for level in ("token", "sequence"))
     rows = [
         ("|difference|", f"mean {_shown(_value(run, 'abs_diff_mean'), 'nats')}, p99 {p99}, max {largest} nats"),
-        ("E[ratio]", f"{_shown(_value(run, 'ratio_mean'), 'ratio')}{'' if z is None else f' (z = {z:+.1f})'}"),
+        ("E[ratio]", f"{_shown(_value(run, 'ratio_mean'), 'ratio')}{'' if z is None else f' (z = {_z(z)})'}"),
         ("raw ESS", ess),
     ]
     if "drift_k3" in run.overall.metrics:
@@ -106,27 +108,37 @@ def _print_runs(result: Result, console: Console) -> None:
     """One row per run."""
     runs, glyphs = list(result.runs.values()), Glyphs(console)
     series = [lists(run.groups, "k3") for run in runs]
-    several_steps = any(len(run.groups.labels) > 1 for run in runs)
-    wide = console.width >= WIDE
     k3 = [_value(run, "k3") for run in runs]
     columns = [
-        _figures("tokens", runs, "tokens", "tokens", drop=5),
-        Column("K3", [estimate(v.value, v.se) if wide else number(v.value) for v in k3]),
-        Column("range", [_range(v.value) for v in k3], right=False, drop=6),
-        _figures("mean\n|diff|", runs, "abs_diff_mean", "nats", drop=7),
-        _figures("max\n|diff|", runs, "abs_diff_max", "nats", drop=8),
+        _figures("tokens", runs, "tokens", "tokens", drop=7),
+        Column("K3", [estimate(v.value, v.se) for v in k3], brief=[number(v.value) for v in k3]),
+        Column("K3\nusual for", [_range(v.value) for v in k3], right=False, drop=6),
+        _figures("mean\n|diff|", runs, "abs_diff_mean", "nats", drop=8),
+        _figures("max\n|diff|", runs, "abs_diff_max", "nats", drop=9),
         _figures("ESS\nsequences", runs, "ess_sequence", "fraction", drop=1),
         Column("z of\nE[ratio]", [_z(_value(run, "ratio_mean_z").value) for run in runs]),
     ]
-    if several_steps:
-        lines = [glyphs.sparkline(values, 16 if wide else 8) for values, _ in series]
-        changes = [
-            trend(run.groups.labels, *both).brief if len(both[0]) > 1 else ""
-            for run, both in zip(runs, series, strict=True)
-        ]
-        columns.append(Column("K3 over\nsteps", lines, right=False, drop=2))
-        columns.append(Column("", changes, right=False, drop=9))
-    print_grid(console, f"{len(runs)} runs", Column("run", list(result.runs)), columns)
+    changes = [trend(run.groups.labels, *both) for run, both in zip(runs, series, strict=True)]
+    if any(len(run.groups.labels) > 1 for run in runs):
+        lines, brief = ([glyphs.sparkline(values, width) for values, _ in series] for width in (16, 8))
+        columns.append(Column("K3 over\nsteps", lines, right=False, drop=4, brief=brief))
+        columns.append(Column(_CHANGE, [change.brief for change in changes], right=False, drop=5))
+    shown = print_grid(console, f"{len(runs)} runs", Column("run", list(result.runs)), columns)
+    if _CHANGE not in shown:
+        _print_changes(dict(zip(result.runs, changes, strict=True)), console)
+
+
+def _print_changes(changes: Mapping[str, Trend], console: Console) -> None:
+    """Which runs changed most and when, where the table had no room for it."""
+    glyphs = Glyphs(console)
+    changed = {name: change for name, change in changes.items() if change.factor}
+    largest = sorted(changed, key=lambda name: -abs(math.log(changed[name].factor or 1)))[:MOST_CHANGES]
+    for name in largest:
+        console.print(Text.assemble((glyphs.text(name), "bold"), glyphs.text(f": K3 {changed[name].words}")))
+    if len(changed) > len(largest):
+        console.print(f"and {len(changed) - len(largest)} more runs changed")
+    if changed:
+        console.print()
 
 
 def _range(k3: float | None) -> str:
@@ -170,14 +182,13 @@ def _print_groups(title: str, column: str, groups: Groups, console: Console) -> 
         values, ses = figures[key]
         return [estimate(values[index], ses[index] if errors else None, unit) for index in chosen]
 
-    wide = console.width >= WIDE
     columns = [
         Column("tokens", cells("tokens", "tokens"), drop=1),
         Column("sequences", cells("sequences", "sequences"), drop=2),
-        Column("K3", cells("k3", "nats/token", errors=wide)),
-        Column("mean\n|diff|", cells("abs_diff_mean", "nats", errors=wide), drop=3),
-        Column("E[ratio]", cells("ratio_mean", "ratio", errors=wide), drop=5),
-        Column("ESS\nsequences", cells("ess_sequence", "fraction"), drop=4),
+        Column("K3", cells("k3", "nats/token", errors=True), brief=cells("k3", "nats/token")),
+        Column("mean\n|diff|", cells("abs_diff_mean", "nats"), drop=4),
+        Column("E[ratio]", cells("ratio_mean", "ratio", errors=True), drop=5),
+        Column("ESS\nsequences", cells("ess_sequence", "fraction"), drop=3),
     ]
     if len(chosen) < len(order):
         title += f" ({len(chosen)} of {len(order)} values, those with most tokens)"
@@ -186,9 +197,13 @@ def _print_groups(title: str, column: str, groups: Groups, console: Console) -> 
 
 def _print_effects(result: Result, console: Console) -> None:
     """What each correction takes of each run, in two figures."""
+    glyphs = Glyphs(console)
     acting = [correction.name for correction in result.corrections if correction.gates or correction.weight]
     columns = [
-        Column(broken(name, 12), [_effect(run.overall.corrections.get(name, {})) for run in result.runs.values()])
+        Column(
+            broken(glyphs.text(name), 12),
+            [_effect(run.overall.corrections.get(name, {})) for run in result.runs.values()],
+        )
         for name in acting
     ]
     title = "Corrections: tokens rejected | ESS of sequences left, in percent"
@@ -230,7 +245,7 @@ def _value(run: RunResult, key: str) -> Value:
 
 
 def _z(value: float | None) -> str:
-    return DASH if value is None else f"{value:+.1f}"
+    return DASH if value is None else f"{round(value, 1) + 0.0:+.1f}"
 
 
 def _shown(value: Value, unit: str) -> str:

@@ -1,0 +1,150 @@
+"""What `--correction` and the `--is-*`, `--rs-*` and `--veto` flags mean, as Corrections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatchctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.correction import Correction
+
+
+class Level(str, Enum):
+    """Level of a weight or of a rejection."""
+
+    token = "token"
+    sequence = "sequence"
+    geometric = "geometric"
+
+
+class Bound(str, Enum):
+    """What a bound does to a weight outside it."""
+
+    truncate = "truncate"
+    clip = "clip"
+    zero = "zero"
+
+
+class Normalize(str, Enum):
+    """Mean that weights are divided by."""
+
+    none = "none"
+    token = "token"
+    sequence = "sequence"
+
+
+@dataclass(frozen=True)
+class RuleFlags:
+    """The flags that spell one correction."""
+
+    is_level: Level | None = None
+    is_threshold: float | None = None
+    is_lower: float | None = None
+    is_mode: Bound | None = None
+    normalize: Normalize = Normalize.none
+    rs_level: Level | None = None
+    rs_lower: float | None = None
+    rs_upper: float | None = None
+    veto: float | None = None
+
+    def correction(self) -> Correction | None:
+        """The correction called `flags`, if any of its flags was given.
+
+        Raises:
+            ConfigError: flags that need another one, or exclude each other.
+        """
+        if self == RuleFlags():
+            return None
+        from mismatchctl.correction import correction_from_mapping
+
+        weight, gates = self._weight(), [*self._rejection(), *self._veto()]
+        return correction_from_mapping({"name": "flags", "weight": weight, "gates": gates}, "flags")
+
+    def _weight(self) -> dict[str, Any] | None:
+        bounds = self.is_threshold, self.is_lower
+        if self.is_level is None:
+            if bounds != (None, None) or self.is_mode is not None or self.normalize is not Normalize.none:
+                raise ConfigError("--is-threshold, --is-lower, --is-mode and --normalize need --is-level")
+            return None
+        mode = self.is_mode or (Bound.truncate if self.is_lower is None else Bound.clip)
+        weight: dict[str, Any] = {"level": self.is_level.value, "normalize": self.normalize.value}
+        if bounds == (None, None):
+            if self.is_mode is not None:
+                raise ConfigError("--is-mode needs a bound: --is-threshold, --is-lower")
+            return weight
+        if mode is Bound.truncate and self.is_lower is not None:
+            raise ConfigError("--is-mode truncate has no lower bound: leave --is-lower out, or clip")
+        return weight | {
+            mode.value: self.is_threshold if mode is Bound.truncate else [self.is_lower, self.is_threshold]
+        }
+
+    def _rejection(self) -> list[dict[str, Any]]:
+        keep = [self.rs_lower, self.rs_upper]
+        if (self.rs_level is None) != (keep == [None, None]):
+            raise ConfigError("rejection needs --rs-level, and --rs-lower or --rs-upper or both")
+        return [] if self.rs_level is None else [{"level": self.rs_level.value, "keep": keep}]
+
+    def _veto(self) -> list[dict[str, Any]]:
+        if self.veto is None:
+            return []
+        if not self.veto > 0:
+            raise ConfigError(f"--veto {self.veto:g} rejects nothing: ratios are above 0; 1e-4 is usual")
+        return [{"level": "min", "keep": [self.veto, None], "clamp": "none"}]
+
+
+def chosen_corrections(named: Iterable[str], flags: RuleFlags) -> list[Correction]:
+    """The corrections to compare: those named and the one from flags, or else the default ones.
+
+    Raises:
+        ConfigError: something is named that is no preset, no file and no mapping, or that is wrong in itself.
+    """
+    from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
+
+    found: list[Correction] = []
+    for text in named:
+        found += _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else _named(text)
+    own = flags.correction()
+    found += [] if own is None else [own]
+    return found or [preset(name) for name in DEFAULT_CORRECTIONS]
+
+
+def _named(text: str) -> list[Correction]:
+    """A file, or a preset."""
+    from mismatchctl.correction import corrections_from_file
+    from mismatchctl.correction.load import CORRECTION_SUFFIXES
+    from mismatchctl.frameworks import preset
+
+    if Path(text).suffix in CORRECTION_SUFFIXES:
+        return corrections_from_file(text)
+    if os.sep in text:
+        raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
+    try:
+        return [preset(text)]
+    except ConfigError as error:
+        raise ConfigError(f"--correction: {error}; `mismatchctl presets` lists them") from None
+
+
+def _inline(text: str, taken: set[str]) -> list[Correction]:
+    """A YAML mapping; where it does not say its name, one that is not taken."""
+    import yaml
+
+    from mismatchctl.correction import correction_from_mapping
+
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--correction {text}: not a YAML mapping: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise ConfigError(f"--correction {text}: not a mapping with weight and gates")
+    number = next(n for n in range(1, len(taken) + 2) if _unnamed(n) not in taken)
+    return [correction_from_mapping({"name": _unnamed(number)} | data, f"--correction {text}")]
+
+
+def _unnamed(number: int) -> str:
+    return "inline" if number == 1 else f"inline-{number}"

@@ -1,0 +1,34 @@
+"""Flags that several verbs share, spelled once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from mismatchctl.errors import ConfigError
+
+Columns = Annotated[
+    list[str] | None,
+    typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def renamed(columns: Sequence[str] | None) -> dict[str, str]:
+    """`--column canonical=actual` as a mapping.
+
+    Raises:
+        ConfigError: not of that form, or one column twice.
+    """
+    found: dict[str, str] = {}
+    for text in columns or ():
+        canonical, equals, actual = text.partition("=")
+        if not (canonical and equals and actual):
+            raise ConfigError(f"--column {text}: write CANONICAL=NAME, as in train_log_probs=old_log_probs")
+        if found.setdefault(canonical, actual) != actual:
+            raise ConfigError(f"--column {text}: {canonical} is {found[canonical]} already")
+        found[canonical] = actual
+    return found

@@ -1,0 +1,1 @@
+"""Renderings of a Result: terminal, HTML, figures; and of the reference."""
