@@ -29,6 +29,7 @@ from oracle_estimates import (
     mean,
     over,
     positions,
+    scatter,
     total,
     truth,
 )
@@ -62,6 +63,7 @@ def sequence_sums(sequence: Sequence_, upper: str, lower: str) -> Sums:
         sums.add(name * 2, *(v * v for v in values))
     sums["#gap"] += total(p) + total(q)  # a difference rounds relative to what it is made of
     sums.add("pq", *(a * b for a, b in zip(p, q, strict=True)))
+    sums["#pq"] = sums["#pp"] + sums["#qq"]  # whoever takes it from (p - q)^2 rounds relative to these
     sums.add("equal", sum(v == 0 for v in x))
     sums.add("nn", n * n)
     sums.add("S", total(x))
@@ -89,8 +91,7 @@ def correlation(t: dict[str, Decimal]) -> Decimal:
     """Pearson correlation of the two probabilities."""
     n = t["n"]
     covariance = n * t["pq"] - t["p"] * t["q"]
-    spread = (n * t["pp"] - t["p"] ** 2) * (n * t["qq"] - t["q"] ** 2)
-    return over(covariance, max(spread, ZERO).sqrt())
+    return over(covariance / n, (scatter(t["pp"], t["p"], n) * scatter(t["qq"], t["q"], n)).sqrt())
 
 
 def centre(t: dict[str, Decimal]) -> Decimal:
@@ -99,7 +100,7 @@ def centre(t: dict[str, Decimal]) -> Decimal:
 
 def variation(t: dict[str, Decimal]) -> Decimal:
     """Sum over tokens of (x - m)^2."""
-    return t["xx"] - t["n"] * centre(t) ** 2
+    return scatter(t["xx"], t["x"], t["n"])
 
 
 def autocorrelation(t: dict[str, Decimal]) -> Decimal:

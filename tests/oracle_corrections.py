@@ -223,6 +223,7 @@ def _sums(correction: Correction, sequence: Sequence_, own: Applied) -> Sums:
     sums.add("low", sum(own.low))
     sums.add("high", sum(own.high))
     sums.add("factor", own.factor * n)
+    sums["#factor"] += n
     sums.add("kept", len(kept))
     sums.add("rejected", n - len(kept))
     sums["#rejected"] = Decimal(n)  # whoever takes what is kept from all tokens rounds relative to these
@@ -230,8 +231,7 @@ def _sums(correction: Correction, sequence: Sequence_, own: Applied) -> Sums:
     sums.add("touched", filled and len(kept) < n)
     sums.add("gone", filled and not kept)
     mass = total(own.weight[i] for i in kept) / n if n else ZERO
-    sums.add("W", mass)
-    sums.add("WW", mass * mass)
+    sums.add_ratios("W", mass, factor=own.factor)
     x = log_ratios(sequence, "train", "rollout")
     sums.add("k3", *(k3(x[i]) for i in kept))
     for index, sides in enumerate(own.gates):

@@ -69,7 +69,10 @@ class Estimate:
             up, down = dict(totals), dict(totals)
             up[name] += step
             down[name] -= step
-            gradient[name] = (self.formula(up) - self.formula(down)) / (2 * step)
+            try:
+                gradient[name] = (self.formula(up) - self.formula(down)) / (2 * step)
+            except Undefined:
+                gradient[name] = Decimal("Infinity")
         return gradient
 
     def se(self, totals: Mapping[str, Decimal] | None = None) -> Decimal | None:
@@ -136,13 +139,19 @@ def over(above: Decimal, below: Decimal) -> Decimal:
     return above / below
 
 
+def scatter(square: Decimal, first: Decimal, number: Decimal) -> Decimal:
+    """Sum of squared deviations from the mean, from the sum of squares and the sum; 0 for a constant."""
+    left = square - over(first**2, number)
+    return left if left > square * Decimal("1e-50") else ZERO
+
+
 def mean(above: str, below: str) -> Formula:
     return lambda t: over(t[above], t[below])
 
 
 def deviation(name: str, square: str, below: str) -> Formula:
     """Population standard deviation."""
-    return lambda t: max(over(t[square], t[below]) - over(t[name], t[below]) ** 2, ZERO).sqrt()
+    return lambda t: over(scatter(t[square], t[name], t[below]), t[below]).sqrt()
 
 
 def effective_share(name: str, square: str, below: str) -> Formula:
@@ -190,7 +199,7 @@ def cluster_name(sequence: Sequence_) -> tuple[Any, ...]:
     Sequences that nothing names are told apart by their length and sums; equal ones count as one.
     """
     for column in ("prompt_id", "sequence_id"):
-        if column in sequence:
+        if sequence.get(column) is not None:
             return column, sequence[column]
     rollout = log_probs(sequence, "rollout")
     return "content", len(rollout), total(rollout), total(log_probs(sequence, "train"))

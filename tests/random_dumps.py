@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from mismatchctl.correction import Correction
 
 Rows = list[dict[str, Any]]
 COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
+TYPES = {"worker": pa.string(), "prompt_id": pa.int64()}
 JUNK = (math.nan, math.inf, -math.inf, 0.0, 7.5, -9999.0)
-FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant")
+FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant", "stuck")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,13 @@ class Shape:
     flavours: tuple[str, ...] = FLAVOURS
     float32: bool = False
     named: bool = True
-    current: bool = True
+    nameless: bool = False
+    current: str = "all"
     advantages: str = "token"
     reward: str = "some"
-    runs: tuple[str, ...] = ("a",)
     files: int = 2
     row_group: int = 3
+    mask_type: str = "bool"
     masks: tuple[str, ...] = ("all", "holes", "left", "right", "none")
 
 
@@ -50,7 +53,7 @@ class Files:
     folder: Path
     row_group: int = 3
     float32: bool = False
-    mask_type: pa.DataType = field(default_factory=pa.bool_)
+    mask_type: str = "bool"
 
 
 def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
@@ -65,13 +68,17 @@ def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
         "flavours": one_or_all,
         "float32": st.booleans(),
         "named": st.booleans(),
-        "current": st.booleans(),
+        "nameless": st.booleans(),
+        "current": st.sampled_from(["all", "all", "some", "none"]),
         "advantages": st.sampled_from(["token", "sequence", "none"]),
         "reward": st.sampled_from(["all", "some", "none"]),
         "files": st.integers(1, 3),
         "row_group": st.sampled_from([1, 3, 100]),
+        "mask_type": st.sampled_from(["bool", "int8", "double"]),
     }
-    return st.builds(Shape, **{k: v for k, v in free.items() if k not in fixed}, **{k: st.just(v) for k, v in fixed.items()})
+    return st.builds(
+        Shape, **{k: v for k, v in free.items() if k not in fixed}, **{k: st.just(v) for k, v in fixed.items()}
+    )
 
 
 def make_rows(shape: Shape) -> Rows:
@@ -91,7 +98,7 @@ def _sequence(shape: Shape, rng: random.Random, index: int, mask: str = "", leng
     if rng.random() < 0.7:
         pairs = [_log_probs(flavour, rng) for _ in range(length)]
     row["rollout"], row["train"] = [p[0] for p in pairs], [p[1] for p in pairs]
-    if shape.current:
+    if shape.current == "all" or (shape.current == "some" and index < shape.sequences // 2):
         drift = rng.choice(("noise", "equal", "grid"))
         row["current"] = [min(0.0, p[1] + _offset(drift, rng)) for p in pairs]
     if shape.float32:
@@ -101,7 +108,7 @@ def _sequence(shape: Shape, rng: random.Random, index: int, mask: str = "", leng
         row["step"] = rng.randrange(shape.steps)
         row["micro_batch"] = rng.randrange(3)
     if shape.prompts:
-        row["prompt_id"] = f"p{rng.randrange(shape.prompts)}"
+        row["prompt_id"] = rng.choice((None, *range(shape.prompts))) if shape.nameless else rng.randrange(shape.prompts)
     if shape.named:
         row["sequence_id"] = index
     if shape.advantages == "sequence":
@@ -134,6 +141,7 @@ def _offset(flavour: str, rng: random.Random) -> float:
         "equal": 0.0,
         "grid": rng.randint(-16, 16) / 16,
         "constant": 0.25,
+        "stuck": -0.1,
     }[flavour]
 
 
@@ -141,20 +149,21 @@ def _log_probs(flavour: str, rng: random.Random) -> tuple[float, float]:
     """Rollout and train log-prob of one token."""
     offset = _offset(flavour, rng)
     rollout = -rng.randint(0, 32) / 16 if flavour in ("grid", "constant", "equal") else -rng.expovariate(1.0)
-    rollout = min(rollout, -offset) if offset > 0 else rollout
+    rollout = -0.3 if flavour == "stuck" else min(rollout, -offset) if offset > 0 else rollout
     return rollout, min(rollout + offset, 0.0)
 
 
 def write(rows: Rows, files: Files, split: Sequence[int] = ()) -> Path:
-    """Write rows to files of the given lengths, the rest to a last one."""
+    """Write rows to files of the given lengths, the rest to a last one; all rows of a file have the same columns."""
     files.folder.mkdir(parents=True, exist_ok=True)
-    start = 0
-    for number, length in enumerate([*split, len(rows)]):
+    start, parts = 0, []
+    for length in [*split, len(rows)]:
         part = rows[start : start + length]
+        parts += [list(alike) for _, alike in groupby(part, key=lambda row: "current" in row)]
         start += length
-        if part:
-            path = files.folder / f"part_{number:03d}.parquet"
-            pq.write_table(table(part, files), path, row_group_size=files.row_group)
+    for number, part in enumerate(parts):
+        path = files.folder / f"part_{number:03d}.parquet"
+        pq.write_table(table(part, files), path, row_group_size=files.row_group)
     return files.folder
 
 
@@ -166,11 +175,11 @@ def table(rows: Rows, files: Files) -> pa.Table:
         if policy in rows[0]:
             columns[column] = pa.array([_junk(row[policy], row["mask"]) for row in rows], pa.list_(floats))
     columns["response_mask"] = pa.array([row["mask"] for row in rows], pa.list_(pa.int8())).cast(
-        pa.list_(files.mask_type)
+        pa.list_(pa.type_for_alias(files.mask_type))
     )
     for name in ("run", "step", "micro_batch", "prompt_id", "sequence_id", "worker"):
         if name in rows[0]:
-            columns[name] = pa.array([row[name] for row in rows], pa.string() if name in ("worker", "prompt_id") else None)
+            columns[name] = pa.array([row[name] for row in rows], TYPES.get(name))
     if "reward" in rows[0]:
         columns["reward"] = pa.array([row["reward"] for row in rows], pa.float64())
     if "advantages" in rows[0]:
@@ -235,7 +244,7 @@ def gates(draw: st.DrawFn, sources: Sequence[str], *, advantages: bool) -> dict[
 @st.composite
 def corrections(draw: st.DrawFn, shape: Shape, name: str = "c") -> Correction:
     """Any correction that a dump of this shape can be given."""
-    sources = ["train/rollout", "current/rollout", "current/train"] if shape.current else ["train/rollout"]
+    sources = ["train/rollout", "current/rollout", "current/train"] if shape.current == "all" else ["train/rollout"]
     gate = gates(sources, advantages=shape.advantages != "none")
     return Correction.model_validate(
         {

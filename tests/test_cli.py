@@ -159,7 +159,8 @@ def test_quiet_prints_nothing(dump: Path, tmp_path: Path) -> None:
 
 def test_corrections_from_file_inline_and_flags(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "two.yaml").write_text(
-        "corrections:\n- {name: wide, gates: [{level: token, keep: [0.5, 2]}]}\n- {name: narrow, weight: {truncate: 1.5}}\n"
+        "corrections:\n- {name: wide, gates: [{level: token, keep: [0.5, 2]}]}\n"
+        "- {name: narrow, weight: {truncate: 1.5}}\n"
     )
     (tmp_path / "one.toml").write_text("[weight]\nlevel = 'token'\nclip = [0.5, 2.0]\n")
     inline = "{name: mine, weight: {zero: [0.9, 1.1]}}"

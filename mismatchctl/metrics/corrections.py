@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from mismatchctl.correction import Correction
 from mismatchctl.metrics.metric import Metric, Number, Totals
 from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, largest, per_sequence, per_token, std
@@ -17,7 +19,9 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 
 
 def _ess_token(t: Totals) -> Number:
-    return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * t["squared_kept_weight"])
+    squares = t["squared_kept_weight"]
+    some = squares if np.any(np.real(squares)) else np.nan
+    return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * some)
 
 
 def _ess_sequence(t: Totals) -> Number:
@@ -69,7 +73,7 @@ _COMMON: tuple[Metric, ...] = (
         "normalization_factor", "normalization factor", "ratio",
         "the mean weight that weights are divided by, over the group or micro-batch, mask before rejection; "
         "averaged over tokens where there are several",
-        "What normalization corrects; 1 changes nothing.", "verl, slime",
+        "What normalization corrects; 1 changes nothing. Standard errors of weights take it as given.", "verl, slime",
         "weights are not normalized", formula=lambda t: t["factor"] / t["tokens"], better="one",
     ),
     Metric(
@@ -100,7 +104,7 @@ _COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         "empty_prompts", "prompts left empty", "fraction",
-        "share of prompts (clusters) of which no token is kept",
+        "share of prompts (clusters) with a valid token of which no token is kept",
         "Groups without a response left: their advantage baseline is lost.",
         undefined=NOT_COUNTED, formula=lambda t: t["empty_cluster"] / t["clusters"],
     ),
@@ -111,7 +115,7 @@ _COMMON: tuple[Metric, ...] = (
     Metric(
         "loss_scale", "loss scale", "ratio",
         "sum of the applied weights of kept tokens / tokens in the loss's denominator "
-        "(those that a gate of effect zero rejected stay in it)",
+        "(all valid tokens but those that a gate of effect mask rejected)",
         "What a token-mean loss of equal terms is multiplied by: below 1 it learns more slowly.",
         undefined=NOTHING_KEPT, formula=lambda t: (t["kept"] + t["kept_excess"]) / t["counted"], better="one",
     ),
@@ -147,7 +151,7 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 _VETO = (
     Metric(
-        "catastrophic_tokens", "catastrophic tokens", "fraction", "share of valid tokens with a ratio below the veto",
+        "catastrophic_tokens", "catastrophic tokens", "fraction", "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
         "Single tokens that reject their whole sequence.", "verl, slime", NO_TOKEN, per_token("catastrophic_tokens"),
     ),
     Metric(
@@ -168,7 +172,8 @@ def _comparison(side: str, name: str) -> Metric:
     column = f"{side}_{name}"
     return Metric(
         column, f"mean {name} of {side} sequences", _UNITS[name],
-        f"mean {name} over sequences, each counted by its share of {side} tokens",
+        f"mean {name} over sequences{' (of each, the mean over its valid tokens)' * (name == 'advantage')}, "
+        f"each counted by its share of {side} tokens",
         "If kept and rejected differ here, rejection selects: it changes what is learned.",
         undefined=_UNKNOWN[name], formula=lambda t: t[column] / t[f"{column}_known"], better="",
     )  # fmt: skip

@@ -38,14 +38,13 @@ def drift_key(key: str) -> str:
 
 def drift_metrics() -> tuple[Metric, ...]:
     """The pair metrics under the names they have for the second drift."""
-    words = {"train": "current", "rollout": "train"}
     return tuple(
         replace(
             metric,
             key=drift_key(metric.key),
             title=f"drift: {metric.title}",
-            definition=f"as {metric.key}, with x = current minus train ({words['train']} in place of train, "
-            f"{words['rollout']} in place of rollout)",
+            definition=f"as {metric.key}, with x = current minus train (current in place of train, train of rollout)",
+            meaning=f"As {metric.key}, but of how far the policy has moved since the trainer's recomputation.",
         )
         for metric in (*PAIR, RATIO_Z)
     )
@@ -99,7 +98,7 @@ class Evaluator:
             values = {metric.key: _value(metric, reader, tails) for metric in section.metrics}
             errors = self._errors(section.metrics, reader, table.sums)
             intervals = _intervals(section.metrics, pair, maxima, values)
-        empty = totals[self.columns["tokens"]] == 0
+        empty = totals[reader.position("tokens")] == 0
         return {
             metric.key: _estimate(metric, values[metric.key], errors.get(metric.key), intervals.get(metric.key), empty)
             for metric in section.metrics
@@ -108,7 +107,7 @@ class Evaluator:
     def _errors(self, metrics: Iterable[Metric], reader: _Reader, rows: Float64s) -> dict[str, float]:
         """Standard errors by the delta method, from the scatter of clusters about the total."""
         smooth = [metric for metric in metrics if metric.formula is not None and metric.uncertain]
-        clusters = int(np.count_nonzero(rows[:, self.columns["tokens"]])) if len(rows) else 0
+        clusters = int(np.count_nonzero(rows[:, reader.position("tokens")])) if len(rows) else 0
         if clusters < 2 or not smooth:
             return {}
         gradients = np.stack([_gradient(metric, reader) for metric in smooth], axis=1)

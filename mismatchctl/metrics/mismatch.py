@@ -133,7 +133,7 @@ BASE: tuple[Metric, ...] = (
         formula=lambda t: t["empty_sequences"], uncertain=False,
     ),
     Metric(
-        "prompts", "clusters", "clusters", "number of prompts (of sequences, where the dump names no prompt)",
+        "prompts", "clusters", "clusters", "number of prompts with a valid token (of such sequences, where the dump names no prompt)",
         "What standard errors are clustered by: tokens of one prompt are not independent.",
         "mismatchctl", NOT_COUNTED, lambda t: t["clusters"] if t["clusters"] else np.nan, False, better="",
     ),
@@ -165,7 +165,7 @@ PAIR: tuple[Metric, ...] = (
         Metric(
             f"abs_diff_{name}", f"{name.replace('p999', 'p99.9')} |log-prob difference|", "nats",
             f"quantile {share:g} of |x| over tokens",
-            "Read from a fixed histogram, within 0.8 % of its value; the interval resamples clusters.",
+            "Read from a fixed histogram, within 0.8 % of its value (0 below 9e-13); the interval resamples clusters.",
             undefined=NO_TOKEN, quantile=share,
         )
         for name, share in QUANTILES.items()
@@ -252,9 +252,10 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",
-        "shape of the generalized Pareto fitted to the largest token ratios: min(0.2 S, 3 sqrt S), at most 4,096",
+        "shape of the generalized Pareto fitted to the largest token ratios, khat_token_tail of them, "
+        "as far as they exceed the next one",
         "Above khat_token_limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
-        "fewer than five different ratios in the tail", tail=_tail_of("tokens"),
+        "fewer than five ratios in the tail, or above the next one", tail=_tail_of("tokens"),
     ),
     Metric(
         "khat_token_limit", "limit of k-hat of tokens", "-", "min(1 - 1/log10 S, 0.7), S tokens",
@@ -262,15 +263,15 @@ PAIR: tuple[Metric, ...] = (
         tail=lambda t, _: khat_limit(int(t["tokens"])), better="",
     ),
     Metric(
-        "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
+        "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,095",
         "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["tokens"])), better="",
     ),
     Metric(
         "khat_sequence", "Pareto k-hat of sequences", "-",
-        "as khat_token, over the products of sequences: tail min(0.2 S, 3 sqrt S), at most 4,096",
+        "as khat_token, over the products of sequences: the largest khat_sequence_tail of them",
         "Above khat_sequence_limit, sequence importance sampling does not converge in practice.",
-        "Vehtari et al. 2024, PSIS", "fewer than five different ratios in the tail", tail=_tail_of("sequences"),
+        "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one", tail=_tail_of("sequences"),
     ),
     Metric(
         "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",
@@ -278,13 +279,14 @@ PAIR: tuple[Metric, ...] = (
         "fewer than two sequences", tail=lambda t, _: khat_limit(int(t["sequences"])), better="",
     ),
     Metric(
-        "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
+        "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,095",
         "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["sequences"])), better="",
     ),
     Metric(
         "autocorr_lag1", "lag-1 autocorrelation", "correlation",
-        "correlation of x of adjacent tokens (next positions, both valid, one sequence), about the overall mean",
+        "mean of (x - m)(x' - m) over pairs of adjacent tokens (next positions, both valid, one sequence) "
+        "/ mean of (x - m)^2 over tokens; m the mean of x over tokens",
         "Near 0 for numerical noise; drift and context errors make neighbours agree.", "mismatchctl",
         "no adjacent tokens, or all log ratios equal", _autocorrelation,
     ),
@@ -296,7 +298,7 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "k3_worst_share", "K3 in the worst 0.1 % of tokens", "fraction",
-        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold",
+        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold, part of a token counted in part",
         "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
         "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
     ),

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction, apply
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import BUCKETS, CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values
+from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values, mix
 
 MISMATCH, DRIFT = "mismatch", "drift"
 Value = str | int | float | bool | None
@@ -142,7 +142,7 @@ def _plain(value: Any) -> Value:
 def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     additive_names, maxima_names = plan.columns
     collectors = {name: PairCollector() for name in plan.pairs}
-    clusters = _named(batch, "prompt_id", "sequence_id")
+    clusters, named = _clusters(batch)
     rows: list[dict[str, Float64s]] = []
     hashes: list[Hashes] = []
     overall = RunCollector()
@@ -150,7 +150,8 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
         ratios = _ratios(block, plan)
         additive, maxima = _block_columns(block, ratios, plan)
         unnamed = [additive["tokens"], additive["log_ratio"], additive["reference_log_ppl"]]
-        keys = hash_content(unnamed) if clusters is None else clusters[start : start + len(block)]
+        within = slice(start, start + len(block))
+        keys = clusters[within] if named[within].all() else np.where(named[within], clusters[within], hash_content(unnamed))
         buckets = (keys % np.uint64(BUCKETS)).astype(np.int64)
         for name, source in plan.pairs.items():
             if source in ratios:
@@ -207,15 +208,23 @@ def _block_columns(
     return additive, maxima
 
 
-def _named(batch: TokenBatch, *names: str) -> Hashes | None:
-    """Hash of the first of these columns that the batch has."""
-    found = next((batch.columns[name] for name in names if name in batch.columns), None)
-    return None if found is None else hash_values(found)
+def _clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
+    """Hash of each sequence's prompt, or of its own id where it names no prompt; and which have either."""
+    hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
+    for name in ("prompt_id", "sequence_id"):
+        values = batch.columns.get(name)
+        if values is None or named.all():
+            continue
+        given = np.array([_plain(value) is not None for value in values]) if values.dtype.kind in "fO" else ~named
+        own = mix(hash_values(values), hash_values(np.array([name])))
+        hashes = np.where(given & ~named, own, hashes)
+        named |= given
+    return hashes, named
 
 
 def _scopes(batch: TokenBatch, plan: Plan) -> Hashes:
-    scopes = _named(batch, "micro_batch") if plan.scoped else None
-    return np.zeros(len(batch), np.uint64) if scopes is None else scopes
+    scopes = batch.columns.get("micro_batch") if plan.scoped else None
+    return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 
 
 def _sequence_rows(
