@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,28 +95,34 @@ def _reduce_unit(dump: Dump, unit: Unit, plan: Plan) -> _UnitDone:
 
 
 class _Later:
-    """Which groups can still come in units after a given one, as far as file footers tell."""
+    """Which groups can still come in units after a given one, as far as file footers tell.
+
+    For every run: the indices of its units, and the range of steps in each of them and all after it.
+    """
 
     def __init__(self, units: Sequence[Unit]) -> None:
-        self._units = list(units)
         self._named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
+        self._indices: dict[str, list[int]] = {}
+        self._ranges: dict[str, list[tuple[float, float]]] = {}
+        for unit in reversed(units):
+            run = "" if self._named else unit.file.run
+            ranges = self._ranges.setdefault(run, [])
+            low, high = unit.step_range or (-math.inf, math.inf)
+            ranges.append((min(low, ranges[-1][0]), max(high, ranges[-1][1])) if ranges else (low, high))
+            self._indices.setdefault(run, []).append(-unit.index)  # ascending, to be searched
 
     def after(self, unit: Unit) -> Callable[[str, Value], bool]:
         """A test whether more of (run, step) may come after `unit`."""
-        while self._units and self._units[0].index <= unit.index:
-            self._units.pop(0)
-        return self._may_come
 
-    def _may_come(self, run: str, step: Value) -> bool:
-        return any(self._fits(unit, run, step) for unit in self._units)
+        def may_come(run: str, step: Value) -> bool:
+            key = "" if self._named else run
+            later = bisect_left(self._indices[key], -unit.index)
+            if later == 0:
+                return False
+            low, high = self._ranges[key][later - 1]
+            return step is None or isinstance(step, str) or low <= step <= high
 
-    def _fits(self, unit: Unit, run: str, step: Value) -> bool:
-        if not self._named and unit.file.run != run:
-            return False
-        if unit.step_range is None or step is None:
-            return True
-        low, high = unit.step_range
-        return isinstance(step, str) or low <= step <= high
+        return may_come
 
 
 def _check_names(corrections: Iterable[Correction]) -> None:
