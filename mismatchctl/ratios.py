@@ -78,7 +78,7 @@ class Ratios:
 
     @cached_property
     def excess(self) -> Float64s:
-        """Token ratio minus 1, the log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
+        """Token ratio minus 1, log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
         within = np.abs(self.extent).max() <= LOG_RATIO_BOUND
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 

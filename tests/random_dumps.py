@@ -76,9 +76,8 @@ def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
         "row_group": st.sampled_from([1, 3, 100]),
         "mask_type": st.sampled_from(["bool", "int8", "double"]),
     }
-    return st.builds(
-        Shape, **{k: v for k, v in free.items() if k not in fixed}, **{k: st.just(v) for k, v in fixed.items()}
-    )
+    chosen = {key: value for key, value in free.items() if key not in fixed}
+    return st.builds(Shape, **chosen, **{key: st.just(value) for key, value in fixed.items()})
 
 
 def make_rows(shape: Shape) -> Rows:
@@ -227,12 +226,14 @@ def gates(draw: st.DrawFn, sources: Sequence[str], *, advantages: bool) -> dict[
     levels = ("token", "sequence", "geometric", "min", "max") if ratio else ("token", "sum", "mean", "min", "max")
     level = draw(st.sampled_from(levels))
     when = ("always", "positive_advantage", "negative_advantage") if advantages else ("always",)
+    keep = draw(intervals(RATIO_BOUNDS, positive=True) if ratio else intervals(BOUNDS, positive=False))
+    closed = st.just(True) if keep[0] == keep[1] else st.booleans()
     return {
         "statistic": "ratio" if ratio else draw(st.sampled_from(statistics)),
         "level": level,
         "over": "sequence" if level == "token" else draw(st.sampled_from(["sequence", "segment"])),
-        "keep": draw(intervals(RATIO_BOUNDS, positive=True) if ratio else intervals(BOUNDS, positive=False)),
-        "inclusive": draw(st.tuples(st.booleans(), st.booleans())),
+        "keep": keep,
+        "inclusive": (draw(closed), draw(closed)),
         "source": draw(st.sampled_from(sources)),
         "clamp": draw(st.sampled_from(["aggregate", "token", "none"])),
         "sees": draw(st.sampled_from(["original", "remaining"])),

@@ -156,9 +156,7 @@ def test_broken_pages(tmp_path, layout):
 
 def test_checksums_are_verified(tmp_path):
     columns = {ROLLOUT: lists([[-1.0] * 500]), TRAIN: lists([[-1.5] * 500])}
-    path = write(
-        tmp_path / "a.parquet", columns, write_page_checksum=True, compression="none", use_dictionary=False
-    )
+    path = write(tmp_path / "a.parquet", columns, write_page_checksum=True, compression="none", use_dictionary=False)
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[400] ^= 1
     (tmp_path / "a.parquet").write_bytes(data)

@@ -69,17 +69,13 @@ def test_missing_columns_of_the_long_layout(tmp_path):
     columns = long([1, 1], [0, 1])
     columns["pos"] = columns.pop("position")
     path = write(tmp_path / "a.parquet", columns)
-    refuse(
-        path, "a.parquet", "no required column position of the long layout", "--column position=NAME", "pos"
-    )
+    refuse(path, "a.parquet", "no required column position of the long layout", "--column position=NAME", "pos")
     assert len(read(path, rename={"position": "pos"})["rollout"]) == 1
 
 
 def test_scattered_sequence(tmp_path):
     path = write(tmp_path / "a.parquet", long([1, 2, 1, 3], [0, 0, 1, 0]))
-    error = refuse(
-        path, "sequence 1 is not contiguous", "begins at row 0", "sort the rows by sequence_id and position"
-    )
+    error = refuse(path, "sequence 1 is not contiguous", "begins at row 0", "sort the rows by sequence_id and position")
     assert (error.file, error.row, error.column) == (path, 2, "sequence_id")
     joined, problems = skip(path)
     assert joined["sequence_id"] == [2, 3]
@@ -89,9 +85,7 @@ def test_scattered_sequence(tmp_path):
 def test_sequence_in_two_files(tmp_path):
     write(tmp_path / "d/a.parquet", long([1, 2, 2], [0, 0, 1]))
     write(tmp_path / "d/b.parquet", long([2, 3], [2, 0]))
-    error = refuse(
-        tmp_path / "d", "sequence 2 is also in", "a.parquet (row 1)", "keep each sequence in one file"
-    )
+    error = refuse(tmp_path / "d", "sequence 2 is also in", "a.parquet (row 1)", "keep each sequence in one file")
     assert error.file.endswith("d/b.parquet")
     assert error.row == 0
     joined, problems = skip(tmp_path / "d")
@@ -126,9 +120,7 @@ def test_bad_rows(tmp_path, change, row, column, words, group):
     assert (error.file, error.row, error.column) == (path, row, column)
     joined, problems = skip(path)
     assert problems.files == {}
-    assert problems.sequences + len(joined["rows"]) == (
-        3 if words == ["step changes within a sequence"] else 2
-    )
+    assert problems.sequences + len(joined["rows"]) == (3 if words == ["step changes within a sequence"] else 2)
     assert problems.examples[next(iter(problems.counts))].row == row
 
 
@@ -154,9 +146,7 @@ def test_token_ids(tmp_path):
 
 
 def test_per_token_and_sequence_columns(tmp_path):
-    columns = long(
-        [1, 1, 2], [0, 1, 0], advantages=[1, 2, 3], entropy=[0.5, 0.25, 1.0], worker=["a", "a", "b"]
-    )
+    columns = long([1, 1, 2], [0, 1, 0], advantages=[1, 2, 3], entropy=[0.5, 0.25, 1.0], worker=["a", "a", "b"])
     dump = open_dump([write(tmp_path / "a.parquet", columns)], wanted=["advantages", "entropy", "worker"])
     (batch,) = batches(dump)
     assert batch.advantages.tolist() == [1, 2, 3]
@@ -165,9 +155,7 @@ def test_per_token_and_sequence_columns(tmp_path):
 
 
 def test_empty_long_file(tmp_path):
-    schema = pa.schema(
-        {ROLLOUT: pa.float32(), TRAIN: pa.float32(), "sequence_id": pa.int64(), "position": pa.int64()}
-    )
+    schema = pa.schema({ROLLOUT: pa.float32(), TRAIN: pa.float32(), "sequence_id": pa.int64(), "position": pa.int64()})
     path = write(tmp_path / "a.parquet", schema.empty_table())
     dump = open_dump([path])
     assert (dump.units, dump.files[0].layout) == ((), "long")

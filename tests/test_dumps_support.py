@@ -30,9 +30,7 @@ def write(path: Path, columns: Mapping[str, Any], rows: int | None = None, **opt
 def wide(lengths: Sequence[int] = (3, 2), **extra: Any) -> dict[str, Any]:
     """Sequences with recognizable log-probs: the n-th token of the file has -n/64 and -n/64 - 1/4."""
     starts = np.cumsum([0, *lengths])
-    rollout = [
-        [-(first + n) / 64 for n in range(length)] for first, length in zip(starts, lengths, strict=False)
-    ]
+    rollout = [[-(first + n) / 64 for n in range(length)] for first, length in zip(starts, lengths, strict=False)]
     train = [[value - 0.25 for value in row] for row in rollout]
     return {ROLLOUT: lists(rollout), TRAIN: lists(train), **extra}
 

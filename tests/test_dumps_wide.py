@@ -296,9 +296,7 @@ def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right
     plain = read(write(folder / "a.parquet", _columns(rows)))
     other = read(write(folder / "a.parquet", _columns(rows, left, right), rows=group))
     assert plain == other
-    for row, rollout, train, positions in zip(
-        rows, plain["rollout"], plain["train"], plain["positions"], strict=True
-    ):
+    for row, rollout, train, positions in zip(rows, plain["rollout"], plain["train"], plain["positions"], strict=True):
         places = [place for place, token in enumerate(row) if token[2]]
         assert rollout == [row[place][0] for place in places]
         assert train == [row[place][1] for place in places]

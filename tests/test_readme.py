@@ -23,11 +23,7 @@ def console_commands() -> list[str]:
 
 
 def test_readme_shows_commands_of_every_verb() -> None:
-    shown = {
-        words[1]
-        for words in map(shlex.split, console_commands())
-        if words[0] == "mismatchctl" and len(words) > 1
-    }
+    shown = {words[1] for words in map(shlex.split, console_commands()) if words[0] == "mismatchctl" and len(words) > 1}
     assert {"analyze", "report", "schema", "presets", "metrics"} <= shown
 
 
@@ -45,9 +41,7 @@ def test_commands_of_the_tool(workplace: Path) -> None:
     environment = dict(os.environ, PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", NO_COLOR="1")
     for command in console_commands():
         if command.startswith("mismatchctl"):
-            done = subprocess.run(
-                command, shell=True, cwd=workplace, env=environment, capture_output=True, text=True
-            )
+            done = subprocess.run(command, shell=True, cwd=workplace, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 

@@ -72,9 +72,7 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("package", ONLY_IN)
 def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
     users = [
-        str(path.relative_to(PACKAGE))
-        for path in sources()
-        if package in {m.split(".")[0] for m in imports(path)}
+        str(path.relative_to(PACKAGE)) for path in sources() if package in {m.split(".")[0] for m in imports(path)}
     ]
     assert [user for user in users if not user.startswith(ONLY_IN[package])] == []
 

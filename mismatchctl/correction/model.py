@@ -94,7 +94,11 @@ class Gate(_Strict):
         "abs_prob_diff",
         "train_prob",
         "rollout_prob",
-    ] = Field(default="ratio", description="what is measured on each token; k1 is rollout minus train (verl's sign)")
+    ] = Field(
+        default="ratio",
+        description="what is measured on each token, train and rollout standing for the two policies of the source: "
+        "k1 is rollout minus train (verl's sign), prob_diff train minus rollout, mult_error exp(|log ratio|)",
+    )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
         description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
@@ -111,7 +115,9 @@ class Gate(_Strict):
         description="where log ratios are clamped to +-20: after aggregation (`ratio` only), per token before, nowhere",
     )
     sees: Literal["original", "remaining"] = Field(
-        default="original", description="aggregates over all valid tokens, or those that earlier gates left"
+        default="original",
+        description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
+        "rejects, it rejects whole",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
@@ -131,6 +137,8 @@ class Gate(_Strict):
         _check_interval(self.keep, positive=self.statistic == "ratio")
         if self.keep == (None, None):
             raise ValueError("keep [null, null] rejects nothing: give at least one bound")
+        if self.keep[0] == self.keep[1] and not all(self.inclusive):
+            raise ValueError(f"keep {list(self.keep)} with an open bound keeps nothing: include both bounds")
         if self.over == "segment" and self.level == "token":
             raise ValueError("over: segment needs a level other than token")
         return self

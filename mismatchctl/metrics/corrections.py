@@ -151,7 +151,8 @@ def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
 
 _VETO = (
     Metric(
-        "catastrophic_tokens", "catastrophic tokens", "fraction", "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
+        "catastrophic_tokens", "catastrophic tokens", "fraction",
+        "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
         "Single tokens that reject their whole sequence.", "verl, slime", NO_TOKEN, per_token("catastrophic_tokens"),
     ),
     Metric(

@@ -133,7 +133,8 @@ BASE: tuple[Metric, ...] = (
         formula=lambda t: t["empty_sequences"], uncertain=False,
     ),
     Metric(
-        "prompts", "clusters", "clusters", "number of prompts with a valid token (of such sequences, where the dump names no prompt)",
+        "prompts", "clusters", "clusters",
+        "number of prompts with a valid token (of such sequences, where the dump names no prompt)",
         "What standard errors are clustered by: tokens of one prompt are not independent.",
         "mismatchctl", NOT_COUNTED, lambda t: t["clusters"] if t["clusters"] else np.nan, False, better="",
     ),
@@ -271,7 +272,8 @@ PAIR: tuple[Metric, ...] = (
         "khat_sequence", "Pareto k-hat of sequences", "-",
         "as khat_token, over the products of sequences: the largest khat_sequence_tail of them",
         "Above khat_sequence_limit, sequence importance sampling does not converge in practice.",
-        "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one", tail=_tail_of("sequences"),
+        "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one",
+        tail=_tail_of("sequences"),
     ),
     Metric(
         "khat_sequence_limit", "limit of k-hat of sequences", "-", "min(1 - 1/log10 S, 0.7), S sequences",

@@ -7,10 +7,12 @@ metric needs is a sum, or the largest, of these over sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Floats, TokenBatch
+from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Applied, Correction, Selection
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
 
@@ -60,7 +62,9 @@ def pair_columns(ratios: Ratios, batch: TokenBatch) -> Columns:
     return columns
 
 
-def _squares(number: Floats, excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]) -> Float64s:
+def _squares(
+    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
+) -> Float64s:
     """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
     squares: Float64s = number + 2 * excess + squared_excess
     lost = squares < _CANCELLED * number

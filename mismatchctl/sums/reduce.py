@@ -151,7 +151,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
         additive, maxima = _block_columns(block, ratios, plan)
         unnamed = [additive["tokens"], additive["log_ratio"], additive["reference_log_ppl"]]
         within = slice(start, start + len(block))
-        keys = clusters[within] if named[within].all() else np.where(named[within], clusters[within], hash_content(unnamed))
+        keys = np.where(named[within], clusters[within], hash_content(unnamed))
         buckets = (keys % np.uint64(BUCKETS)).astype(np.int64)
         for name, source in plan.pairs.items():
             if source in ratios:

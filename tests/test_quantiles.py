@@ -1,0 +1,114 @@
+"""Quantiles from fixed histograms: within 1 % at any scale; their intervals cover; so does the worst share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Segments
+from mismatchctl.metrics.histograms import INTERVAL, quantile_intervals, quantiles, worst_share
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges, signed_bin
+from mismatchctl.sums.cell import BUCKETS, PairCollector, PairSums
+from mismatchctl.sums.clusters import hash_values
+
+Floats = NDArray[np.float64]
+SHARES = (0.5, 0.9, 0.99, 0.999)
+
+
+def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = None) -> PairSums:
+    """One sequence per array; clusters are spread over the buckets by their hash, as in the pass."""
+    lengths = [len(own) for own in log_ratios]
+    x = np.concatenate(log_ratios)
+    ids = np.arange(len(lengths)) if clusters is None else clusters
+    collector = PairCollector()
+    buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
+    collector.add(Ratios(x, np.zeros_like(x), Segments(np.cumsum([0, *lengths]))), buckets)
+    return collector.sums()
+
+
+def exact(x: Floats, share: float) -> float:
+    """The smallest value that at least this share does not exceed."""
+    return float(np.sort(np.abs(x))[max(math.ceil(round(share * len(x), 9)), 1) - 1])
+
+
+@pytest.mark.parametrize("scale", [10.0**power for power in range(-10, 2)])
+@pytest.mark.parametrize("name", ["normal", "laplace", "cauchy", "exponential", "constant"])
+def test_within_one_percent(scale: float, name: str) -> None:
+    rng = np.random.default_rng(3)
+    x = (
+        scale
+        * {
+            "normal": rng.normal(size=5_000),
+            "laplace": rng.laplace(size=5_000),
+            "cauchy": np.clip(rng.standard_cauchy(5_000), -10, 10),
+            "exponential": rng.exponential(size=5_000) ** 3,
+            "constant": np.full(5_000, 1.2345),
+        }[name]
+    )
+    found = quantiles(collected([x]), SHARES, float(np.abs(x).max()))
+    for share, value in zip(SHARES, found, strict=True):
+        expected = exact(x, share)
+        assert value == pytest.approx(expected, rel=0.01, abs=2.0**-40), share
+
+
+@settings(deadline=None, derandomize=True, max_examples=300)
+@given(st.floats(2.0**-40, 2.0**13))
+def test_a_bin_holds_its_values(value: float) -> None:
+    edges = magnitude_edges()
+    inside = int(signed_bin(np.array([value]))[0]) - MAGNITUDES
+    low, high = edges[inside], edges[inside + 1]
+    assert low * (1 - 1e-7) <= value <= high * (1 + 1e-7)  # a float32 may round up to the next edge
+    assert abs((low + high) / 2 - value) <= 0.0079 * value
+    mirrored = int(signed_bin(np.array([-value]))[0])
+    assert mirrored == MAGNITUDES - 1 - inside
+
+
+def test_zeros_and_extremes() -> None:
+    x = np.array([0.0] * 60 + [1e-14] * 30 + [700.0] * 10)
+    found = quantiles(collected([x]), (0.5, 0.9, 0.99), 700.0)
+    assert found[:2].tolist() == [0.0, 0.0]  # below 2^-40 all is one bin
+    assert found[2] == pytest.approx(700, rel=0.01)
+    assert found[2] <= 700.0
+    assert np.isnan(quantiles(collected([np.zeros(0)]), SHARES, 0.0)).all()
+
+
+def test_intervals_cover() -> None:
+    """Clustered data: the 90 % interval of the median holds the true one about nine times in ten."""
+    rng, truth, covered, trials = np.random.default_rng(11), math.exp(-2.0), 0, 60
+    for _ in range(trials):
+        centres = rng.normal(-2.0, 0.5, 200)  # of log |x|, one per cluster
+        sequences = [np.exp(centre + rng.normal(0, 0.5, 10)) for centre in centres]
+        low, high = quantile_intervals(collected(sequences), (0.5,), math.inf)[0]
+        covered += bool(low <= truth * 1.008 and truth * 0.992 <= high)
+    assert abs(covered / trials - INTERVAL) < 0.1  # binomial: a standard error of 0.04
+
+
+def test_intervals_know_clusters() -> None:
+    """Ten copies of each sequence in its cluster carry no more information than one."""
+    rng = np.random.default_rng(12)
+    own = [np.exp(rng.normal(-2, 0.5) + rng.normal(0, 0.1, 20)) for _ in range(100)]
+    once = quantile_intervals(collected(own), (0.5,), math.inf)[0]
+    ids = np.arange(100)
+    copied = quantile_intervals(collected(own * 10, np.tile(ids, 10)), (0.5,), math.inf)[0]
+    apart = quantile_intervals(collected(own * 10, np.arange(1_000)), (0.5,), math.inf)[0]
+    assert copied.tolist() == once.tolist()
+    assert np.ptp(apart) < 0.75 * np.ptp(once)
+
+
+def test_one_cluster_has_no_interval() -> None:
+    assert np.isnan(quantile_intervals(collected([np.ones(10)]), SHARES, 1.0)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0])
+def test_worst_share(scale: float) -> None:
+    x = scale * np.random.default_rng(4).standard_t(3, 20_000)
+    k3 = np.sort(np.expm1(x) - x) if scale == 1.0 else np.sort(x**2 / 2 + x**3 / 6 + x**4 / 24)
+    expected = k3[-20:].sum() / k3.sum()
+    # Twenty tokens, of which those in the last bin count by its mean: at most 3 % of one token's share near zero.
+    assert worst_share(collected([x]), 0.001) == pytest.approx(expected, rel=0.03)
