@@ -31,7 +31,7 @@ format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(TEST_INSTALLED)  ## write docs/contract.md and docs/metrics.md from the code
+docs: $(TEST_INSTALLED)  ## write the reference documents in docs/ from the code
 	$(BIN)/python docs/generate.py
 
 clean:  ## remove what the other targets made

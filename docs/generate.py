@@ -1,7 +1,8 @@
-"""Writes docs/contract.md and docs/metrics.md from the code; a test holds the files to it."""
+"""Writes the contract, the metric reference and the Result's schema from the code; a test holds the files to it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.result import result_schema
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
@@ -87,7 +89,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-DOCUMENTS = {"contract.md": contract, "metrics.md": metrics}
+def schema() -> str:
+    """The JSON Schema of a Result."""
+    return json.dumps(result_schema(), indent=1) + "\n"
+
+
+DOCUMENTS = {"contract.md": contract, "metrics.md": metrics, "result.schema.json": schema}
 
 if __name__ == "__main__":
     for name, document in DOCUMENTS.items():

@@ -26,7 +26,7 @@ from mismatchctl.result import Result, read_result, result_schema
 FEW = settings(
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=15,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
     suppress_health_check=list(HealthCheck),
 )
@@ -294,3 +294,22 @@ def test_folded_clusters_do_not_depend_on_order(anywhere: Callable[[], Path]) ->
     centre = sum(squares) / len(rows)
     se = math.sqrt(sum((v - centre) ** 2 for v in squares)) / len(rows)
     assert found[0]["k2"].se == pytest.approx(se, rel=0.1)
+
+
+def test_a_gate_that_keeps_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="keeps nothing"):
+        correction(gates=[{"statistic": "k2", "keep": [0.0, 0.0], "inclusive": [True, False]}])
+
+
+def test_a_missing_value_is_not_the_word_none(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "rollout_log_probs": [[-1.0], [-2.0], [-3.0]],
+            "train_log_probs": [[-1.5], [-2.0], [-3.0]],
+            "source": ["None", None, "other"],
+        }
+    )
+    pq.write_table(table, tmp_path / "dump.parquet")
+    by = analyze([str(tmp_path)], by=["source"]).runs[tmp_path.name].by["source"]
+    assert by.metrics["tokens"].value == [1, 1, 1]
+    assert set(by.labels) == {"None", "other", None}

@@ -30,7 +30,7 @@ VALUE_DIGITS, SE_DIGITS = 5e-9, 5e-3
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=150,
+    max_examples=120,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
     suppress_health_check=list(HealthCheck),
 )

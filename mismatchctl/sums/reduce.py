@@ -95,7 +95,7 @@ def _cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str
     labels = np.zeros(len(batch), np.int64)
     for values in keys:
         if values is not None:
-            _, codes = np.unique(values.astype(str), return_inverse=True)
+            _, codes = np.unique(_told_apart(values), return_inverse=True)
             labels = labels * (codes.max(initial=0) + 1) + codes
     order = np.argsort(labels, kind="stable")
     if np.any(np.diff(labels) < 0):
@@ -107,6 +107,13 @@ def _cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str
         names = [None if key is None else _plain(key[start]) for key in keys]
         cell = names[1], tuple(names[2:])
         yield run if names[0] is None else str(names[0]), cell, batch.sequences(start, stop)
+
+
+def _told_apart(values: NDArray[Any]) -> NDArray[Any]:
+    """Values as text, a missing one unlike the text "None"."""
+    if values.dtype != object:
+        return values.astype(str)
+    return np.array(["\0" if value is None else str(value) for value in values])
 
 
 def gather(batch: TokenBatch, order: Ints) -> TokenBatch:
