@@ -264,7 +264,7 @@ PAIR: tuple[Metric, ...] = (
         tail=lambda t, _: khat_limit(int(t["tokens"])), better="",
     ),
     Metric(
-        "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,095",
+        "khat_token_tail", "tail of k-hat of tokens", "tokens", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
         "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["tokens"])), better="",
     ),
@@ -281,7 +281,7 @@ PAIR: tuple[Metric, ...] = (
         "fewer than two sequences", tail=lambda t, _: khat_limit(int(t["sequences"])), better="",
     ),
     Metric(
-        "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,095",
+        "khat_sequence_tail", "tail of k-hat of sequences", "sequences", "ceil(min(0.2 S, 3 sqrt S)), at most 4,096",
         "How many of the largest ratios the fit uses.", "Vehtari et al. 2024, PSIS", NO_TOKEN,
         tail=lambda t, _: tail_length(int(t["sequences"])), better="",
     ),
