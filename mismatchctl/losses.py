@@ -77,6 +77,35 @@ def ppo(
     return Surrogate(losses, log_ratio, clipped > plain, lower)
 
 
+def cispo(
+    advantages: Floats, current: Floats, log_ratio: Floats, *, clip_low: float = 0.2, clip_high: float = 0.2
+) -> Surrogate:
+    """CISPO: -clip(ratio) A log pi, the clipped ratio a constant weight that lets every token's gradient through.
+
+    Args:
+        advantages: per token [T].
+        current: log-probs of the policy being updated [T].
+        log_ratio: current minus anchor [T].
+        clip_low: the ratio is clipped at 1 - clip_low ...
+        clip_high: ... and 1 + clip_high.
+    """
+    ratio = exp(log_ratio)
+    clipped = np.clip(ratio, 1 - clip_low, 1 + clip_high)
+    return Surrogate(-clipped * advantages * current, log_ratio, clipped != ratio, np.zeros(len(ratio), np.bool_))
+
+
+def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
+    """KL estimator per token of x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
+
+    In the dtype of `log_ratio` and without a series near zero, as losses compute it.
+    """
+    if kind == "k1":
+        return log_ratio
+    if kind == "k2":
+        return log_ratio * log_ratio / 2
+    return exp(-log_ratio) - 1 + log_ratio
+
+
 def reinforce(advantages: Floats, current: Floats, weights: Floats | None = None) -> Floats:
     """REINFORCE, -A log pi, times importance weights [T]; per token [T]."""
     losses = -advantages * current

@@ -29,6 +29,8 @@ __all__ = [
 
 LOADERS: dict[str, Callable[[str], Framework]] = {
     "verl": verl.load,
+    "slime": slime.load_slime,
+    "miles": slime.load_miles,
 }
 """Framework by name, given the version after the @ (empty: the newest)."""
 

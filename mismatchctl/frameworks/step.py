@@ -70,6 +70,13 @@ class Step:
         spread: Floats = self.segments.spread(per_row)
         return spread
 
+    def everywhere(self, column: str) -> Floats:
+        """A column's values on all tokens of the rows, masked ones too, in the step's dtype."""
+        if pa.types.is_nested(self._column(column).type):
+            return self._flat(column).astype(self.dtype)
+        spread: Floats = self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
+        return spread
+
     def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Values of the valid tokens [T] as one array per row over all its tokens; 0 where masked."""
         full = np.zeros(self.rows.tokens, values.dtype)
