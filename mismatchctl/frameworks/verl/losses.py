@@ -14,9 +14,9 @@ from mismatchctl.frameworks.framework import Dtype, Loss
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed
-from mismatchctl.frameworks.verl.sample import clamp
+from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.losses import Within, exp, masked_mean, per_sequence, ppo, reinforce
+from mismatchctl.losses import Within, exp, per_sequence, ppo, reinforce
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,13 @@ class PerToken:
 def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
     """verl's three, as means over the kept tokens; a share that the loss does not have is 0."""
     shares = {"actor/pg_clipfrac": clipped, "actor/pg_clipfrac_lower": clipped_lower}
-    return {"actor/ppo_kl": masked_mean(-log_ratio, tokens.kept)} | {
-        name: 0.0 if share is None else masked_mean(share, tokens.kept) for name, share in shares.items()
+    return _ppo_kl(tokens, log_ratio) | {
+        name: 0.0 if share is None else float(mean(share[tokens.kept])) for name, share in shares.items()
     }
+
+
+def _ppo_kl(tokens: Tokens, log_ratio: Floats) -> dict[str, float]:
+    return {"actor/ppo_kl": float(mean(-log_ratio[tokens.kept]))}
 
 
 def _vanilla(tokens: Tokens) -> PerToken:
@@ -137,8 +141,8 @@ def _gspo(tokens: Tokens) -> PerToken:
     """PPO on the geometric mean ratio of the sequence."""
     log_ratio = tokens.current - tokens.anchor
     lengths = np.maximum(tokens.segments.sum(tokens.kept), 1)
-    mean = (per_sequence(log_ratio, tokens.segments, tokens.kept, "sum") / lengths).astype(log_ratio.dtype)
-    ratios = tokens.segments.spread(exp(np.minimum(mean, 10.0)))
+    geometric = (per_sequence(log_ratio, tokens.segments, tokens.kept, "sum") / lengths).astype(log_ratio.dtype)
+    ratios = tokens.segments.spread(exp(np.minimum(geometric, 10.0)))
     plain = -tokens.advantages * ratios
     clipped = -tokens.advantages * np.clip(ratios, 1 - tokens.options.low, 1 + tokens.options.high)
     return PerToken(np.maximum(plain, clipped), _metrics(tokens, log_ratio, clipped > plain))
@@ -184,8 +188,9 @@ def _dppo_tv(tokens: Tokens) -> PerToken:
 def _dppo_kl(tokens: Tokens) -> PerToken:
     """The region: KL of the two-way choice between this token and any other."""
     p, q = exp(tokens.current), exp(tokens.anchor)
-    others = ((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)
-    kl = q * (tokens.anchor - tokens.current) + (1 - q) * np.log(others).astype(p.dtype)
+    with np.errstate(invalid="ignore", divide="ignore"):  # a probability that rounding took above 1
+        others = np.log(((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)).astype(p.dtype)
+    kl = q * (tokens.anchor - tokens.current) + (1 - q) * others
     rise = (kl <= tokens.options.high) | (p <= q)
     fall = (kl <= tokens.options.low) | (p >= q)
     return _dppo(tokens, np.where(tokens.advantages > 0, rise, fall))
@@ -195,13 +200,13 @@ def _dro(tokens: Tokens) -> PerToken:
     """REINFORCE with a quadratic penalty on the log ratio."""
     log_ratio = tokens.current - tokens.anchor
     losses = -(tokens.current * tokens.advantages - 0.5 * tokens.options.dro_beta * log_ratio**2)
-    return PerToken(losses, {"actor/ppo_kl": masked_mean(-log_ratio, tokens.kept)})
+    return PerToken(losses, _ppo_kl(tokens, log_ratio))
 
 
 def _pure(tokens: Tokens) -> PerToken:
     """REINFORCE on rollouts: ppo_kl is rollout minus current, not clamped."""
     losses = reinforce(tokens.advantages, tokens.current)
-    return PerToken(losses, {"actor/ppo_kl": masked_mean(tokens.anchor - tokens.current, tokens.kept)})
+    return PerToken(losses, _ppo_kl(tokens, tokens.current - tokens.anchor))
 
 
 LOSSES: dict[str, Callable[[Tokens], PerToken]] = {

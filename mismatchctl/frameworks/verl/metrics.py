@@ -98,7 +98,13 @@ REJECTED: tuple[Logged, ...] = (
     Logged("masked_fraction", "rejected", "tokens"),
     Logged("seq_masked_fraction", "row_rejected", "rows"),
 )
-"""Without the veto."""
+"""Until 2026; without the veto."""
+
+REJECTED_BY_ANY: tuple[Logged, ...] = (
+    Logged("masked_fraction", "rejection", "tokens"),
+    Logged("seq_masked_fraction", "row_rejected", "rows"),
+)
+"""Since 2026, over all options: other than each option's share, it counts the rows without valid tokens."""
 
 _ESTIMATES: tuple[Logged, ...] = (
     Logged("mean", "statistic", "tokens"),
@@ -109,8 +115,8 @@ _ESTIMATES: tuple[Logged, ...] = (
     Logged("seq_min", "row_statistic", "filled", "min"),
     Logged("seq_max_deviation", "row_magnitude", "filled", "max"),
     Logged("seq_fraction_high", "row_high", "filled"),
-    Logged("masked_fraction", "rejected", "tokens"),
-    Logged("seq_masked_fraction", "row_rejected", "filled"),
+    Logged("masked_fraction", "rejection", "tokens"),
+    Logged("seq_masked_fraction", "row_rejection", "filled"),
 )
 TOKEN_ESTIMATES: tuple[Logged, ...] = (
     *_ESTIMATES,

@@ -89,7 +89,7 @@ def _estimators(sample: Sample, plan: Plan, version: Version) -> Computed:
         logged |= compute(table, rule, f"{prefix}{option}_")
         rejected |= rule.rejected
     if plan.rejections:
-        logged |= compute(names.REJECTED, Rejected(sample, rejected), prefix)
+        logged |= compute(names.REJECTED_BY_ANY, Rejected(sample, rejected), prefix)
     return Computed(weights, ~rejected, logged | off_policy(sample, version))
 
 

@@ -307,9 +307,14 @@ class Estimated:
         return ~(inside if self.lower is None else inside & (self.statistic >= self.lower))
 
     @cached_property
-    def row_rejected(self) -> Bools:
-        """Per row: any token rejected."""
-        return self.sample.any_in_row(self.rejected)
+    def rejection(self) -> Floats:
+        """Per token: `rejected` as 0 and 1 in the data's dtype, in which verl averages it."""
+        return self.rejected.astype(self.statistic.dtype)
+
+    @cached_property
+    def row_rejection(self) -> Floats:
+        """Per row: any token rejected, as 0 and 1 in the data's dtype."""
+        return self.sample.any_in_row(self.rejected).astype(self.statistic.dtype)
 
 
 @dataclass(frozen=True)
@@ -318,6 +323,11 @@ class Rejected:
 
     sample: Sample
     rejected: Bools
+
+    @cached_property
+    def rejection(self) -> Floats:
+        """Per token: `rejected` as 0 and 1 in the data's dtype, in which verl averages it."""
+        return self.rejected.astype(self.sample.policy.dtype)
 
     @cached_property
     def row_rejected(self) -> Bools:
