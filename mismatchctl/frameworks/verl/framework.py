@@ -17,7 +17,7 @@ from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
 from mismatchctl.frameworks.verl.plan import Plan
-from mismatchctl.frameworks.verl.replay import Computed, compute_correction, off_policy
+from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy
 from mismatchctl.frameworks.verl.sample import Sample
 from mismatchctl.frameworks.verl.versions import Version, find_version
 
@@ -85,7 +85,7 @@ class Verl(Framework):
     def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
         step = Step.read(table, dtype, COLUMNS)
-        return off_policy(_sample(step, "current_log_probs"), self.about)
+        return logged([off_policy(_sample(step, "current_log_probs"), self.about)])
 
     def _plan(self, correction: Correction) -> Plan:
         plan, problems = planning.plan(correction, self.about)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from mismatchctl.correction.model import Gate
 from mismatchctl.frameworks.verl.sample import REDUCTIONS
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 
@@ -133,6 +134,12 @@ ROW_ESTIMATES: tuple[Logged, ...] = (
     Logged("fraction_low", "row_low", "filled"),
 )
 K1_ESTIMATES: tuple[Logged, ...] = (Logged("seq_fraction_low", "row_low", "filled"),)
+
+
+def estimates(gate: Gate) -> tuple[Logged, ...]:
+    """The names of one option of rollout_rs since 2026."""
+    table = TOKEN_ESTIMATES if gate.level == "token" else ROW_ESTIMATES
+    return (*table, *K1_ESTIMATES) if gate.statistic == "k1" else table
 
 
 def compute(names: Iterable[Logged], subject: Subject, prefix: str) -> dict[str, float]:

@@ -33,6 +33,11 @@ class Plan:
     source: Source
 
 
+def option_of(gate: Gate) -> str:
+    """verl's name of a rejection by k1, k2 or k3."""
+    return _OPTION_OF[gate.statistic, gate.level]
+
+
 def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
     """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
     problems: list[str] = []
@@ -144,7 +149,7 @@ def _write_ratio(roles: Plan, correction: Correction, version: Version) -> dict[
 def _write_estimator(roles: Plan, correction: Correction, version: Version) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
-        keys["rollout_rs"] = ",".join(_OPTION_OF[gate.statistic, gate.level] for gate in roles.rejections)
+        keys["rollout_rs"] = ",".join(option_of(gate) for gate in roles.rejections)
         keys["rollout_rs_threshold"] = ",".join(_threshold(gate) for gate in roles.rejections)
     if correction.loss != "ppo":
         keys |= {"bypass_mode": True, "loss_type": "ppo_clip" if correction.loss == "ppo_bypass" else "reinforce"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from mismatchctl.batch import Bools, Floats
 from mismatchctl.correction.model import Weight
 from mismatchctl.frameworks.verl import metrics as names
-from mismatchctl.frameworks.verl.metrics import compute
-from mismatchctl.frameworks.verl.plan import Plan
+from mismatchctl.frameworks.verl.metrics import Logged, Subject, compute
+from mismatchctl.frameworks.verl.plan import Plan, option_of
 from mismatchctl.frameworks.verl.sample import Sample, mean
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 from mismatchctl.frameworks.verl.versions import Version
@@ -19,103 +21,124 @@ from mismatchctl.frameworks.verl.versions import Version
 _SMALLEST_FACTOR = 1e-8  # below it verl does not divide
 
 
+Measurement = tuple[Iterable[Logged], Subject, str]
+"""Names, what they measure, and their prefix."""
+
+
 @dataclass(frozen=True)
 class Computed:
-    """Of one batch: final weights of the valid tokens [T] or None, which of them are kept [T], and what is logged."""
+    """What verl makes of one batch.
+
+    Attributes:
+        weights: final weights of the valid tokens [T]; None when there are none.
+        kept: which valid tokens are left [T].
+        measured: what is logged about it.
+        factor: the mean that weights were divided by, under its name; empty when they were not.
+    """
 
     weights: Floats | None
     kept: Bools
-    logged: dict[str, float]
+    measured: tuple[Measurement, ...]
+    factor: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def logged(self) -> dict[str, float]:
+        """Every name that verl logs."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return logged(self.measured) | dict(self.factor)
+
+
+def logged(measured: Iterable[Measurement]) -> dict[str, float]:
+    """The values of all names."""
+    return {name: value for part in measured for name, value in compute(*part).items()}
+
+
+def off_policy(sample: Sample, version: Version) -> Measurement:
+    """How far the policies are apart: logged with every configuration, and by itself in bypass mode of 2025-11."""
+    if version.dialect == "flat":
+        return names.OFF_POLICY, OffPolicy(sample), f"{version.prefix}mismatch_"
+    return (*names.OFF_POLICY, *names.CHI2), OffPolicy(sample), version.prefix
 
 
 def compute_correction(sample: Sample, plan: Plan, version: Version) -> Computed:
     """verl's helper: weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
-    dialects = {"flat": _one_ratio, "ratio": _ratios, "estimator": _estimators}
-    return dialects[version.dialect](sample, plan, version)
-
-
-def off_policy(sample: Sample, version: Version) -> dict[str, float]:
-    """How far the policies are apart: logged with every configuration, and by itself in bypass mode of 2025-11."""
-    subject = OffPolicy(sample)
     if version.dialect == "flat":
-        return compute(names.OFF_POLICY, subject, f"{version.prefix}mismatch_")
-    return compute((*names.OFF_POLICY, *names.CHI2), subject, version.prefix)
+        return _one_ratio(sample, plan, version)
+    weights, weighted, factor = _weights(sample, plan.weight, version)
+    kept, rejected = _rejections(sample, plan, version)
+    return Computed(weights, kept, (*weighted, *rejected, off_policy(sample, version)), factor)
 
 
 def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
     """#3915: one ratio and two thresholds; without a threshold nothing is computed."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
-        return Computed(None, kept, {})
+        return Computed(None, kept, ())
     low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     subject = Weighted(sample, weight.level, 1.0 / upper if low is None else low, upper)
     table = names.GEOMETRIC_WEIGHTS_2025_10 if weight.level == "geometric" else _table(weight.level)
-    prefix = f"{version.prefix}rollout_is_"
-    logged = compute(table, subject, prefix)
+    veto = Vetoed(sample, plan.veto)
     if plan.rejections:
+        table = (*table, *names.REJECTED)
         kept &= ~subject.rejected
-        logged |= compute(names.REJECTED, subject, prefix)
-    veto = Vetoed(sample, plan.veto)
-    logged |= compute(names.VETO, veto, version.prefix) | off_policy(sample, version)
-    return Computed(subject.raw if plan.rejections else subject.applied, kept & ~veto.rejected, logged)
+    return Computed(
+        subject.raw if plan.rejections else subject.applied,
+        kept & ~veto.rejected,
+        (
+            (table, subject, f"{version.prefix}rollout_is_"),
+            (names.VETO, veto, version.prefix),
+            off_policy(sample, version),
+        ),
+    )
 
 
-def _ratios(sample: Sample, plan: Plan, version: Version) -> Computed:
-    """2025-11: weights and rejection each by a ratio at its own level; veto."""
-    weights, logged = _weights(sample, plan.weight, version)
+def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, list[Measurement]]:
+    """What rollout_rs and the veto leave."""
     kept = np.ones(len(sample.policy), np.bool_)
-    for gate in plan.rejections:
-        low, high = gate.keep
-        rejection = Weighted(sample, gate.level, low or 0.0, math.inf if high is None else high)
-        logged |= compute((*_table(gate.level), *names.REJECTED), rejection, f"{version.prefix}rollout_rs_")
-        kept &= ~rejection.rejected
-    veto = Vetoed(sample, plan.veto)
-    logged |= compute(names.VETO, veto, version.prefix) | off_policy(sample, version)
-    return Computed(weights, kept & ~veto.rejected, logged)
-
-
-def _estimators(sample: Sample, plan: Plan, version: Version) -> Computed:
-    """2026: weights, and any number of rejections by k1, k2, k3."""
-    weights, logged = _weights(sample, plan.weight, version)
     prefix = f"{version.prefix}rollout_rs_"
-    rejected = np.zeros(len(sample.policy), np.bool_)
+    measured: list[Measurement] = []
     for gate in plan.rejections:
-        rule = Estimated(sample, gate)
-        table = names.TOKEN_ESTIMATES if gate.level == "token" else names.ROW_ESTIMATES
-        if gate.statistic == "k1":
-            table = (*table, *names.K1_ESTIMATES)
-        option = f"token_{gate.statistic}" if gate.level == "token" else f"seq_{gate.level}_{gate.statistic}"
-        logged |= compute(table, rule, f"{prefix}{option}_")
-        rejected |= rule.rejected
+        if version.dialect == "estimator":
+            rule: Weighted | Estimated = Estimated(sample, gate)
+            measured.append((names.estimates(gate), rule, f"{prefix}{option_of(gate)}_"))
+        else:
+            low, high = gate.keep
+            rule = Weighted(sample, gate.level, low or 0.0, math.inf if high is None else high)
+            measured.append(((*_table(gate.level), *names.REJECTED), rule, prefix))
+        kept &= ~rule.rejected
+    if version.dialect == "ratio":
+        veto = Vetoed(sample, plan.veto)
+        return kept & ~veto.rejected, [*measured, (names.VETO, veto, version.prefix)]
     if plan.rejections:
-        logged |= compute(names.REJECTED_BY_ANY, Rejected(sample, rejected), prefix)
-    return Computed(weights, ~rejected, logged | off_policy(sample, version))
+        measured.append((names.REJECTED_BY_ANY, Rejected(sample, ~kept), prefix))
+    return kept, measured
 
 
-def _weights(sample: Sample, weight: Weight | None, version: Version) -> tuple[Floats | None, dict[str, float]]:
-    """Final weights and their metrics: measured before they are normalized."""
+def _weights(
+    sample: Sample, weight: Weight | None, version: Version
+) -> tuple[Floats | None, list[Measurement], dict[str, float]]:
+    """Final weights, what is logged about them before they are normalized, and by what they are."""
     if weight is None:
-        return None, {}
+        return None, [], {}
     low, upper = weight.bounds
+    zero = weight.zero is not None
     subject = Weighted(
         sample,
         weight.level,
-        1.0 / upper if weight.zero is None else low,
+        low if zero else 1.0 / upper,
         upper,
-        zero=weight.zero is not None,
+        zero=zero,
         measures_applied=version.dialect == "estimator",
     )
     prefix = f"{version.prefix}rollout_is_"
-    logged = compute(_table(weight.level), subject, prefix)
-    if subject.zero:
-        logged |= compute(names.ICEPOP, subject, prefix)
+    measured: list[Measurement] = [((*_table(weight.level), *(names.ICEPOP if zero else ())), subject, prefix)]
     if weight.normalize == "none":
-        return subject.applied, logged
+        return subject.applied, measured, {}
     factor = _normalization(sample, subject.applied, weight.level, version)
-    divide = factor > _SMALLEST_FACTOR
-    logged[f"{prefix}batch_norm_factor"] = float(factor) if divide else 1.0
-    return subject.applied / factor if divide else subject.applied, logged
+    if not factor > _SMALLEST_FACTOR:
+        return subject.applied, measured, {f"{prefix}batch_norm_factor": 1.0}
+    return subject.applied / factor, measured, {f"{prefix}batch_norm_factor": float(factor)}
 
 
 def _normalization(sample: Sample, weights: Floats, level: str, version: Version) -> Floats:
