@@ -15,9 +15,10 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Replay
 from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.config import Arguments, arguments
+from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments
 from mismatchctl.frameworks.slime.loss import LossCall
-from mismatchctl.frameworks.slime.metrics import METRICS
+from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
+from mismatchctl.frameworks.slime.metrics import metric as find_metric
 from mismatchctl.frameworks.slime.presets import COLUMNS
 from mismatchctl.frameworks.slime.reduce import Reducer
 from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correction_of
@@ -26,6 +27,7 @@ from mismatchctl.frameworks.step import Step
 
 _REDUCERS = (None, "sample_mean", "token_mean")
 _ROLLOUTS = ("rollout_ids", "rollout_id")
+_OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
 
 
 class Slime(Framework):
@@ -97,6 +99,32 @@ class Slime(Framework):
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One metric of a step by the name that slime's code or its documents give it.
+
+        Args:
+            table: as for `replay`.
+            name: with or without `train/`; names that only the documents know mean the documented formula.
+            correction: what weights and rejection metrics look at; others are measured without it too.
+            dtype: as for `replay`.
+
+        Raises:
+            ConfigError: slime has no such name, or the correction (or the table) gives it no value.
+        """
+        wanted = find_metric(name)
+        if wanted is None and name.removeprefix("train/") != "loss":
+            raise ConfigError(f"slime has no metric {name!r}{suggestion(name, [*_logged_names(), *DOCUMENTED])}")
+        given = self._arguments(correction or Correction(), None)
+        if given.function == "none":
+            given = replace(given, get_mismatch_metrics=True, custom_tis_function_path=MIS_PATH)
+        logged = _Run(self._version, given, table, dtype, None).replay().logged
+        key = "loss" if wanted is None else wanted.name
+        if key not in logged:
+            raise ConfigError(f"{self.name} has no {key} for this correction and these columns")
+        return logged[key]
+
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
         if reducer not in _REDUCERS:
             raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
@@ -124,6 +152,10 @@ def load_miles(version: str = "") -> Slime:
     return Slime(find_version("miles", version))
 
 
+def _logged_names() -> list[str]:
+    return [item.name for item in METRICS]
+
+
 def _option_names() -> list[str]:
     return [field.name for field in fields(Arguments)]
 
@@ -140,7 +172,7 @@ class _Run:
         self, version: Version, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
     ) -> None:
         self.version, self.arguments = version, given
-        self.step = Step.read(table, dtype, COLUMNS)
+        self.step = Step.read(table, dtype, COLUMNS | _OWN_COLUMNS)
         self.size = micro_batch_size
         self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
         lengths = self.step.segments.lengths

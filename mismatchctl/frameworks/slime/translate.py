@@ -9,7 +9,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.slime.config import ICEPOP_PATH, MIS_PATH, Arguments
+from mismatchctl.frameworks.slime.config import ICEPOP_PATH, LEVELS, MIS_PATH, Arguments
 
 Effect = Literal["mask", "zero"]
 
@@ -165,10 +165,9 @@ class _Translation:
         """Rejection gates and vetoes; others are noted as what slime can't say."""
         rejection, vetoes = [], []
         for gate in self.gates:
-            plain = gate.model_copy(update={"effect": "mask"})
-            if plain == Gate(level="min", keep=(gate.keep[0], None), clamp="none") and gate.is_veto:
+            if gate.is_veto and gate.keep[1] is None and _is_plain(gate, clamp="none"):
                 vetoes.append(gate)
-            elif gate.level in ("token", "sequence", "geometric") and plain == Gate(level=gate.level, keep=gate.keep):
+            elif gate.level in LEVELS and _is_plain(gate, clamp="aggregate"):
                 rejection.append(gate)
             else:
                 self.unsaid.append(
@@ -178,6 +177,12 @@ class _Translation:
             stay = "stay in" if self.effect == "zero" else "leave"
             self.otherwise.append(f"in this version all rejected tokens {stay} the denominators")
         return rejection, vetoes
+
+
+def _is_plain(gate: Gate, clamp: str) -> bool:
+    """Whether a gate is a ratio of train/rollout over whole sequences, with nothing special about it but its clamp."""
+    own = {"level", "keep", "effect"}
+    return gate.model_dump(exclude=own) == Gate(keep=(0.0, 1.0)).model_dump(exclude=own) | {"clamp": clamp}
 
 
 def _interval(gate: Gate) -> tuple[float, float]:
