@@ -165,6 +165,20 @@ def test_a_batch_that_verl_cannot_correct_is_refused() -> None:
         framework.replay(rows.drop_columns("current_log_probs"), framework.correction({"bypass_mode": True}))
 
 
+@pytest.mark.parametrize("version", [version.name for version in VERSIONS])
+def test_every_logged_name_has_a_meaning(version: str) -> None:
+    meant = {meaning.name for meaning in load(f"verl@{version}").meanings()}
+    logged: set[str] = set()
+    for runs in expected(version)["metrics"].values():
+        for kind in ("decoupled", "bypass"):
+            for run in runs:
+                logged |= (
+                    run.get(kind, {}).get("common_metrics", {}).keys() | run.get(kind, {}).get("metrics", {}).keys()
+                )
+    assert logged <= meant
+    assert all(meaning.quantity for meaning in load(f"verl@{version}").meanings())
+
+
 def test_loss_options_are_checked() -> None:
     framework, rows = load("verl"), table("edge", 1)
     for options, words in (

@@ -16,6 +16,7 @@ from mismatchctl.frameworks.verl import config, losses
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
+from mismatchctl.frameworks.verl.names import Meaning, meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy
 from mismatchctl.frameworks.verl.sample import Sample
@@ -76,6 +77,10 @@ class Verl(Framework):
         step = Step.read(table, chosen.dtype, COLUMNS)
         plan = self._plan(correction)
         return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
+        return meanings(self.about)
 
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from mismatchctl.correction.model import Gate
 from mismatchctl.frameworks.verl.sample import REDUCTIONS
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 
@@ -95,6 +94,15 @@ GEOMETRIC_WEIGHTS_2025_10: tuple[Logged, ...] = (
 
 ICEPOP: tuple[Logged, ...] = (Logged("oob_ratio", "outside_raw", "tokens"),)
 
+NORMALIZATION: dict[str, Logged] = {
+    "token": Logged("batch_norm_factor", "applied", "tokens"),
+    "sequence": Logged("batch_norm_factor", "row_applied", "filled"),
+}
+"""By level: the mean that weights are divided by, before rejection."""
+
+NORMALIZATION_2025_11 = NORMALIZATION | {"sequence": Logged("batch_norm_factor", "row_applied", "rows")}
+"""#4070 lets rows without valid tokens pull the mean down; #3980 leaves them out."""
+
 REJECTED: tuple[Logged, ...] = (
     Logged("masked_fraction", "rejected", "tokens"),
     Logged("seq_masked_fraction", "row_rejected", "rows"),
@@ -136,10 +144,10 @@ ROW_ESTIMATES: tuple[Logged, ...] = (
 K1_ESTIMATES: tuple[Logged, ...] = (Logged("seq_fraction_low", "row_low", "filled"),)
 
 
-def estimates(gate: Gate) -> tuple[Logged, ...]:
+def estimates(statistic: str, level: str) -> tuple[Logged, ...]:
     """The names of one option of rollout_rs since 2026."""
-    table = TOKEN_ESTIMATES if gate.level == "token" else ROW_ESTIMATES
-    return (*table, *K1_ESTIMATES) if gate.statistic == "k1" else table
+    table = TOKEN_ESTIMATES if level == "token" else ROW_ESTIMATES
+    return (*table, *K1_ESTIMATES) if statistic == "k1" else table
 
 
 def compute(names: Iterable[Logged], subject: Subject, prefix: str) -> dict[str, float]:

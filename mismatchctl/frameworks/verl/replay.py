@@ -14,11 +14,11 @@ from mismatchctl.correction.model import Weight
 from mismatchctl.frameworks.verl import metrics as names
 from mismatchctl.frameworks.verl.metrics import Logged, Subject, compute
 from mismatchctl.frameworks.verl.plan import Plan, option_of
-from mismatchctl.frameworks.verl.sample import Sample, mean
+from mismatchctl.frameworks.verl.sample import Sample
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 from mismatchctl.frameworks.verl.versions import Version
 
-_SMALLEST_FACTOR = 1e-8  # below it verl does not divide
+_SMALLEST_MEAN = 1e-8  # verl does not divide weights by less
 
 
 Measurement = tuple[Iterable[Logged], Subject, str]
@@ -101,7 +101,7 @@ def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, li
     for gate in plan.rejections:
         if version.dialect == "estimator":
             rule: Weighted | Estimated = Estimated(sample, gate)
-            measured.append((names.estimates(gate), rule, f"{prefix}{option_of(gate)}_"))
+            measured.append((names.estimates(gate.statistic, gate.level), rule, f"{prefix}{option_of(gate)}_"))
         else:
             low, high = gate.keep
             rule = Weighted(sample, gate.level, low or 0.0, math.inf if high is None else high)
@@ -135,18 +135,11 @@ def _weights(
     measured: list[Measurement] = [((*_table(weight.level), *(names.ICEPOP if zero else ())), subject, prefix)]
     if weight.normalize == "none":
         return subject.applied, measured, {}
-    factor = _normalization(sample, subject.applied, weight.level, version)
-    if not factor > _SMALLEST_FACTOR:
-        return subject.applied, measured, {f"{prefix}batch_norm_factor": 1.0}
-    return subject.applied / factor, measured, {f"{prefix}batch_norm_factor": float(factor)}
-
-
-def _normalization(sample: Sample, weights: Floats, level: str, version: Version) -> Floats:
-    """Mean weight of the batch before rejection: of all tokens, or of the rows' means."""
-    if level == "token":
-        return mean(weights)
-    rows = sample.row_mean(weights)
-    return mean(rows if version.normalizes_empty else rows[sample.segments.nonempty])
+    name = names.NORMALIZATION_2025_11 if version.normalizes_empty else names.NORMALIZATION
+    ((key, mean),) = compute((name[weight.level],), subject, prefix).items()
+    if not mean > _SMALLEST_MEAN:
+        return subject.applied, measured, {key: 1.0}
+    return subject.applied / np.asarray(mean, subject.applied.dtype), measured, {key: mean}
 
 
 def _table(level: str) -> tuple[names.Logged, ...]:

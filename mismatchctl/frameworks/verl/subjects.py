@@ -23,12 +23,12 @@ class OffPolicy:
 
     @cached_property
     def reference_minus_policy(self) -> Floats:
-        """Per token: its mean estimates KL(rollout, train)."""
+        """Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)."""
         return -self.sample.log_ratio
 
     @cached_property
     def k3(self) -> Floats:
-        """Per token, by the naive formula, which cancels in float32."""
+        """exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32."""
         x = self.sample.log_ratio
         with np.errstate(over="ignore"):
             estimate: Floats = exp(x) - x - 1
@@ -36,47 +36,47 @@ class OffPolicy:
 
     @cached_property
     def squared_ratio(self) -> Floats:
-        """Per token, clamped."""
+        """Square of the ratio, per token, clamped to exp(+-20) before it is squared."""
         return ratio(self.sample.log_ratio) ** 2
 
     @cached_property
     def squared_row_ratio(self) -> Floats:
-        """Per row, clamped before it is doubled."""
+        """Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled."""
         return exp(2 * clamp(self.sample.level("sequence")))
 
     @cached_property
     def policy_log_ppl(self) -> Floats:
-        """Per row."""
+        """Minus the mean log-prob of the row under train."""
         return -self.sample.row_mean(self.sample.policy)
 
     @cached_property
     def reference_log_ppl(self) -> Floats:
-        """Per row."""
+        """Minus the mean log-prob of the row under rollout."""
         return -self.sample.row_mean(self.sample.reference)
 
     @cached_property
     def policy_ppl(self) -> Floats:
-        """Per row."""
+        """Perplexity of the row under train."""
         return exp(self.policy_log_ppl)
 
     @cached_property
     def reference_ppl(self) -> Floats:
-        """Per row."""
+        """Perplexity of the row under rollout."""
         return exp(self.reference_log_ppl)
 
     @cached_property
     def log_ppl_diff(self) -> Floats:
-        """Per row, policy minus reference."""
+        """Log perplexity of the row under train minus under rollout."""
         return self.policy_log_ppl - self.reference_log_ppl
 
     @cached_property
     def log_ppl_abs_diff(self) -> Floats:
-        """Per row."""
+        """Distance of the row's two log perplexities."""
         return np.abs(self.log_ppl_diff)
 
     @cached_property
     def ppl_ratio(self) -> Floats:
-        """Per row."""
+        """Perplexity of the row under train over the one under rollout."""
         return exp(self.log_ppl_diff)
 
 
@@ -106,12 +106,12 @@ class Weighted:
 
     @cached_property
     def level_ratio(self) -> Floats:
-        """Per row, not clamped: so verl takes the smallest."""
+        """Ratio at the rule's level, per row, not clamped: so verl takes the smallest."""
         return exp(self.log_ratio)
 
     @cached_property
     def level_ratio_capped(self) -> Floats:
-        """Per row, clamped above: so verl takes the largest."""
+        """Ratio at the rule's level, per row, clamped above: so verl takes the largest."""
         return exp(np.minimum(self.log_ratio, LOG_RATIO_BOUND))
 
     @cached_property
@@ -121,69 +121,74 @@ class Weighted:
 
     @cached_property
     def raw(self) -> Floats:
-        """Per token: the ratio at the level, clamped."""
+        """Ratio at the rule's level, per token, clamped to exp(+-20)."""
         return self.sample.over_tokens(self.at_level, self.level)
 
     @cached_property
     def outside_raw(self) -> Bools:
-        """Per token: the ratio lies outside the thresholds."""
+        """Whether the token's ratio lies outside the thresholds."""
         return (self.raw < self.lower) | (self.raw > self.upper)
 
     @cached_property
     def applied(self) -> Floats:
-        """Per token: the bounded weight."""
+        """Weight of the token after its bound."""
         if self.zero:
             return np.where(self.outside_raw, 0, self.raw).astype(self.raw.dtype)
         return np.minimum(self.raw, np.asarray(self.upper, self.raw.dtype))
 
     @cached_property
+    def row_applied(self) -> Floats:
+        """Mean of the row's weights after their bound, 0 without tokens."""
+        return self.sample.row_mean(self.applied)
+
+    @cached_property
     def weight(self) -> Floats:
-        """Per token: what this version measures."""
+        """Weight of the token: since 2026 after its bound, until then before."""
         return self.applied if self.measures_applied else self.raw
 
     @cached_property
     def clamped(self) -> Floats:
-        """Per token: the measured weight inside the thresholds, for spread and effective size."""
+        """Weight of the token, clamped into the thresholds: since 2026 at the upper one only."""
         return np.clip(self.weight, 0 if self.measures_applied else self.lower, self.upper)
 
     @cached_property
     def row_weight(self) -> Floats:
-        """Per row: mean of the measured weight over its tokens, 0 without any."""
+        """Mean weight of the row's tokens, 0 without any."""
         return self.sample.row_mean(self.weight)
 
     @cached_property
     def deviation(self) -> Floats:
-        """Per row: distance of its mean weight from 1."""
+        """Distance of the row's mean weight from 1."""
         return np.abs(self.row_weight - 1)
 
     @cached_property
     def row_high(self) -> Bools:
-        """Per row: the mean of its raw weights is above the upper threshold."""
+        """Whether the row's mean weight, before the bound, is above the upper threshold."""
         return self.sample.row_mean(self.raw) > self.upper
 
     @cached_property
     def row_low(self) -> Bools:
-        """Per row: the mean of its raw weights is below the lower threshold."""
+        """Whether the row's mean weight, before the bound, is below the lower threshold."""
         return self.sample.row_mean(self.raw) < self.lower
 
     @cached_property
     def high(self) -> Bools:
-        """At the level: tokens by the ratio, rows by its logarithm against a float32 one."""
+        """Whether the ratio is above the upper threshold; rows compare logarithms, the threshold's in float32."""
         return self.at_level > self.upper if self.level == "token" else self.log_ratio > float32_log(self.upper)
 
     @cached_property
     def low(self) -> Bools:
-        """At the level, as `high`."""
+        """Whether the ratio is below the lower threshold; rows compare logarithms, the threshold's in float32."""
         return self.at_level < self.lower if self.level == "token" else self.log_ratio < float32_log(self.lower)
 
     @cached_property
     def token_high(self) -> Bools:
-        """Per token: `high` of its row."""
+        """Whether the ratio of the token's row is above the upper threshold."""
         return self.sample.over_tokens(self.high, self.level)
 
     @cached_property
     def token_low(self) -> Bools:
-        """Per token: `low` of its row."""
+        """Whether the ratio of the token's row is below the lower threshold."""
         return self.sample.over_tokens(self.low, self.level)
 
     @cached_property
@@ -192,12 +197,12 @@ class Weighted:
 
     @cached_property
     def rejected(self) -> Bools:
-        """Per token: the clamped ratio lies outside the thresholds, both inclusive."""
+        """Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive."""
         return self.sample.over_tokens(self._rejected_at_level, self.level)
 
     @cached_property
     def row_rejected(self) -> Bools:
-        """Per row: any token rejected; a row without tokens goes by its ratio of 1."""
+        """Whether any token of the row is rejected; a row without tokens goes by its ratio of 1."""
         return self.sample.any_in_row(self.rejected) if self.level == "token" else self._rejected_at_level
 
 
@@ -210,19 +215,19 @@ class Vetoed:
 
     @cached_property
     def catastrophic(self) -> Bools:
-        """Per token; none when the veto is off."""
+        """Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off."""
         if self.threshold is None:
             return np.zeros(len(self.sample.log_ratio), np.bool_)
         return self.sample.log_ratio < float32_log(self.threshold)
 
     @cached_property
     def row_vetoed(self) -> Bools:
-        """Per row."""
+        """Whether the row has such a token."""
         return self.sample.any_in_row(self.catastrophic)
 
     @cached_property
     def rejected(self) -> Bools:
-        """Per token."""
+        """Whether the token's row is vetoed."""
         return self.sample.segments.spread(self.row_vetoed)
 
 
@@ -262,58 +267,58 @@ class Estimated:
 
     @cached_property
     def statistic(self) -> Floats:
-        """Per token: that of its row, if the level is a row's."""
+        """The statistic at the option's level: a row's value stands for each of its tokens."""
         return self.sample.over_tokens(self.at_level, self.gate.level)
 
     @cached_property
     def row_statistic(self) -> Floats:
-        """Per row: the mean of its tokens, if the level is a token's."""
+        """The row's statistic: of a token option, the mean over its tokens."""
         return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
 
     @cached_property
     def row_magnitude(self) -> Floats:
-        """Per row."""
+        """Absolute value of the row's statistic."""
         return np.abs(self.row_statistic)
 
     @cached_property
     def clamped(self) -> Floats:
-        """Per token: inside the bounds, for the spread."""
+        """The statistic of the token, clamped into the bounds."""
         return np.clip(self.statistic, self.lower or 0.0, self.upper)
 
     @cached_property
     def high(self) -> Bools:
-        """Per token."""
+        """Whether the token's statistic is above the upper bound."""
         return self.statistic > self.upper
 
     @cached_property
     def low(self) -> Bools:
-        """Per token; k2 and k3 are never low."""
+        """Whether the token's statistic is below the lower bound; k2 and k3 have none."""
         return self.statistic < (-math.inf if self.lower is None else self.lower)
 
     @cached_property
     def row_high(self) -> Bools:
-        """Per row."""
+        """Whether the row's statistic is above the upper bound."""
         return self.row_statistic > self.upper
 
     @cached_property
     def row_low(self) -> Bools:
-        """Per row; k2 and k3 are never low."""
+        """Whether the row's statistic is below the lower bound; k2 and k3 have none."""
         return self.row_statistic < (-math.inf if self.lower is None else self.lower)
 
     @cached_property
     def rejected(self) -> Bools:
-        """Per token: outside the bounds, both inclusive; a bound that is nan rejects everything."""
+        """Whether the token's statistic lies outside the bounds, both inclusive; nan rejects everything."""
         inside = self.statistic <= self.upper
         return ~(inside if self.lower is None else inside & (self.statistic >= self.lower))
 
     @cached_property
     def rejection(self) -> Floats:
-        """Per token: `rejected` as 0 and 1 in the data's dtype, in which verl averages it."""
+        """1 where the token is rejected, else 0, in the data's dtype, in which verl averages it."""
         return self.rejected.astype(self.statistic.dtype)
 
     @cached_property
     def row_rejection(self) -> Floats:
-        """Per row: any token rejected, as 0 and 1 in the data's dtype."""
+        """1 where any token of the row is rejected, else 0, in the data's dtype."""
         return self.sample.any_in_row(self.rejected).astype(self.statistic.dtype)
 
 
@@ -326,10 +331,10 @@ class Rejected:
 
     @cached_property
     def rejection(self) -> Floats:
-        """Per token: `rejected` as 0 and 1 in the data's dtype, in which verl averages it."""
+        """1 where any option rejects the token, else 0, in the data's dtype."""
         return self.rejected.astype(self.sample.policy.dtype)
 
     @cached_property
     def row_rejected(self) -> Bools:
-        """Per row: any token rejected."""
+        """Whether any option rejects any token of the row."""
         return self.sample.any_in_row(self.rejected)
