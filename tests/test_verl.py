@@ -12,7 +12,7 @@ from conformance_verl import expected, table
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import load, verl
+from mismatchctl.frameworks import load, preset, verl
 from mismatchctl.frameworks.verl.versions import VERSIONS
 
 
@@ -91,18 +91,30 @@ def test_what_verl_says_can_be_said_back(version: str) -> None:
 def test_presets_are_verls_configurations() -> None:
     of_release = {"2025-11": "b", "2025-11-25": "c2", "2026-08": "d"}
     compared = 0
-    for preset in verl.PRESETS:
-        version = of_release[preset.version]
-        kwargs = expected(version)["configs"]["configs"][f"{version}-preset-{preset.name}"]["kwargs"]
+    for ours in verl.PRESETS:
+        version = of_release[ours.version]
+        kwargs = expected(version)["configs"]["configs"][f"{version}-preset-{ours.name}"]["kwargs"]
         made = load(f"verl@{version}").correction(kwargs)
-        weight = None if preset.name == "ppo_is_bypass" else made.weight  # all weights are 1, see the preset
-        assert (weight, made.loss) == (preset.correction.weight, preset.correction.loss)
-        ours = [gate.model_copy(update={"keep": None}) for gate in preset.correction.gates]
-        assert [gate.model_copy(update={"keep": None}) for gate in made.gates] == ours
-        for gate, golden in zip(preset.correction.gates, made.gates, strict=True):
+        weight = None if ours.name == "ppo_is_bypass" else made.weight  # all weights are 1, see the preset
+        assert (weight, made.loss) == (ours.correction.weight, ours.correction.loss)
+        rules = [gate.model_copy(update={"keep": None}) for gate in ours.correction.gates]
+        assert [gate.model_copy(update={"keep": None}) for gate in made.gates] == rules
+        for gate, golden in zip(ours.correction.gates, made.gates, strict=True):
             assert [bound or 0 for bound in gate.keep] == [bound or 0 for bound in golden.keep]
             compared += 1
     assert compared > 10
+
+
+def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
+    geometric = preset("geo_mis")
+    native, notes = load("verl@d").native(geometric)
+    assert native["rollout_rs"] == "seq_mean_k1"
+    low, high = map(float, native["rollout_rs_threshold"].split("_"))
+    assert (low, high) == (pytest.approx(1 / 1.001), pytest.approx(1 / 0.999))
+    assert "said as mean k1" in notes[0] and "veto" in notes[1]
+    older, notes = load("verl@b").native(preset("decoupled_geo_rs"))
+    assert older["rollout_rs"] == "geometric" and len(notes) == 1
+    assert older["rollout_rs_threshold"] == pytest.approx(1 / 0.999)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +122,7 @@ def test_presets_are_verls_configurations() -> None:
     [
         (Correction(weight=Weight(clip=(0.5, 2.0))), "lower bound that weights are raised to"),
         (Correction(weight=Weight(level="geometric", truncate=2.0)), "no geometric weights"),
-        (Correction(gates=(Gate(level="geometric", keep=(0.9, 1.1)),)), "rejects by k1, k2 and k3"),
+        (Correction(gates=(Gate(level="max", keep=(None, 9.0)),)), "rejects by k1, k2 and k3"),
         (Correction(gates=(Gate(statistic="k3", clamp="token", keep=(None, 1), effect="zero"),)), "no effect 'zero'"),
         (Correction(weight=Weight(truncate=2.0, normalize="sequence")), "at their own level"),
         (Correction(weight=Weight(truncate=2.0), loss="ppo_bypass"), "compares current/rollout only"),

@@ -48,8 +48,10 @@ def read(native: Mapping[str, Any], version: Version) -> Correction:
     settings = dict(version.keys) | _section(native, version)
     try:
         return {"flat": _flat, "ratio": _ratio, "estimator": _estimator}[version.dialect](settings, version)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError) as error:
         raise ConfigError(f"verl@{version.name}: {error}") from None
+    except ZeroDivisionError:
+        raise ConfigError(f"verl@{version.name}: float division by zero") from None
 
 
 def _section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     level, threshold = settings["rollout_is"], _number(settings, "rollout_is_threshold")
     if level is not None and threshold is not None:
         _one_of("rollout_is", level, {"sequence", "token"})
-        _positive("rollout_is_threshold", threshold)
+        _positive("rollout_is_threshold", settings)
         weight = _weight(level=level, truncate=threshold, source=source, normalize=_normalize(settings, level))
     if settings["rollout_rs"] is not None:
         upper = _number(settings, "rollout_rs_threshold")
@@ -114,7 +116,7 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
         gates.append(_gate(level=settings["rollout_rs"], keep=keep, source=source))
     veto = _number(settings, "rollout_token_veto_threshold")
     if veto is not None:
-        _positive("rollout_token_veto_threshold", veto)
+        _positive("rollout_token_veto_threshold", settings)
         gates.append(_veto(veto, source))
     return _correction(name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
 
@@ -241,9 +243,9 @@ def _one_of(key: str, value: object, allowed: set[str]) -> None:
         raise ValueError(f"Invalid {key}: {value}. Must be one of {allowed}.")
 
 
-def _positive(key: str, value: float) -> None:
-    if value <= 0:
-        raise ValueError(f"{key} must be positive, got {value}.")
+def _positive(key: str, settings: Mapping[str, Any]) -> None:
+    if settings[key] <= 0:
+        raise ValueError(f"{key} must be positive, got {settings[key]}.")
 
 
 def _normalize(settings: Mapping[str, Any], level: str) -> str:

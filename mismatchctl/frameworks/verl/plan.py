@@ -13,6 +13,7 @@ from mismatchctl.frameworks.verl.config import RS_OPTIONS
 from mismatchctl.frameworks.verl.versions import Version
 
 _OPTION_OF = {rule: option for option, rule in RS_OPTIONS.items()}
+_K1_LEVEL_OF = {"token": "token", "sequence": "sum", "geometric": "mean"}
 _RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", "sequence")}
 
 
@@ -109,10 +110,32 @@ def _unlike_verl_gate(gate: Gate, version: Version) -> Iterator[str]:
 
 
 def write(correction: Correction, version: Version) -> tuple[dict[str, Any], list[str]]:
-    """A Correction in verl's keys, and what cannot be said in them."""
-    roles, problems = plan(correction, version)
+    """A Correction in verl's keys, and what cannot be said in them, or only nearly."""
+    said = [_in_dialect(gate, version) for gate in correction.gates]
+    notes = [
+        f"{gate.title}: said as {other.title}, which differs where a token's log ratio is beyond 20"
+        for gate, other in zip(correction.gates, said, strict=True)
+        if other is not gate
+    ]
+    roles, problems = plan(correction.model_copy(update={"gates": tuple(said)}), version)
     writers = {"flat": _write_flat, "ratio": _write_ratio, "estimator": _write_estimator}
-    return writers[version.dialect](roles, correction, version), problems
+    return writers[version.dialect](roles, correction, version), [*notes, *problems]
+
+
+def _in_dialect(gate: Gate, version: Version) -> Gate:
+    """A bound on train/rollout as one on k1 = log rollout/train, or the reverse, where the version knows only that."""
+    low, high = gate.keep
+    if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVEL_OF and high:
+        keep = (-math.log(high), -math.log(low) if low else math.inf)
+        level = _K1_LEVEL_OF[gate.level]
+        return gate.model_copy(update={"statistic": "k1", "level": level, "keep": keep, "clamp": "token"})
+    if version.dialect != "estimator" and gate.statistic == "k1" and low is not None and high is not None:
+        levels = {k1: ratio for ratio, k1 in _K1_LEVEL_OF.items()}
+        if gate.level in levels:
+            keep = (math.exp(-high), math.exp(-low))
+            level, clamp = levels[gate.level], "aggregate"
+            return gate.model_copy(update={"statistic": "ratio", "level": level, "keep": keep, "clamp": clamp})
+    return gate
 
 
 def _write_flat(roles: Plan, correction: Correction, version: Version) -> dict[str, Any]:
