@@ -205,3 +205,11 @@ def test_one_metric_by_name() -> None:
         own.measure(rows, "mis_truncate_fraction")
     with pytest.raises(ConfigError, match="did you mean 'mis_kl'"):
         own.measure(rows, "mis_kll")
+
+
+def test_every_name_has_a_meaning() -> None:
+    meant = {meaning.name: meaning for meaning in load("slime@seed").meanings()}
+    assert {f"train/{item.name}" for item in slime.METRICS if not item.miles_only} <= meant.keys()
+    assert meant["train/mismatch_kl"].when == "never: only documented, the code logs train/mis_kl"
+    assert meant["train/mismatch_kl"].quantity == meant["train/mis_kl"].quantity
+    assert "rollout" in {item.name: item for item in load("slime").meanings()}["train/mis_kl"].reduction

@@ -39,6 +39,25 @@ class Loss:
     metrics: dict[str, float]
 
 
+@dataclass(frozen=True)
+class Meaning:
+    """One name under one configuration.
+
+    Attributes:
+        name: as logged, with all prefixes.
+        when: the configuration that logs it so; empty: every one.
+        quantity: what is measured, in words.
+        over: which tokens or rows it is taken over.
+        reduction: how it becomes one number.
+    """
+
+    name: str
+    when: str
+    quantity: str
+    over: str
+    reduction: str
+
+
 class Framework(ABC):
     """One framework at one version."""
 
@@ -67,6 +86,10 @@ class Framework(ABC):
         reducer: str | None = None,
     ) -> Replay:
         """What the framework computes for the rows of one training step, in their order."""
+
+    @abstractmethod
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
 
     @abstractmethod
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:

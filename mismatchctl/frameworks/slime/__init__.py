@@ -3,7 +3,7 @@
 versions    the releases, and in what they differ
 config      slime's arguments, checked as slime checks them; translate: arguments <-> Correction
 call        one micro-batch: weights and kept tokens; loss: its policy loss
-metrics     the logged names; reduce: from tokens to the scalar of a step
+metrics     the logged names; names: their meanings in words; reduce: from tokens to the scalar of a step
 framework   replay and loss of a step
 presets     named corrections; column names
 """

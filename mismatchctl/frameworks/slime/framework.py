@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Replay
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
+from mismatchctl.frameworks.slime.names import meanings
 from mismatchctl.frameworks.slime.presets import COLUMNS
 from mismatchctl.frameworks.slime.reduce import Reducer
 from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correction_of
@@ -98,6 +99,10 @@ class Slime(Framework):
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for, and those that slime only documents."""
+        return meanings(self._version)
 
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
@@ -180,7 +185,10 @@ class _Run:
 
     def replay(self) -> Replay:
         """Micro-batch by micro-batch."""
-        policies = self._policies()
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._replay(self._policies())
+
+    def _replay(self, policies: Policies) -> Replay:
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)

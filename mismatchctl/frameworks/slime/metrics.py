@@ -27,6 +27,14 @@ Quantity = Callable[[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
+class Condition:
+    """Which configurations log a metric, in words and as a test."""
+
+    words: str
+    holds: Callable[[Arguments], bool]
+
+
+@dataclass(frozen=True)
 class LoggedMetric:
     """One name on the dashboard.
 
@@ -46,7 +54,7 @@ class LoggedMetric:
     quantity: Quantity
     mask: Mask
     basis: Basis
-    when: Callable[[Arguments], bool]
+    when: Condition
     miles_only: bool = False
 
     @property
@@ -56,43 +64,23 @@ class LoggedMetric:
 
     def logged(self, arguments: Arguments, version: Version) -> bool:
         """Whether this version logs it under these arguments."""
-        return self.when(arguments) and (version.finite or not self.miles_only)
+        return self.when.holds(arguments) and (version.finite or not self.miles_only)
 
 
-def _always(arguments: Arguments) -> bool:
-    return True
+ALWAYS = Condition("", lambda a: True)
+MEASURED = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
+WEIGHED = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
+BUILT_IN = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
+REJECTS = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
+VETOES = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
+NORMALIZES = Condition("mis.py, use_tis, tis_batch_normalize", lambda a: WEIGHED.holds(a) and a.tis_batch_normalize)
+CORRECTS = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
+KL_LOSS = Condition("use_kl_loss", lambda a: a.use_kl_loss)
+OPSM = Condition("use_opsm", lambda a: a.use_opsm)
 
 
-def _measured(arguments: Arguments) -> bool:
-    return arguments.function == "mis"
-
-
-def _weighed(arguments: Arguments) -> bool:
-    return arguments.function == "mis" and arguments.use_tis
-
-
-def _in_mode(mode: str) -> Callable[[Arguments], bool]:
-    return lambda arguments: _weighed(arguments) and arguments.tis_mode == mode
-
-
-def _built_in(arguments: Arguments) -> bool:
-    return arguments.function in ("vanilla", "icepop")
-
-
-def _rejects(arguments: Arguments) -> bool:
-    return arguments.rejects
-
-
-def _vetoes(arguments: Arguments) -> bool:
-    return arguments.vetoes
-
-
-def _normalizes(arguments: Arguments) -> bool:
-    return _weighed(arguments) and arguments.tis_batch_normalize
-
-
-def _corrects(arguments: Arguments) -> bool:
-    return arguments.function != "none"
+def _in_mode(mode: str) -> Condition:
+    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: WEIGHED.holds(a) and a.tis_mode == mode)
 
 
 def _log_ppl_diff(call: Call) -> NDArray[Any]:
@@ -149,14 +137,14 @@ def _fractions(prefix: str, about: str, mode: str) -> tuple[LoggedMetric, Logged
 
 
 def _of_policies(name: str, formula: str, quantity: Quantity) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", "log-probs", _measured)
+    return LoggedMetric(name, formula, quantity, "original", "log-probs", MEASURED)
 
 
 def _of_loss(
     name: str,
     formula: str,
     quantity: Quantity,
-    when: Callable[[Arguments], bool] = _always,
+    when: Condition = ALWAYS,
     mask: Mask = "kept",
     miles_only: bool = False,
 ) -> LoggedMetric:
@@ -184,10 +172,10 @@ _WEIGHTS = (
         lambda c: c.raw_weights,
         "original",
         "raw weights",
-        _weighed,
+        WEIGHED,
     ),
     LoggedMetric(
-        "mis_tis_weight_after_bound", "weight", lambda c: c.bounded_weights, "original", "bounded weights", _weighed
+        "mis_tis_weight_after_bound", "weight", lambda c: c.bounded_weights, "original", "bounded weights", WEIGHED
     ),
     LoggedMetric(
         "mis_is_ratio_mean_after_tis_rs",
@@ -195,7 +183,7 @@ _WEIGHTS = (
         lambda c: c.bounded_weights,
         "original",
         "bounded weights",
-        _weighed,
+        WEIGHED,
     ),
     LoggedMetric(
         "mis_tis_truncate_fraction",
@@ -213,7 +201,7 @@ _WEIGHTS = (
         lambda c: c.rejection_ratios < c.rejection_bounds[0],
         "original",
         "log-probs",
-        _rejects,
+        REJECTS,
     ),
     LoggedMetric(
         "mis_rs_mask_fraction_high",
@@ -221,7 +209,7 @@ _WEIGHTS = (
         lambda c: c.rejection_ratios > c.rejection_bounds[1],
         "original",
         "log-probs",
-        _rejects,
+        REJECTS,
     ),
     LoggedMetric(
         "mis_rs_catastrophic_token_fraction",
@@ -229,7 +217,7 @@ _WEIGHTS = (
         lambda c: c.catastrophic,
         "original",
         "log-probs",
-        _vetoes,
+        VETOES,
     ),
     LoggedMetric(
         "mis_rs_catastrophic_seq_fraction",
@@ -237,7 +225,7 @@ _WEIGHTS = (
         lambda c: c.spread(c.vetoed),
         "original",
         "log-probs",
-        _vetoes,
+        VETOES,
     ),
     LoggedMetric(
         "mis_batch_norm_factor",
@@ -245,7 +233,7 @@ _WEIGHTS = (
         _factor,
         "original",
         "bounded weights",
-        _normalizes,
+        NORMALIZES,
     ),
     LoggedMetric(
         "mis_is_ratio_mean_final",
@@ -253,19 +241,19 @@ _WEIGHTS = (
         lambda c: c.spread(c.mean(c.weights)),
         "original",
         "final weights",
-        _weighed,
+        WEIGHED,
     ),
-    LoggedMetric("mis_is_ratio_min_final", "min of weight", _extreme("min"), "original", "final weights", _weighed),
-    LoggedMetric("mis_is_ratio_max_final", "max of weight", _extreme("max"), "original", "final weights", _weighed),
-    LoggedMetric("tis", "exp(d), not clamped", lambda c: c.raw_weights, "original", "raw weights", _built_in),
-    LoggedMetric("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), "original", "raw weights", _built_in),
+    LoggedMetric("mis_is_ratio_min_final", "min of weight", _extreme("min"), "original", "final weights", WEIGHED),
+    LoggedMetric("mis_is_ratio_max_final", "max of weight", _extreme("max"), "original", "final weights", WEIGHED),
+    LoggedMetric("tis", "exp(d), not clamped", lambda c: c.raw_weights, "original", "raw weights", BUILT_IN),
+    LoggedMetric("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), "original", "raw weights", BUILT_IN),
     LoggedMetric(
         "tis_clipfrac",
         "1 where weight != exp(d)",
         lambda c: c.weights != c.raw_weights,
         "original",
         "bounded weights",
-        _built_in,
+        BUILT_IN,
     ),
 )
 
@@ -274,13 +262,13 @@ _LOSS = (
     _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped),
     _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl),
     _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff),
-    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), _corrects, "original"),
-    _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, lambda a: a.use_kl_loss),
+    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original"),
+    _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
     _of_loss(
         "opsm_clipfrac",
         "tokens that OPSM masks, masked ones too, over valid tokens",
         lambda c: c.opsm_clipfrac,
-        lambda a: a.use_opsm,
+        OPSM,
         "none",
     ),
     _of_loss(

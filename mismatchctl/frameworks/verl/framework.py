@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Replay
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl import config, losses
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
-from mismatchctl.frameworks.verl.names import Meaning, meanings
+from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy
 from mismatchctl.frameworks.verl.sample import Sample
@@ -76,7 +76,8 @@ class Verl(Framework):
         chosen = losses.Options.read(options, self.about)
         step = Step.read(table, chosen.dtype, COLUMNS)
         plan = self._plan(correction)
-        return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
 
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.verl import metrics
 from mismatchctl.frameworks.verl.config import RS_OPTIONS
 from mismatchctl.frameworks.verl.metrics import Logged, Subject
@@ -18,25 +18,6 @@ _REDUCTIONS = {
     "ess": "1 / mean of the squares of the values over their mean",
 }
 _WEIGHT_TABLES = {"token": metrics.TOKEN_WEIGHTS, "sequence": metrics.ROW_WEIGHTS, "geometric": metrics.ROW_WEIGHTS}
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """One name under one configuration.
-
-    Attributes:
-        name: as logged, with all prefixes.
-        when: the configuration that logs it so; empty: every one.
-        quantity: what is measured, in words.
-        over: valid tokens, all rows, or the rows with valid tokens.
-        reduction: how it becomes one number.
-    """
-
-    name: str
-    when: str
-    quantity: str
-    over: str
-    reduction: str
 
 
 def meanings(version: Version) -> list[Meaning]:
