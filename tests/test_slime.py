@@ -60,6 +60,13 @@ def test_flags_as_on_the_command_line() -> None:
     assert rules(load("slime").correction({"--use-tis": True, "--tis-clip": 2.0})) == rules(preset("slime-tis"))
 
 
+def test_what_only_newer_versions_have() -> None:
+    assert load("slime").correction({"advantage_estimator": "cispo"}).weight is None
+    for word in ("slime@seed", "miles"):
+        with pytest.raises(ConfigError, match="has no advantage_estimator cispo"):
+            load(word).correction({"advantage_estimator": "cispo"})
+
+
 def test_without_a_switch_nothing_is_corrected() -> None:
     assert rules(load("slime").correction({})) == rules(preset("none"))
     assert rules(load("slime").correction(shipped(use_tis=False))) == rules(preset("none"))
@@ -78,6 +85,7 @@ def test_without_a_switch_nothing_is_corrected() -> None:
         (shipped(use_tis="yes"), "true or false"),
         ({"use_tis": True, "use_rollout_logprobs": True}, "cannot be set at the same time"),
         ({"use_kl_loss": True, "kl_loss_type": "k4"}, "invalid choice 'k4'"),
+        ({"use_tis": True, "custom_tis_function_path": "my.own.weights"}, "only mis.py and icepop_function"),
     ],
 )
 def test_what_slime_rejects(native: dict[str, Any], reason: str) -> None:

@@ -19,7 +19,15 @@ MIS_FIELDS = (*_WEIGHT_FIELDS, *_REJECTION_FIELDS)
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
-ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo")
+ESTIMATORS = (
+    "grpo",
+    "gspo",
+    "cispo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "ppo",
+    "on_policy_distillation",
+)
 KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
 
 
@@ -67,7 +75,7 @@ class Arguments:
             return "none"
         if self.custom_tis_function_path is None:
             return "vanilla"
-        return "icepop" if "icepop" in self.custom_tis_function_path else "mis"
+        return "icepop" if self.custom_tis_function_path == ICEPOP_PATH else "mis"
 
     @property
     def weighs(self) -> bool:
@@ -131,8 +139,8 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
     """
     named = {str(key).lstrip("-").replace("-", "_"): value for key, value in native.items()}
     known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | _NUMBERS | _WORDS.keys()}
-    if any(key in named for key in MIS_FIELDS) and known.get("custom_tis_function_path") is None:
-        known["custom_tis_function_path"] = MIS_PATH
+    path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
+    if path == MIS_PATH:
         # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
         known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
     missing = _missing(known)
@@ -144,6 +152,18 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
         )
     _check(found)
     return found
+
+
+def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
+    """Path of the correcting function: as given, or mis.py's where one of its fields is."""
+    if given is None:
+        return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
+    function = str(given).rpartition(".")[2]
+    if "icepop" in function:
+        return ICEPOP_PATH
+    if "mis" in function:
+        return MIS_PATH
+    raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are known here")
 
 
 def _missing(known: Mapping[str, Any]) -> list[str]:
@@ -168,9 +188,9 @@ _REQUIRED = {*_FLAGS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_
 
 
 def _checked(key: str, value: Any) -> Any:
-    """A value of the kind that its key wants."""
+    """A value of the kind that its key wants; null where the key may be absent."""
     if key in _FLAGS:
-        if not isinstance(value, bool):
+        if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}")
     elif key in _NUMBERS and value is not None:
         if isinstance(value, str):

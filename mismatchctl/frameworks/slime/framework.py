@@ -47,7 +47,7 @@ class Slime(Framework):
 
         Flags of the loss (`eps_clip`, `use_opsm`, ...) may stand among them: replay and loss then use them.
         """
-        return correction_of(arguments(native), self.name, self._effect)
+        return correction_of(self._checked(arguments(native)), self.name, self._effect)
 
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
@@ -95,7 +95,8 @@ class Slime(Framework):
         unknown = sorted(set(options) - {field.name for field in fields(Arguments)} - {"entropy_coef"})
         if unknown:
             raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], _option_names())}")
-        logged = _Run(self._version, _with_options(given, options), table, dtype, size).replay().logged
+        chosen = self._checked(_with_options(given, options))
+        logged = _Run(self._version, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
@@ -130,12 +131,19 @@ class Slime(Framework):
             raise ConfigError(f"{self.name} has no {key} for this correction and these columns")
         return logged[key]
 
+    def _checked(self, given: Arguments) -> Arguments:
+        """Arguments that this version has."""
+        if given.advantage_estimator == "cispo" and not self._version.cispo:
+            raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
+        return given
+
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
         if reducer not in _REDUCERS:
             raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
         said, unsaid, _ = arguments_of(correction, self._effect)
         if unsaid:
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+        said = self._checked(said)
         return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
 
 
