@@ -16,7 +16,7 @@ from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.losses import Within, exp, per_sequence, ppo, reinforce
+from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _dppo_tv(tokens: Tokens) -> PerToken:
 def _dppo_kl(tokens: Tokens) -> PerToken:
     """The region: KL of the two-way choice between this token and any other."""
     p, q = exp(tokens.current), exp(tokens.anchor)
-    with np.errstate(invalid="ignore", divide="ignore"):  # a probability that rounding took above 1
+    with np.errstate(divide="ignore"):  # a probability that rounding took above 1
         others = np.log(((1 - q + 1e-8) / (1 - p + 1e-8)).astype(np.float64)).astype(p.dtype)
     kl = q * (tokens.anchor - tokens.current) + (1 - q) * others
     rise = (kl <= tokens.options.high) | (p <= q)
@@ -285,26 +285,30 @@ def _added_by_version(mode: str, loss: str, computed: Computed, version: Version
 
 
 def _aggregate(losses: Floats, tokens: Tokens, mode: str, step: Step, version: Version) -> float:
-    """The total over the sequences, divided by what this version divides by."""
-    options = tokens.options
-    total = float(per_sequence(losses, tokens.segments, tokens.kept, _WITHIN[mode]).sum())
-    sequences = float(tokens.segments.sum(tokens.kept).astype(bool).sum())
-    count = float(tokens.kept.sum()) if mode == "token-mean" else sequences
-    width = float(options.padded_length or step.rows.lengths.max())
-    if version.agg_denominators == "mask":
-        if mode == "seq-mean-token-sum-norm":
-            return total / width
-        return total / count if count else 0.0
-    total *= options.dp_size
-    given = options.batch_num_tokens if mode == "token-mean" else options.global_batch_size
-    denominator = count if given is None else float(given)
+    """The total over the sequences, divided by what this version divides by; nothing left: 0, later nan."""
+    width = float(tokens.options.padded_length or step.rows.lengths.max())
+    denominator = _denominator(tokens, mode, width, version)
+    if not denominator and version.agg_denominators == "mask":
+        return 0.0
+    return aggregate(losses, tokens.segments, tokens.kept, _WITHIN[mode], denominator)
+
+
+def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> float:
+    """Tokens, sequences or a width: those kept here, or since 2025-11-25 those that the trainer counts globally."""
+    options, scaled = tokens.options, version.agg_denominators == "scaled"
+    norm = mode == "seq-mean-token-sum-norm"
+    if norm and not scaled:
+        return width
     if mode == "token-sum":
-        return total
-    if mode == "seq-mean-token-sum-norm":
-        if version.agg_denominators == "global":
-            return total / options.dp_size / width
-        denominator *= options.loss_scale_factor or width
-    return total / denominator if denominator else float("nan")
+        return 1 / options.dp_size
+    if mode == "token-mean":
+        own, given = tokens.kept.sum(), options.batch_num_tokens
+    else:
+        own, given = (tokens.segments.sum(tokens.kept) > 0).sum(), options.global_batch_size
+    if version.agg_denominators == "mask":
+        return float(own)
+    whole = float(own if given is None else given) / options.dp_size
+    return whole * (options.loss_scale_factor or width) if norm else whole
 
 
 def _geo_mean(tokens: Tokens, weights: Floats | None) -> Loss:
