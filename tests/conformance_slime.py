@@ -182,9 +182,10 @@ def _rows(tally: Tally, key: tuple[Any, ...], impl: str, out: Replay) -> None:
     for wanted, count in zip(golden["kept_tokens"], kept, strict=True):
         tally.check(wanted == count, key, "kept tokens", wanted, count, last_bit)
     for column, chosen in (("weight_sum", [slice(None)] * len(kept)), ("kept_weight_sum", out.keep)):
-        for weights, keep, wanted in zip(out.weights, chosen, golden[column], strict=True):
-            total = weights[keep].sum(dtype=np.float64)
-            tally.check(_weights_agree(wanted, total, dtype), key, column, wanted, total, last_bit)
+        sums = [weights[keep].sum(dtype=np.float64) for weights, keep in zip(out.weights, chosen, strict=True)]
+        same = _weights_agree(golden[column], sums, dtype)
+        for agrees, wanted, total in zip(same, golden[column], sums, strict=True):
+            tally.check(agrees, key, column, wanted, total, last_bit)
 
 
 def _each_token(tally: Tally, key: tuple[Any, ...], rows: pa.Table, out: Replay) -> None:
