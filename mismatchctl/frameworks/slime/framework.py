@@ -35,12 +35,12 @@ class Slime(Framework):
     """slime or Miles at one version."""
 
     def __init__(self, version: Version) -> None:
-        self.name, self.version, self._version = version.framework, version.month, version
+        self.name, self.version, self.about = version.framework, version.month, version
 
     @property
     def _effect(self) -> Effect:
         """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
-        return "zero" if self._version.rollout_denominators else "mask"
+        return "zero" if self.about.rollout_denominators else "mask"
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """mis.yaml's fields, or flags of the command line (`use_tis`, `tis_clip`, ...), as a Correction.
@@ -76,7 +76,7 @@ class Slime(Framework):
         Raises:
             ConfigError: the correction cannot be said in slime's arguments.
         """
-        return _Run(self._version, self._arguments(correction, reducer), table, dtype, micro_batch_size).replay()
+        return _Run(self.about, self._arguments(correction, reducer), table, dtype, micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
         """The policy loss on the rows of one step, and all that is logged beside it.
@@ -96,14 +96,14 @@ class Slime(Framework):
         if unknown:
             raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], _option_names())}")
         chosen = self._checked(_with_options(given, options))
-        logged = _Run(self._version, chosen, table, dtype, size).replay().logged
+        logged = _Run(self.about, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for, and those that slime only documents."""
-        return meanings(self._version)
+        return meanings(self.about)
 
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
@@ -125,7 +125,7 @@ class Slime(Framework):
         given = self._arguments(correction or Correction(), None)
         if given.function == "none":
             given = replace(given, get_mismatch_metrics=True, custom_tis_function_path=MIS_PATH)
-        logged = _Run(self._version, given, table, dtype, None).replay().logged
+        logged = _Run(self.about, given, table, dtype, None).replay().logged
         key = "loss" if wanted is None else wanted.name
         if key not in logged:
             raise ConfigError(f"{self.name} has no {key} for this correction and these columns")
@@ -133,7 +133,7 @@ class Slime(Framework):
 
     def _checked(self, given: Arguments) -> Arguments:
         """Arguments that this version has."""
-        if given.advantage_estimator == "cispo" and not self._version.cispo:
+        if given.advantage_estimator == "cispo" and not self.about.cispo:
             raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
         return given
 
