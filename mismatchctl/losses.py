@@ -8,10 +8,9 @@ within a sequence and what the total is divided by; the denominators are the fra
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.ratios import LOG_RATIO_BOUND
@@ -110,12 +109,6 @@ def reinforce(advantages: Floats, current: Floats, weights: Floats | None = None
     """REINFORCE, -A log pi, times importance weights [T]; per token [T]."""
     losses = -advantages * current
     return losses if weights is None else losses * weights
-
-
-def masked_mean(values: NDArray[Any], kept: Bools) -> float:
-    """Mean of per-token values over the kept tokens; 0 when none is kept, as the frameworks define it."""
-    count = int(kept.sum())
-    return float(values[kept].sum(dtype=np.float64)) / count if count else 0.0
 
 
 def per_sequence(losses: Floats, segments: Segments, kept: Bools, within: Within) -> Float64s:

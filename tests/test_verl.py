@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 from conformance_verl import expected, table
 
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.batch import TokenBatch
+from mismatchctl.correction import Correction, Gate, Weight, apply
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load, preset, verl
+from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.versions import VERSIONS
+from mismatchctl.ratios import Ratios
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,33 @@ def test_bounds_on_the_ratio_are_said_as_k1_and_back() -> None:
     older, notes = load("verl@b").native(preset("decoupled_geo_rs"))
     assert older["rollout_rs"] == "geometric" and len(notes) == 1
     assert older["rollout_rs_threshold"] == pytest.approx(1 / 0.999)
+
+
+@pytest.mark.parametrize("version", [version.name for version in VERSIONS])
+def test_the_core_carries_corrections_out_as_verl_does(version: str) -> None:
+    """Kept tokens and weights. Left out: the batch edge, where verl takes the logarithm of the veto in float32."""
+    framework, compared = load(f"verl@{version}"), 0
+    for batch, step in (("dense", 3), ("moe", 12), ("extreme", 7), ("multiturn", 101), ("identical", 0)):
+        rows = Step.read(table(batch, step), "float64", {})
+        pairs = {
+            "train/rollout": Ratios(rows.values("train_log_probs"), rows.values("rollout_log_probs"), rows.segments),
+            "current/rollout": Ratios(
+                rows.values("current_log_probs"), rows.values("rollout_log_probs"), rows.segments
+            ),
+        }
+        tokens = TokenBatch(rows.segments, pairs["train/rollout"].reference, pairs["train/rollout"].policy)
+        for config in expected(version)["configs"]["configs"].values():
+            correction = framework.correction(config["kwargs"])
+            applied, out = apply(correction, pairs, tokens), framework.replay(table(batch, step), correction)
+            np.testing.assert_array_equal(
+                np.concatenate(rows.by_row(applied.kept.expanded())), np.concatenate(out.keep)
+            )
+            if correction.weight is not None and correction.weight.normalize == "none":
+                assert out.weights is not None
+                ours = np.concatenate(rows.by_row(applied.token_weights()))
+                np.testing.assert_allclose(ours, np.concatenate(out.weights), rtol=1e-9)
+                compared += 1
+    assert compared > 10
 
 
 @pytest.mark.parametrize(
