@@ -18,6 +18,7 @@ ORDER = (
     "batch",
     "ratios",
     "correction",
+    "losses",
     "sums",
     "metrics",
     "result",

@@ -79,8 +79,8 @@ class Weights:
 
     @cached_property
     def low(self) -> Bools:
-        """Which weights lie below the lower bound."""
-        return self.raw_excess + 1.0 < self.rule.bounds[0]
+        """Which weights lie below the lower bound, or the one that is watched in its stead."""
+        return self.raw_excess + 1.0 < (self.rule.watch_low or self.rule.bounds[0])
 
     @cached_property
     def high(self) -> Bools:
@@ -210,10 +210,15 @@ def _aggregate(level: str, values: Float64s, view: Selection) -> Float64s:
 
 def _bounds(gate: Gate) -> tuple[float, float]:
     """The interval in the space where the statistic is compared: the log of it for ratios."""
-    low, high = gate.keep
-    if gate.statistic != "ratio":
-        return (-math.inf if low is None else low), (math.inf if high is None else high)
-    return (math.log(low) if low else -math.inf), (math.inf if high is None else math.log(high))
+    low, high = (
+        (-math.inf if gate.keep[0] is None else gate.keep[0]),
+        (math.inf if gate.keep[1] is None else gate.keep[1]),
+    )
+    if math.isnan(low) or math.isnan(high):  # some frameworks accept it: nothing lies within
+        return math.inf, -math.inf
+    if gate.statistic == "ratio":
+        low, high = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
+    return low, high
 
 
 def _rejected(gate: Gate, flags: Bools, segments: Segments, view: Selection, batch: TokenBatch) -> Selection:

@@ -44,6 +44,9 @@ class Weight(_Strict):
     truncate: float | None = Field(default=None, description="upper bound; weights above it become it")
     clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
     zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
+    watch_low: float | None = Field(
+        default=None, description="weights below it count as low; without a lower bound they stay as they are"
+    )
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
         description="divide by the mean weight: over tokens, or the mean over sequences of their mean",
@@ -71,6 +74,8 @@ class Weight(_Strict):
         given = [name for name in ("truncate", "clip", "zero") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
+        if self.watch_low is not None and (self.clip is not None or self.zero is not None):
+            raise ValueError("watch_low is for weights without a lower bound")
         return self
 
     @property

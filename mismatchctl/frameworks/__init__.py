@@ -5,6 +5,7 @@ Everything else in the package knows corrections and columns, never who named th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from mismatchctl.correction import Correction
@@ -12,11 +13,41 @@ from mismatchctl.correction import presets as generic
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks import peers, slime, verl
+from mismatchctl.frameworks.framework import Framework, Loss, Replay
 
-__all__ = ["DEFAULT_CORRECTIONS", "Preset", "column_aliases", "preset", "presets"]
+__all__ = [
+    "DEFAULT_CORRECTIONS",
+    "Framework",
+    "Loss",
+    "Preset",
+    "Replay",
+    "column_aliases",
+    "load",
+    "preset",
+    "presets",
+]
+
+LOADERS: dict[str, Callable[[str], Framework]] = {
+    "verl": verl.load,
+    "slime": slime.load_slime,
+    "miles": slime.load_miles,
+}
+"""Framework by name, given the version after the @ (empty: the newest)."""
 
 DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Compared when nobody says what to compare: one of each kind."""
+
+
+def load(name: str) -> Framework:
+    """A framework at a version: `verl`, `verl@b`, `verl@3915`, `verl@2025-11`; without a version the newest.
+
+    Raises:
+        ConfigError: there is no such framework or version.
+    """
+    framework, _, version = name.partition("@")
+    if framework not in LOADERS:
+        raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, LOADERS)}")
+    return LOADERS[framework](version)
 
 
 @cache

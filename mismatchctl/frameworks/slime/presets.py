@@ -84,7 +84,7 @@ _SLIME = (
         Correction(
             name="slime-tis",
             about="--use-tis without a custom function: token weights are clipped to 0..2.",
-            weight=_clip(0.0, 2.0),
+            weight=Weight(level="token", clip=(0.0, 2.0)),
         ),
         "slime",
         "2026-01",

@@ -1,0 +1,96 @@
+"""What every framework module offers: its configurations as Corrections, its numbers, its losses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.correction import Correction
+
+Dtype = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a framework would compute for one training step.
+
+    Attributes:
+        logged: exactly the names that it logs for that step and configuration.
+        weights: importance weights of each row over all its tokens, 0 where masked; None when weights are off.
+        keep: which tokens of each row remain after rejection.
+    """
+
+    logged: dict[str, float]
+    weights: list[NDArray[np.floating[Any]]] | None
+    keep: list[NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Value of a framework's policy loss for one training step, and what it logs beside it."""
+
+    value: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """One name under one configuration.
+
+    Attributes:
+        name: as logged, with all prefixes.
+        when: the configuration that logs it so; empty: every one.
+        quantity: what is measured, in words.
+        over: which tokens or rows it is taken over.
+        reduction: how it becomes one number.
+    """
+
+    name: str
+    when: str
+    quantity: str
+    over: str
+    reduction: str
+
+
+class Framework(ABC):
+    """One framework at one version."""
+
+    name: str
+    version: str
+
+    @abstractmethod
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """A configuration in the framework's own keys as a Correction.
+
+        Raises:
+            ConfigError: what the framework itself rejects, with its reason.
+        """
+
+    @abstractmethod
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction in the framework's own keys, as far as it can be said there; and what cannot."""
+
+    @abstractmethod
+    def replay(
+        self,
+        table: pa.Table,
+        correction: Correction,
+        dtype: Dtype = "float64",
+        micro_batch_size: int | None = None,
+        reducer: str | None = None,
+    ) -> Replay:
+        """What the framework computes for the rows of one training step, in their order."""
+
+    @abstractmethod
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
+
+    @abstractmethod
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """The framework's policy loss on those rows, with its own options."""

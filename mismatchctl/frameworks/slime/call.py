@@ -1,0 +1,205 @@
+"""One call of slime's loss: the sequences of a micro-batch, their weights and what rejection leaves.
+
+What mis.py, `vanilla_tis_function` and `icepop_function` do, in the dtype that the training ran in: bounds are
+rounded to it before they are compared, and ties fall as they fell there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Floats, Segments
+from mismatchctl.frameworks.slime.config import Arguments
+from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_segments
+from mismatchctl.losses import exp
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
+_SMALLEST_FACTOR = 1e-8  # a mean weight up to this is not divided by
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Flat arrays over the valid tokens of the sequences [T]; None where the table has no such column.
+
+    Attributes:
+        segments: one segment per sequence.
+        rollout: log-probs of the inference engine.
+        train: the trainer's recomputation before the first update (slime's `log_probs`).
+        current: the policy being updated.
+        reference: the reference policy of the KL loss.
+        advantages: per token.
+        masked_negative: masked tokens of each sequence with a negative advantage [S]: OPSM counts them.
+    """
+
+    segments: Segments
+    rollout: Floats
+    train: Floats | None = None
+    current: Floats | None = None
+    reference: Floats | None = None
+    advantages: Floats | None = None
+    masked_negative: NDArray[np.int64] | None = None
+
+    def take(self, rows: NDArray[np.int64]) -> tuple[Policies, NDArray[np.int64]]:
+        """These sequences, and the places of their tokens."""
+        lengths = self.segments.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        tokens = np.arange(offsets[-1]) + np.repeat(self.segments.offsets[:-1][rows] - offsets[:-1], lengths)
+
+        def cut(values: Floats | None) -> Floats | None:
+            return None if values is None else values[tokens]
+
+        negative = None if self.masked_negative is None else self.masked_negative[rows]
+        taken = Policies(
+            Segments(offsets),
+            self.rollout[tokens],
+            cut(self.train),
+            cut(self.current),
+            cut(self.reference),
+            cut(self.advantages),
+            negative,
+        )
+        return taken, tokens
+
+
+class Call:
+    """The correction of one micro-batch. Sequence-level values stand on each of their tokens, as in mis.py."""
+
+    def __init__(self, policies: Policies, arguments: Arguments) -> None:
+        self.policies, self.arguments = policies, arguments
+        self.segments, self.rollout = policies.segments, policies.rollout
+        self.dtype: np.dtype[Any] = self.rollout.dtype
+
+    @property
+    def train(self) -> Floats:
+        """The trainer's recomputed log-probs."""
+        assert self.policies.train is not None
+        return self.policies.train
+
+    @cached_property
+    def counts(self) -> Floats:
+        """Valid tokens of each sequence, at least 1, [S]."""
+        return np.maximum(self.segments.lengths, 1).astype(self.dtype)
+
+    def total(self, values: NDArray[Any]) -> Floats:
+        """Sum over each sequence in the dtype of the values [S]."""
+        return sum_segments(values, self.segments)
+
+    def mean(self, values: NDArray[Any]) -> Floats:
+        """Mean over each sequence [S]; 0 where it has no valid token."""
+        return self.total(values) / self.counts
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Each sequence's value on its tokens [T]."""
+        return self.segments.spread(values)
+
+    @cached_property
+    def log_ratio(self) -> Floats:
+        """Train minus rollout log-prob of each token."""
+        return self.train - self.rollout
+
+    @cached_property
+    def log_ratio_sum(self) -> Floats:
+        """Its sum over each sequence [S]."""
+        return self.total(self.log_ratio)
+
+    def ratio(self, level: str) -> Floats:
+        """exp of the log ratio at a level, clamped to +-20 after aggregation."""
+        aggregated = self.log_ratio
+        if level == "sequence":
+            aggregated = self.spread(self.log_ratio_sum)
+        elif level == "geometric":
+            aggregated = self.spread(self.log_ratio_sum / self.counts)
+        return exp(np.clip(aggregated, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+
+    def rounded(self, bounds: tuple[float, float]) -> tuple[Any, Any]:
+        """Bounds as the run compares them."""
+        return self.dtype.type(bounds[0]), self.dtype.type(bounds[1])
+
+    @cached_property
+    def raw_weights(self) -> Floats:
+        """Weights before their bound. The built-in functions do not clamp the log ratio."""
+        if self.arguments.function == "mis":
+            return self.ratio(self.arguments.tis_level)
+        return exp(self.log_ratio)
+
+    @cached_property
+    def weight_bounds(self) -> tuple[Any, Any]:
+        """The interval that the weights are held to; truncate has no lower bound."""
+        given = self.arguments
+        if given.function != "mis":
+            return self.rounded((given.tis_clip_low, given.tis_clip))
+        low, high = given.tis_bounds
+        return self.rounded((0.0 if given.tis_mode == "truncate" else low, high))
+
+    @cached_property
+    def bounded_weights(self) -> Floats:
+        """Weights after their bound: mask mode leaves them as they are, IcePop makes those outside 0."""
+        low, high = self.weight_bounds
+        if self.arguments.function == "icepop":
+            inside = (self.raw_weights >= low) & (self.raw_weights <= high)
+            return np.where(inside, self.raw_weights, self.dtype.type(0))
+        if self.arguments.function == "mis" and self.arguments.tis_mode == "mask":
+            return self.raw_weights
+        return np.clip(self.raw_weights, low, high)
+
+    @cached_property
+    def factor(self) -> float:
+        """Mean bounded weight, over the tokens or over the means of all sequences; before rejection."""
+        if self.arguments.tis_level == "token":
+            return float(sum_in_order(self.total(self.bounded_weights)) / self.dtype.type(max(self.segments.tokens, 1)))
+        return float(sum_in_order(self.mean(self.bounded_weights)) / self.dtype.type(max(len(self.segments), 1)))
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the weights are divided by their mean."""
+        given = self.arguments
+        return given.function == "mis" and given.tis_batch_normalize and self.factor > _SMALLEST_FACTOR
+
+    @cached_property
+    def weights(self) -> Floats:
+        """The weights that multiply the loss."""
+        return self.bounded_weights / self.dtype.type(self.factor) if self.normalizes else self.bounded_weights
+
+    @cached_property
+    def rejection_ratios(self) -> Floats:
+        """The ratio that rejection looks at."""
+        return self.ratio(self.arguments.rs_level)
+
+    @cached_property
+    def rejection_bounds(self) -> tuple[Any, Any]:
+        """The interval that it keeps."""
+        return self.rounded(self.arguments.rs_bounds)
+
+    @cached_property
+    def catastrophic(self) -> Bools:
+        """Tokens whose ratio is below the veto. Its logarithm is taken in float32, whatever the run computes in."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            threshold = np.log(np.float32(self.arguments.rs_veto_threshold))
+        return np.asarray(self.log_ratio < threshold, np.bool_)
+
+    @cached_property
+    def vetoed(self) -> Bools:
+        """Sequences with such a token [S]."""
+        return self.segments.sum(self.catastrophic) > 0
+
+    @cached_property
+    def kept(self) -> Bools:
+        """Tokens that mask mode, rejection and veto leave."""
+        kept = np.ones(self.segments.tokens, np.bool_)
+        given = self.arguments
+        if given.weighs and given.function == "mis" and given.tis_mode == "mask":
+            kept &= _within(self.raw_weights, self.weight_bounds)
+        if given.rejects:
+            kept &= _within(self.rejection_ratios, self.rejection_bounds)
+        if given.vetoes:
+            kept &= ~self.spread(self.vetoed)
+        return kept
+
+
+def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
+    return np.asarray((values >= bounds[0]) & (values <= bounds[1]), np.bool_)

@@ -1,0 +1,256 @@
+"""slime's arguments: those of its command line and of mis.yaml that bear on correction and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from mismatchctl.errors import ConfigError, suggestion
+
+Function = Literal["none", "vanilla", "icepop", "mis"]
+
+MIS_PATH = "examples.train_infer_mismatch_helper.mis.compute_mis_weights_with_cp"
+ICEPOP_PATH = "slime.backends.megatron_utils.loss.icepop_function"
+
+_WEIGHT_FIELDS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound", "use_rs", "tis_batch_normalize")
+_REJECTION_FIELDS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
+MIS_FIELDS = (*_WEIGHT_FIELDS, *_REJECTION_FIELDS)
+
+LEVELS = ("token", "sequence", "geometric")
+MODES = ("truncate", "clip", "mask")
+ESTIMATORS = (
+    "grpo",
+    "gspo",
+    "cispo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "ppo",
+    "on_policy_distillation",
+)
+KL_TYPES = ("k1", "k2", "k3", "low_var_kl")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The namespace that slime's loss reads, with the defaults of its command line.
+
+    The fields of mis.yaml have no defaults in the code; here they are None or off until a file gives them.
+    """
+
+    use_tis: bool = False
+    get_mismatch_metrics: bool = False
+    use_rollout_logprobs: bool = False
+    custom_tis_function_path: str | None = None
+    tis_clip: float = 2.0
+    tis_clip_low: float = 0.0
+
+    tis_level: str = "token"
+    tis_mode: str = "truncate"
+    tis_lower_bound: float | None = None
+    tis_upper_bound: float | None = None
+    tis_batch_normalize: bool = False
+    use_rs: bool = False
+    rs_level: str = "token"
+    rs_lower_bound: float | None = None
+    rs_upper_bound: float | None = None
+    rs_veto_threshold: float | None = None
+
+    advantage_estimator: str = "grpo"
+    eps_clip: float = 0.2
+    eps_clip_high: float | None = None
+    eps_clip_c: float | None = None
+    use_opsm: bool = False
+    opsm_delta: float = 1e-4
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.0
+    kl_loss_type: str = "k1"
+    use_unbiased_kl: bool = False
+    calculate_per_token_loss: bool = False
+
+    @property
+    def function(self) -> Function:
+        """Which function corrects: none unless something asks for it."""
+        if not (self.use_tis or self.get_mismatch_metrics):
+            return "none"
+        if self.custom_tis_function_path is None:
+            return "vanilla"
+        return "icepop" if self.custom_tis_function_path == ICEPOP_PATH else "mis"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether tokens get importance weights: mis without use_tis only measures."""
+        return self.function in ("vanilla", "icepop") or (self.function == "mis" and self.use_tis)
+
+    @property
+    def rejects(self) -> bool:
+        """Whether rejection runs: it does so only beside weights."""
+        return self.function == "mis" and self.use_tis and self.use_rs
+
+    @property
+    def vetoes(self) -> bool:
+        """Whether the veto runs: only inside rejection."""
+        return self.rejects and self.rs_veto_threshold is not None
+
+    @property
+    def tis_bounds(self) -> tuple[float, float]:
+        """Bounds of the weights; a missing lower one is the inverse of the upper one."""
+        upper = self.tis_upper_bound
+        assert upper is not None
+        return (1.0 / upper if self.tis_lower_bound is None else self.tis_lower_bound), upper
+
+    @property
+    def rs_bounds(self) -> tuple[float, float]:
+        """Bounds of rejection; each falls back to that of the weights."""
+        low, high = self.tis_bounds
+        return (
+            low if self.rs_lower_bound is None else self.rs_lower_bound,
+            high if self.rs_upper_bound is None else self.rs_upper_bound,
+        )
+
+    def native(self) -> dict[str, Any]:
+        """The arguments as one would write them: what is not a default, and all of mis.yaml where mis runs."""
+        given = asdict(self)
+        defaults = asdict(Arguments())
+        runs_mis = self.custom_tis_function_path == MIS_PATH
+        written = {
+            key: value
+            for key, value in given.items()
+            if value != defaults[key] or (runs_mis and key in ("use_tis", *MIS_FIELDS))
+        }
+        if runs_mis:
+            written.pop("custom_tis_function_path")  # mis.yaml is read by nothing else
+        if self.function in ("vanilla", "icepop"):
+            written |= {"tis_clip": self.tis_clip, "tis_clip_low": self.tis_clip_low}
+        return written
+
+
+_FLAGS = {field.name for field in fields(Arguments) if field.type == "bool"}
+_NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
+
+
+def arguments(native: Mapping[str, Any]) -> Arguments:
+    """Arguments from a mapping of mis.yaml's keys and flags of the command line (`--use-tis` or `use_tis`).
+
+    Keys that bear on neither correction nor loss are passed over, as slime does.
+
+    Raises:
+        ConfigError: what slime rejects, with its message.
+    """
+    named = {str(key).lstrip("-").replace("-", "_"): value for key, value in native.items()}
+    known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | _NUMBERS | _WORDS.keys()}
+    path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
+    if path == MIS_PATH:
+        # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
+        known.setdefault("get_mismatch_metrics", not known.get("use_tis", False))
+    missing = _missing(known)
+    found = Arguments(**{key: value for key, value in known.items() if value is not None or key not in _REQUIRED})
+    if missing and found.function == "mis":
+        raise ConfigError(
+            f"'Namespace' object has no attribute {missing[0]!r}: mis.py has no defaults, "
+            f"the file must say {', '.join(missing)}"
+        )
+    _check(found)
+    return found
+
+
+def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
+    """Path of the correcting function: as given, or mis.py's where one of its fields is."""
+    if given is None:
+        return MIS_PATH if any(key in named for key in MIS_FIELDS) else None
+    function = str(given).rpartition(".")[2]
+    if "icepop" in function:
+        return ICEPOP_PATH
+    if "mis" in function:
+        return MIS_PATH
+    raise ConfigError(f"custom_tis_function_path {given}: only mis.py and icepop_function are known here")
+
+
+def _missing(known: Mapping[str, Any]) -> list[str]:
+    """Fields that mis.py would look for in vain."""
+    if not known.get("use_tis"):
+        return []
+    wanted = [*_WEIGHT_FIELDS, *(_REJECTION_FIELDS if known.get("use_rs") else ())]
+    return [key for key in wanted if key not in known]
+
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    "custom_tis_function_path": (),
+    "tis_level": (),
+    "tis_mode": (),
+    "rs_level": (),
+    "advantage_estimator": ESTIMATORS,
+    "kl_loss_type": KL_TYPES,
+}
+"""Arguments that are words, with the choices that the command line offers."""
+
+_REQUIRED = {*_FLAGS, "tis_clip", "tis_clip_low", "eps_clip", "opsm_delta", "kl_loss_coef"}
+
+
+def _checked(key: str, value: Any) -> Any:
+    """A value of the kind that its key wants; null where the key may be absent."""
+    if key in _FLAGS:
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false, not {value!r}")
+    elif key in _NUMBERS and value is not None:
+        if isinstance(value, str):
+            raise ConfigError(
+                f"{key} is the string {value!r}, which torch takes for no number: YAML reads 1e-4 as text, write 1.0e-4"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{key} must be a number, not {value!r}")
+        return float(value)
+    elif key in _WORDS and _WORDS[key] and value not in _WORDS[key]:
+        raise ConfigError(f"invalid choice {value!r} for {key}{suggestion(str(value), _WORDS[key])}")
+    return value
+
+
+def _check(given: Arguments) -> None:
+    """What slime's argument parser and mis.py reject."""
+    if given.function == "vanilla" and given.get_mismatch_metrics:
+        raise ConfigError("get_mismatch_metrics needs custom_tis_function_path: the built-in function measures nothing")
+    if given.function == "vanilla" and given.use_rollout_logprobs:
+        raise ConfigError(
+            "use_rollout_logprobs and use_tis cannot be set at the same time: with the rollout's "
+            "log-probs as anchor there is nothing left to correct"
+        )
+    if given.eps_clip_c is not None and given.eps_clip_c <= 1:
+        raise ConfigError(
+            f"The lower bound of the clip_ratio_c for dual-clip PPO should be greater than 1.0, "
+            f"but get the value: {given.eps_clip_c}."
+        )
+    if given.function == "mis" and given.use_tis:
+        _check_mis(given)
+
+
+def _check_mis(given: Arguments) -> None:
+    if given.tis_upper_bound is None:
+        if given.tis_lower_bound is None:
+            raise ConfigError(
+                "unsupported operand type(s) for /: 'float' and 'NoneType': tis_lower_bound falls back "
+                "to 1 / tis_upper_bound, and that is null"
+            )
+        raise ConfigError("tis_upper_bound is null: mis.py asserts that it is given")
+    if not given.tis_upper_bound and given.tis_lower_bound is None:
+        raise ConfigError("float division by zero: tis_lower_bound falls back to 1 / tis_upper_bound, and that is 0")
+    for level in (given.tis_level, *([given.rs_level] if given.use_rs else [])):
+        if level not in LEVELS:
+            raise ConfigError(f"Invalid level: {level}{suggestion(str(level), LEVELS)}")
+    if given.tis_mode not in MODES:
+        raise ConfigError(f"Unsupported tis_mode: {given.tis_mode}{suggestion(str(given.tis_mode), MODES)}")
+    if given.tis_mode != "truncate":
+        _check_order("tis", *given.tis_bounds)
+    if given.use_rs:
+        _check_order("rs", *given.rs_bounds)
+    if given.tis_batch_normalize and given.tis_level == "geometric":
+        raise ConfigError(
+            "Unsupported tis_level: geometric: tis_batch_normalize knows token and sequence weights only, "
+            "although the documents recommend it for geometric ones; turn it off"
+        )
+
+
+def _check_order(prefix: str, low: float, high: float) -> None:
+    if not low < high:
+        raise ConfigError(
+            f"{prefix}_lower_bound {low:g} must be below {prefix}_upper_bound {high:g} (mis.py asserts it)"
+        )

@@ -1,0 +1,261 @@
+"""slime and Miles: what they would compute for the rows of one training step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.slime.call import Call, Policies
+from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments
+from mismatchctl.frameworks.slime.loss import LossCall
+from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
+from mismatchctl.frameworks.slime.metrics import metric as find_metric
+from mismatchctl.frameworks.slime.names import meanings
+from mismatchctl.frameworks.slime.presets import COLUMNS
+from mismatchctl.frameworks.slime.reduce import Reducer
+from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correction_of
+from mismatchctl.frameworks.slime.versions import Version, find_version
+from mismatchctl.frameworks.step import Step
+
+_REDUCERS = (None, "sample_mean", "token_mean")
+_ROLLOUTS = ("rollout_ids", "rollout_id")
+_OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
+
+
+class Slime(Framework):
+    """slime or Miles at one version."""
+
+    def __init__(self, version: Version) -> None:
+        self.name, self.version, self.about = version.framework, version.month, version
+
+    @property
+    def _effect(self) -> Effect:
+        """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
+        return "zero" if self.about.rollout_denominators else "mask"
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """mis.yaml's fields, or flags of the command line (`use_tis`, `tis_clip`, ...), as a Correction.
+
+        Flags of the loss (`eps_clip`, `use_opsm`, ...) may stand among them: replay and loss then use them.
+        """
+        return correction_of(self._checked(arguments(native)), self.name, self._effect)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
+        said, unsaid, otherwise = arguments_of(correction, self._effect)
+        return said.native(), [*unsaid, *otherwise]
+
+    def replay(
+        self,
+        table: pa.Table,
+        correction: Correction,
+        dtype: Dtype = "float64",
+        micro_batch_size: int | None = None,
+        reducer: str | None = None,
+    ) -> Replay:
+        """What is computed for the rows of one step, in their order.
+
+        Args:
+            table: one row per sequence, contract columns; `micro_batch` names the micro-batch of each row,
+                `rollout_ids` its rollout (newer versions divide by rollouts; absent: each row is one). Without
+                `current_log_probs` and `advantages` nothing of the loss is logged.
+            correction: as from `correction`.
+            dtype: what the training computed in; slime trains in float32.
+            micro_batch_size: consecutive rows per micro-batch, where there is no such column; None: all rows.
+            reducer: `token_mean` for --calculate-per-token-loss; None for the default, `sample_mean`.
+
+        Raises:
+            ConfigError: the correction cannot be said in slime's arguments.
+        """
+        return _Run(self.about, self._arguments(correction, reducer), table, dtype, micro_batch_size).replay()
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """The policy loss on the rows of one step, and all that is logged beside it.
+
+        Args:
+            table: as for `replay`, with `current_log_probs` and `advantages`; a KL loss takes `ref_log_probs`, and
+                `rollout_log_probs` where that column is absent.
+            correction: as from `correction`.
+            **options: slime's flags (`eps_clip`, `eps_clip_high`, `eps_clip_c`, `advantage_estimator`, `use_opsm`,
+                `opsm_delta`, `use_kl_loss`, `kl_loss_coef`, `kl_loss_type`, `use_unbiased_kl`,
+                `use_rollout_logprobs`, `calculate_per_token_loss`), and `dtype`, `micro_batch_size`, `reducer`.
+        """
+        dtype = options.pop("dtype", "float64")
+        size = options.pop("micro_batch_size", None)
+        given = self._arguments(correction, options.pop("reducer", None))
+        unknown = sorted(set(options) - {field.name for field in fields(Arguments)} - {"entropy_coef"})
+        if unknown:
+            raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], _option_names())}")
+        chosen = self._checked(_with_options(given, options))
+        logged = _Run(self.about, chosen, table, dtype, size).replay().logged
+        if "loss" not in logged:
+            raise ConfigError("the loss needs the columns current_log_probs and advantages")
+        return Loss(logged["loss"], logged)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for, and those that slime only documents."""
+        return meanings(self.about)
+
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One metric of a step by the name that slime's code or its documents give it.
+
+        Args:
+            table: as for `replay`.
+            name: with or without `train/`; names that only the documents know mean the documented formula.
+            correction: what weights and rejection metrics look at; others are measured without it too.
+            dtype: as for `replay`.
+
+        Raises:
+            ConfigError: slime has no such name, or the correction (or the table) gives it no value.
+        """
+        wanted = find_metric(name)
+        if wanted is None and name.removeprefix("train/") != "loss":
+            raise ConfigError(f"slime has no metric {name!r}{suggestion(name, [*_logged_names(), *DOCUMENTED])}")
+        given = self._arguments(correction or Correction(), None)
+        if given.function == "none":
+            given = replace(given, get_mismatch_metrics=True, custom_tis_function_path=MIS_PATH)
+        logged = _Run(self.about, given, table, dtype, None).replay().logged
+        key = "loss" if wanted is None else wanted.name
+        if key not in logged:
+            raise ConfigError(f"{self.name} has no {key} for this correction and these columns")
+        return logged[key]
+
+    def _checked(self, given: Arguments) -> Arguments:
+        """Arguments that this version has."""
+        if given.advantage_estimator == "cispo" and not self.about.cispo:
+            raise ConfigError(f"{self.name} of {self.version} has no advantage_estimator cispo")
+        return given
+
+    def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
+        if reducer not in _REDUCERS:
+            raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
+        said, unsaid, _ = arguments_of(correction, self._effect)
+        if unsaid:
+            raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+        said = self._checked(said)
+        return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
+
+
+def load_slime(version: str = "") -> Slime:
+    """slime at a version: `seed`, `head`, a month, a commit; the newest when empty.
+
+    Raises:
+        ConfigError: there is no such version.
+    """
+    return Slime(find_version("slime", version))
+
+
+def load_miles(version: str = "") -> Slime:
+    """Miles at a version, as `load_slime`.
+
+    Raises:
+        ConfigError: there is no such version.
+    """
+    return Slime(find_version("miles", version))
+
+
+def _logged_names() -> list[str]:
+    return [item.name for item in METRICS]
+
+
+def _option_names() -> list[str]:
+    return [field.name for field in fields(Arguments)]
+
+
+def _with_options(given: Arguments, options: Mapping[str, Any]) -> Arguments:
+    """Arguments with some of them given anew, checked as slime checks them."""
+    return arguments({**given.native(), **options})
+
+
+class _Run:
+    """One step under one configuration."""
+
+    def __init__(
+        self, version: Version, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
+    ) -> None:
+        self.version, self.arguments = version, given
+        self.step = Step.read(table, dtype, COLUMNS | _OWN_COLUMNS)
+        self.size = micro_batch_size
+        self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
+        lengths = self.step.segments.lengths
+        self.reducer = Reducer.of(version, lengths, self._rollouts(), given.calculate_per_token_loss)
+
+    def replay(self) -> Replay:
+        """Micro-batch by micro-batch."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._replay(self._policies())
+
+    def _replay(self, policies: Policies) -> Replay:
+        totals: dict[str, float] = defaultdict(float)
+        weights = np.zeros(self.step.segments.tokens, self.step.dtype)
+        kept = np.zeros(self.step.segments.tokens, np.bool_)
+        for rows in self._micro_batches():
+            taken, tokens = policies.take(rows)
+            call = LossCall(taken, self.arguments, self.version) if self.has_loss else Call(taken, self.arguments)
+            for metric in METRICS:
+                if metric.logged(self.arguments, self.version) and (self.has_loss or not metric.needs_loss):
+                    totals[metric.name] += self.reducer.contribution(metric, call, rows)
+            kept[tokens] = call.kept
+            if self.arguments.weighs:
+                weights[tokens] = call.weights
+        logged = {name: total / self.reducer.divisor for name, total in totals.items()}
+        if self.has_loss:
+            logged["loss"] = logged["pg_loss"] + self.arguments.kl_loss_coef * logged.get("kl_loss", 0.0)
+        return Replay(
+            logged,
+            self.step.by_row(weights) if self.arguments.weighs else None,
+            [flags.astype(np.bool_) for flags in self.step.by_row(kept)],
+        )
+
+    def _policies(self) -> Policies:
+        """The columns that this configuration looks at."""
+        step, given = self.step, self.arguments
+        bypass_only = given.use_rollout_logprobs and given.function == "none"
+        train = None if bypass_only else step.values("train_log_probs")
+        rollout = step.values("rollout_log_probs")
+        if not self.has_loss:
+            return Policies(step.segments, rollout, train)
+        reference = "ref_log_probs" if step.has("ref_log_probs") else "rollout_log_probs"
+        return Policies(
+            step.segments,
+            rollout,
+            train,
+            step.values("current_log_probs"),
+            step.values(reference) if given.use_kl_loss else None,
+            step.values("advantages"),
+            self._masked_negative() if given.use_opsm else None,
+        )
+
+    def _masked_negative(self) -> NDArray[np.int64]:
+        """Masked tokens of each row with a negative advantage."""
+        negative = self.step.everywhere("advantages") < 0
+        return self.step.rows.sum(negative & ~self.step.mask).astype(np.int64)
+
+    def _rollouts(self) -> NDArray[Any]:
+        """Which rollout each row belongs to."""
+        for name in _ROLLOUTS:
+            if self.step.has(name):
+                return np.asarray(self.step.table[name].to_pylist())
+        return np.arange(len(self.step))
+
+    def _micro_batches(self) -> list[NDArray[np.int64]]:
+        """The rows of each micro-batch, in the order in which they first occur."""
+        if self.step.has("micro_batch") and self.size is None:
+            names = self.step.table["micro_batch"].to_pylist()
+            groups: dict[Any, list[int]] = defaultdict(list)
+            for row, name in enumerate(names):
+                groups[name].append(row)
+            return [np.array(rows, np.int64) for rows in groups.values()]
+        size = self.size or max(len(self.step), 1)
+        return [np.arange(start, min(start + size, len(self.step))) for start in range(0, len(self.step), size)]

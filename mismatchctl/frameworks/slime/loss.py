@@ -1,0 +1,132 @@
+"""slime's policy loss of one micro-batch, per token, and what Miles does otherwise."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from mismatchctl.batch import Bools, Floats
+from mismatchctl.frameworks.slime.call import Call, Policies
+from mismatchctl.frameworks.slime.config import Arguments
+from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.losses import Surrogate, cispo, exp, kl_estimate, ppo
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
+_LOW_VAR_KL_BOUND = 10.0
+_SMALLEST_SQUARES = 1e-8
+
+
+class LossCall(Call):
+    """A call with the current policy and advantages. Order: surrogate, OPSM, weights, and then the kept mask."""
+
+    def __init__(self, policies: Policies, arguments: Arguments, version: Version) -> None:
+        super().__init__(policies, arguments)
+        self.version = version
+
+    @property
+    def current(self) -> Floats:
+        """Log-probs of the policy being updated."""
+        assert self.policies.current is not None
+        return self.policies.current
+
+    @property
+    def advantages(self) -> Floats:
+        """Advantage of each token."""
+        assert self.policies.advantages is not None
+        return self._finite(self.policies.advantages)
+
+    @property
+    def old(self) -> Floats:
+        """The anchor of the PPO ratio: the recomputation, or the rollout's own log-probs."""
+        return self.rollout if self.arguments.use_rollout_logprobs else self.train
+
+    def _finite(self, values: Floats) -> Floats:
+        """Miles makes NaN and infinities 0."""
+        return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0) if self.version.finite else values
+
+    @cached_property
+    def ppo_kl(self) -> Floats:
+        """Old minus current log-prob; GSPO: its mean over the sequence."""
+        difference = self.old - self.current
+        if self.arguments.advantage_estimator == "gspo":
+            difference = self.spread(self.mean(difference))
+        return self._finite(difference)
+
+    @cached_property
+    def surrogate(self) -> Surrogate:
+        """Clipped loss per token; Miles takes the ratio in float32, within exp(+-20)."""
+        given = self.arguments
+        high = given.eps_clip if given.eps_clip_high is None else given.eps_clip_high
+        log_ratio = (-self.ppo_kl).astype(np.float32) if self.version.finite else -self.ppo_kl
+        if given.advantage_estimator == "cispo" and self.version.cispo:
+            return cispo(self.advantages, self.current, log_ratio, clip_low=given.eps_clip, clip_high=high)
+        return ppo(
+            self.advantages,
+            log_ratio,
+            np.zeros_like(log_ratio),
+            clip_low=given.eps_clip,
+            clip_high=high,
+            dual_clip=given.eps_clip_c if self.version.dual_clip else None,
+            log_ratio_bound=LOG_RATIO_BOUND if self.version.finite else np.inf,
+        )
+
+    @cached_property
+    def drifted(self) -> Bools:
+        """Sequences that OPSM masks: the mean of old minus current exceeds its delta [S]."""
+        drift: Bools = self.mean(self.old - self.current) > self.dtype.type(self.arguments.opsm_delta)
+        return drift
+
+    @cached_property
+    def pg_loss(self) -> Floats:
+        """Surrogate after OPSM and times the weights."""
+        losses = self.surrogate.losses
+        if self.arguments.use_opsm:
+            losses = np.where(self._masked_by_opsm, 0, losses).astype(losses.dtype)
+        return losses * self.weights if self.arguments.weighs else losses
+
+    @property
+    def _masked_by_opsm(self) -> Bools:
+        masked: Bools = (self.advantages < 0) & self.spread(self.drifted)
+        return masked
+
+    @property
+    def opsm_clipfrac(self) -> Floats:
+        """Tokens of each sequence that OPSM masks, invalid ones too, over its valid tokens [S]."""
+        assert self.policies.masked_negative is not None
+        masked = self.total(self._masked_by_opsm) + self.policies.masked_negative * self.drifted
+        return (masked / self.counts).astype(np.float32)
+
+    @property
+    def train_rollout_abs_diff(self) -> Floats:
+        """How far the rollout's log-probs are from the anchor's; slime of 2026-08 looks at current ones in a bypass."""
+        bypassed = self.arguments.use_rollout_logprobs and self.version.bypass_compares_current
+        return self._finite(np.abs((self.current if bypassed else self.old) - self.rollout))
+
+    @property
+    def train_rollout_kl(self) -> Floats:
+        """Miles: K3 of rollout against anchor, in float32, within +-10."""
+        return self._kl(self.rollout, self.old, "low_var_kl")
+
+    @property
+    def kl_loss(self) -> Floats:
+        """KL of current against reference, in float32; unbiased: times current/old before the bound."""
+        assert self.policies.reference is not None
+        importance = exp(self.current - self.old) if self.arguments.use_unbiased_kl else None
+        return self._kl(self.current, self.policies.reference, self.arguments.kl_loss_type, importance)
+
+    def _kl(self, policy: Floats, base: Floats, kind: str, importance: Floats | None = None) -> Floats:
+        log_ratio = policy.astype(np.float32) - base.astype(np.float32)
+        if self.version.finite and kind == "low_var_kl":
+            log_ratio = np.clip(self._finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        estimate = kl_estimate(log_ratio, "k3" if kind == "low_var_kl" else kind)
+        if importance is not None:
+            estimate = importance * estimate
+        return np.clip(estimate, -_LOW_VAR_KL_BOUND, _LOW_VAR_KL_BOUND) if kind == "low_var_kl" else estimate
+
+    @property
+    def ess_ratio(self) -> Floats:
+        """Miles: effective sample size over tokens of each sequence, of the PPO ratio [S]."""
+        ratio = exp(np.clip((-self.ppo_kl).astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        squares = np.maximum(self.total(ratio * ratio), np.float32(_SMALLEST_SQUARES))
+        return self.total(ratio) ** 2 / (self.counts.astype(np.float32) * squares)

@@ -1,0 +1,320 @@
+"""What slime and Miles log, as a table: names without the `train/` before them, and how each is made.
+
+Every quantity is reduced the same way: summed over each sequence with its mask, divided by the sequence's
+denominator, added up over the micro-batches, divided by the number of sequences or rollouts (`reduce.py`). So all
+are means over sequences: `mis_is_ratio_max_final` is the mean of the sequences' maxima, `mis_chi2_token` the mean of
+their chi-squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.frameworks.slime.call import Call
+from mismatchctl.frameworks.slime.config import Arguments
+from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.losses import exp
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
+Mask = Literal["original", "kept", "none"]
+Basis = Literal["log-probs", "raw weights", "bounded weights", "final weights", "loss"]
+Quantity = Callable[[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Which configurations log a metric, in words and as a test."""
+
+    words: str
+    holds: Callable[[Arguments], bool]
+
+
+@dataclass(frozen=True)
+class LoggedMetric:
+    """One name on the dashboard.
+
+    Attributes:
+        name: as logged, without `train/`.
+        formula: of the quantity, per token or per sequence. p, q, c: trainer's recomputation, rollout, current policy;
+            d = p - q; m: mean over the valid tokens of the sequence.
+        quantity: makes it from a call: per token [T], or with mask `none` one number per sequence [S].
+        mask: what it is reduced with: all valid tokens, those that rejection left, or nothing.
+        basis: what it looks at; weights before their bound, after it, or after normalization.
+        when: which configurations log it.
+        miles_only: slime has no such name.
+    """
+
+    name: str
+    formula: str
+    quantity: Quantity
+    mask: Mask
+    basis: Basis
+    when: Condition
+    miles_only: bool = False
+
+    @property
+    def needs_loss(self) -> bool:
+        """Whether it takes the current policy and advantages."""
+        return self.basis == "loss"
+
+    def logged(self, arguments: Arguments, version: Version) -> bool:
+        """Whether this version logs it under these arguments."""
+        return self.when.holds(arguments) and (version.finite or not self.miles_only)
+
+
+ALWAYS = Condition("", lambda a: True)
+MEASURED = Condition("mis.py, with use_tis or get_mismatch_metrics", lambda a: a.function == "mis")
+WEIGHED = Condition("mis.py, use_tis", lambda a: a.function == "mis" and a.use_tis)
+BUILT_IN = Condition("use_tis, built-in function or IcePop", lambda a: a.function in ("vanilla", "icepop"))
+REJECTS = Condition("mis.py, use_tis, use_rs", lambda a: a.rejects)
+VETOES = Condition("mis.py, use_tis, use_rs, rs_veto_threshold", lambda a: a.vetoes)
+NORMALIZES = Condition("mis.py, use_tis, tis_batch_normalize", lambda a: WEIGHED.holds(a) and a.tis_batch_normalize)
+CORRECTS = Condition("use_tis or get_mismatch_metrics", lambda a: a.function != "none")
+KL_LOSS = Condition("use_kl_loss", lambda a: a.use_kl_loss)
+OPSM = Condition("use_opsm", lambda a: a.use_opsm)
+
+
+def _in_mode(mode: str) -> Condition:
+    return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: WEIGHED.holds(a) and a.tis_mode == mode)
+
+
+def _log_ppl_diff(call: Call) -> NDArray[Any]:
+    return call.spread(call.mean(call.rollout) - call.mean(call.train))
+
+
+def _chi2_token(call: Call) -> NDArray[Any]:
+    ratio = call.ratio("token")
+    return call.spread(call.mean(ratio * ratio) - call.dtype.type(1))
+
+
+def _chi2_seq(call: Call) -> NDArray[Any]:
+    log_ratio = np.clip(call.log_ratio_sum, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return call.spread(exp(2 * log_ratio) - call.dtype.type(1))
+
+
+def _k3(call: Call) -> NDArray[Any]:
+    # Not the series that is right near zero: slime's own rounding is wanted.
+    k3: NDArray[Any] = exp(call.log_ratio) - call.log_ratio - call.dtype.type(1)
+    return k3
+
+
+def _extreme(reduce: str) -> Quantity:
+    def quantity(call: Call) -> NDArray[Any]:
+        values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
+        return call.spread(values.astype(call.dtype))
+
+    return quantity
+
+
+def _low(call: Call) -> NDArray[Any]:
+    low: NDArray[Any] = call.raw_weights < call.weight_bounds[0]
+    return low
+
+
+def _high(call: Call) -> NDArray[Any]:
+    high: NDArray[Any] = call.raw_weights > call.weight_bounds[1]
+    return high
+
+
+def _factor(call: Call) -> NDArray[Any]:
+    return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
+
+
+def _fractions(prefix: str, about: str, mode: str) -> tuple[LoggedMetric, LoggedMetric]:
+    return (
+        LoggedMetric(
+            f"{prefix}_low", f"1 where {about} < lower bound", _low, "original", "raw weights", _in_mode(mode)
+        ),
+        LoggedMetric(
+            f"{prefix}_high", f"1 where {about} > upper bound", _high, "original", "raw weights", _in_mode(mode)
+        ),
+    )
+
+
+def _of_policies(name: str, formula: str, quantity: Quantity) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", "log-probs", MEASURED)
+
+
+def _of_loss(
+    name: str,
+    formula: str,
+    quantity: Quantity,
+    when: Condition = ALWAYS,
+    mask: Mask = "kept",
+    miles_only: bool = False,
+) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, mask, "loss", when, miles_only)
+
+
+_POLICIES = (
+    _of_policies("mis_training_log_ppl", "-m(p)", lambda c: c.spread(-c.mean(c.train))),
+    _of_policies("mis_training_ppl", "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
+    _of_policies("mis_rollout_log_ppl", "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
+    _of_policies("mis_rollout_ppl", "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
+    _of_policies("mis_kl", "q - p", lambda c: c.rollout - c.train),
+    _of_policies("mis_k3_kl", "exp(d) - d - 1, not clamped", _k3),
+    _of_policies("mis_log_ppl_diff", "m(q) - m(p)", _log_ppl_diff),
+    _of_policies("mis_log_ppl_abs_diff", "|m(q) - m(p)|", lambda c: np.abs(_log_ppl_diff(c))),
+    _of_policies("mis_ppl_ratio", "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
+    _of_policies("mis_chi2_token", "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
+    _of_policies("mis_chi2_seq", "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
+)
+
+_WEIGHTS = (
+    LoggedMetric(
+        "mis_tis_weight_before_bound",
+        "exp(clamp(d at its level, 20))",
+        lambda c: c.raw_weights,
+        "original",
+        "raw weights",
+        WEIGHED,
+    ),
+    LoggedMetric(
+        "mis_tis_weight_after_bound", "weight", lambda c: c.bounded_weights, "original", "bounded weights", WEIGHED
+    ),
+    LoggedMetric(
+        "mis_is_ratio_mean_after_tis_rs",
+        "weight; rejection does not enter, whatever the name says",
+        lambda c: c.bounded_weights,
+        "original",
+        "bounded weights",
+        WEIGHED,
+    ),
+    LoggedMetric(
+        "mis_tis_truncate_fraction",
+        "1 where weight > upper bound",
+        _high,
+        "original",
+        "raw weights",
+        _in_mode("truncate"),
+    ),
+    *_fractions("mis_tis_clip_fraction", "weight", "clip"),
+    *_fractions("mis_tis_mask_fraction", "weight", "mask"),
+    LoggedMetric(
+        "mis_rs_mask_fraction_low",
+        "1 where ratio at rs_level < lower bound",
+        lambda c: c.rejection_ratios < c.rejection_bounds[0],
+        "original",
+        "log-probs",
+        REJECTS,
+    ),
+    LoggedMetric(
+        "mis_rs_mask_fraction_high",
+        "1 where ratio at rs_level > upper bound",
+        lambda c: c.rejection_ratios > c.rejection_bounds[1],
+        "original",
+        "log-probs",
+        REJECTS,
+    ),
+    LoggedMetric(
+        "mis_rs_catastrophic_token_fraction",
+        "1 where d < log(veto)",
+        lambda c: c.catastrophic,
+        "original",
+        "log-probs",
+        VETOES,
+    ),
+    LoggedMetric(
+        "mis_rs_catastrophic_seq_fraction",
+        "1 where any token of the sequence has d < log(veto)",
+        lambda c: c.spread(c.vetoed),
+        "original",
+        "log-probs",
+        VETOES,
+    ),
+    LoggedMetric(
+        "mis_batch_norm_factor",
+        "mean weight of the micro-batch before rejection",
+        _factor,
+        "original",
+        "bounded weights",
+        NORMALIZES,
+    ),
+    LoggedMetric(
+        "mis_is_ratio_mean_final",
+        "m(weight)",
+        lambda c: c.spread(c.mean(c.weights)),
+        "original",
+        "final weights",
+        WEIGHED,
+    ),
+    LoggedMetric("mis_is_ratio_min_final", "min of weight", _extreme("min"), "original", "final weights", WEIGHED),
+    LoggedMetric("mis_is_ratio_max_final", "max of weight", _extreme("max"), "original", "final weights", WEIGHED),
+    LoggedMetric("tis", "exp(d), not clamped", lambda c: c.raw_weights, "original", "raw weights", BUILT_IN),
+    LoggedMetric("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), "original", "raw weights", BUILT_IN),
+    LoggedMetric(
+        "tis_clipfrac",
+        "1 where weight != exp(d)",
+        lambda c: c.weights != c.raw_weights,
+        "original",
+        "bounded weights",
+        BUILT_IN,
+    ),
+)
+
+_LOSS = (
+    _of_loss("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss),
+    _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped),
+    _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl),
+    _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff),
+    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original"),
+    _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
+    _of_loss(
+        "opsm_clipfrac",
+        "tokens that OPSM masks, masked ones too, over valid tokens",
+        lambda c: c.opsm_clipfrac,
+        OPSM,
+        "none",
+    ),
+    _of_loss(
+        "train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl, miles_only=True
+    ),
+    _of_loss(
+        "ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio, mask="none", miles_only=True
+    ),
+)
+
+METRICS: tuple[LoggedMetric, ...] = (*_POLICIES, *_WEIGHTS, *_LOSS)
+"""`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
+
+DOCUMENTED: dict[str, str] = {
+    "mismatch_training_log_ppl": "mis_training_log_ppl",
+    "mismatch_training_ppl": "mis_training_ppl",
+    "mismatch_rollout_log_ppl": "mis_rollout_log_ppl",
+    "mismatch_rollout_ppl": "mis_rollout_ppl",
+    "mismatch_kl": "mis_kl",
+    "mismatch_k3_kl": "mis_k3_kl",
+    "mismatch_log_ppl_diff": "mis_log_ppl_diff",
+    "mismatch_log_ppl_abs_diff": "mis_log_ppl_abs_diff",
+    "mismatch_ppl_ratio": "mis_ppl_ratio",
+    "train_rollout_logprob_abs_diff": "train_rollout_logprob_abs_diff",
+    "ois": "ois",
+    "mis_mean_is_weight_before_clip": "mis_tis_weight_before_bound",
+    "mis_ratio_mean_after_mis": "mis_is_ratio_mean_after_tis_rs",
+    "mis_truncate_fraction": "mis_tis_truncate_fraction",
+    "mis_clip_fraction_low": "mis_tis_clip_fraction_low",
+    "mis_clip_fraction_high": "mis_tis_clip_fraction_high",
+    "mis_mask_fraction_low": "mis_tis_mask_fraction_low",
+    "mis_mask_fraction_high": "mis_tis_mask_fraction_high",
+    "mis_catastrophic_token_fraction": "mis_rs_catastrophic_token_fraction",
+    "mis_catastrophic_seq_fraction": "mis_rs_catastrophic_seq_fraction",
+    "mis_batch_norm_factor": "mis_batch_norm_factor",
+}
+"""The metrics of slime's page on the mismatch -> the name under which its code logs the documented formula."""
+
+NEVER_LOGGED: frozenset[str] = frozenset(DOCUMENTED) - {metric.name for metric in METRICS}
+"""Names of that page that no version of the code since 2025-11 has logged."""
+
+
+def metric(name: str) -> LoggedMetric | None:
+    """The metric of a name, logged or only documented, with or without `train/`; None if it is not slime's."""
+    bare = name.removeprefix("train/")
+    return _BY_NAME.get(DOCUMENTED.get(bare, bare))
+
+
+_BY_NAME = {item.name: item for item in METRICS}

@@ -1,0 +1,37 @@
+"""What each name in a slime or Miles run means, and each that only slime's documents know."""
+
+from __future__ import annotations
+
+from mismatchctl.frameworks.framework import Meaning
+from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS, NEVER_LOGGED, LoggedMetric
+from mismatchctl.frameworks.slime.metrics import metric as find_metric
+from mismatchctl.frameworks.slime.versions import Version
+
+_OVER = {"original": "valid tokens", "kept": "tokens that rejection leaves", "none": "sequences"}
+
+
+def meanings(version: Version) -> list[Meaning]:
+    """Every name that a version can log, with `train/` before it; then what no version ever logged."""
+    logged = [
+        _meaning(item, item.name, item.when.words, version) for item in METRICS if version.finite or not item.miles_only
+    ]
+    return logged + [_never_logged(name, version) for name in DOCUMENTED if name in NEVER_LOGGED]
+
+
+def _never_logged(name: str, version: Version) -> Meaning:
+    item = find_metric(name)
+    assert item is not None
+    return _meaning(item, name, f"never: only documented, the code logs train/{item.name}", version)
+
+
+def _meaning(item: LoggedMetric, name: str, when: str, version: Version) -> Meaning:
+    return Meaning(f"train/{name}", when, f"{item.formula} [{item.basis}]", _OVER[item.mask], _reduction(item, version))
+
+
+def _reduction(item: LoggedMetric, version: Version) -> str:
+    counted = "rollouts" if version.rollout_denominators else "sequences"
+    if item.mask == "none":
+        return f"sum over sequences / {counted}"
+    if version.rollout_denominators:
+        return "sum / valid tokens of the rollout before rejection, then mean over rollouts"
+    return "mean over each sequence, then mean over sequences (0 where none is left)"

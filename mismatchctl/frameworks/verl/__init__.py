@@ -1,0 +1,16 @@
+"""verl: everything that carries its name. One file per matter.
+
+versions    which releases differ, and in what
+config      its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
+sample      the two policies, in verl's dtype; subjects: the quantities made of them
+metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
+replay      weights, mask and logged values of a batch; debug: training/rollout_*
+losses      policy losses with verl's denominators
+presets, columns    its RolloutCorrectionConfig factories; its column names
+"""
+
+from mismatchctl.frameworks.verl.columns import COLUMNS
+from mismatchctl.frameworks.verl.framework import Verl, load
+from mismatchctl.frameworks.verl.presets import PRESETS
+
+__all__ = ["COLUMNS", "PRESETS", "Verl", "load"]

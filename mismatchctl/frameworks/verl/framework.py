@@ -1,0 +1,118 @@
+"""verl at one version: configurations, logged numbers, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.verl import config, losses
+from mismatchctl.frameworks.verl import plan as planning
+from mismatchctl.frameworks.verl.columns import COLUMNS
+from mismatchctl.frameworks.verl.debug import debug_metrics
+from mismatchctl.frameworks.verl.names import meanings
+from mismatchctl.frameworks.verl.plan import Plan
+from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy
+from mismatchctl.frameworks.verl.sample import Sample
+from mismatchctl.frameworks.verl.versions import Version, find_version
+
+
+class Verl(Framework):
+    """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
+
+    name = "verl"
+
+    def __init__(self, version: Version) -> None:
+        self.about = version
+        self.version = version.name
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """A configuration in verl's keys, alone or inside a full one, as a Correction.
+
+        Raises:
+            ConfigError: what verl itself rejects, in its words.
+        """
+        return config.read(native, self.about)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction in verl's keys, as far as it can be said there; and what cannot."""
+        return planning.write(correction, self.about)
+
+    def replay(
+        self,
+        table: pa.Table,
+        correction: Correction,
+        dtype: Dtype = "float64",
+        micro_batch_size: int | None = None,
+        reducer: str | None = None,
+    ) -> Replay:
+        """What verl's helper computes for the rows of one training step.
+
+        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. verl
+        corrects the batch as a whole: `micro_batch_size` changes nothing.
+
+        Raises:
+            ConfigError: this version of verl cannot do that, or there is another reducer than its own.
+            DataError: a column is missing, or no token is valid.
+        """
+        if reducer is not None:
+            raise ConfigError(f"verl has one reducer: {reducer!r} is not of verl")
+        step = Step.read(table, dtype, COLUMNS)
+        computed = self._compute(step, self._plan(correction))
+        weights = None if computed.weights is None else step.by_row(computed.weights)
+        return Replay(computed.logged, weights, step.by_row(computed.kept))
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """verl's policy loss: see `losses.Options` for the options, which have verl's names.
+
+        `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
+        """
+        chosen = losses.Options.read(options, self.about)
+        step = Step.read(table, chosen.dtype, COLUMNS)
+        plan = self._plan(correction)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
+
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
+        return meanings(self.about)
+
+    def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection."""
+        step = Step.read(table, dtype, COLUMNS)
+        return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
+
+    def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+        """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
+        step = Step.read(table, dtype, COLUMNS)
+        return logged([off_policy(_sample(step, "current_log_probs"), self.about)])
+
+    def _plan(self, correction: Correction) -> Plan:
+        plan, problems = planning.plan(correction, self.about)
+        if problems:
+            raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
+        return plan
+
+    def _compute(self, step: Step, plan: Plan) -> Computed:
+        policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
+        with np.errstate(over="ignore", invalid="ignore"):
+            return compute_correction(_sample(step, policy), plan, self.about)
+
+
+def _sample(step: Step, policy: str) -> Sample:
+    return Sample(step.values(policy), step.values("rollout_log_probs"), step.segments)
+
+
+def load(version: str = "") -> Verl:
+    """verl at a version: a name, a pull request, a month; the newest when empty.
+
+    Raises:
+        ConfigError: there is no such version.
+    """
+    return Verl(find_version(version))

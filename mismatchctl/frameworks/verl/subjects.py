@@ -1,0 +1,340 @@
+"""What verl measures: every quantity that a logged name reduces, per token [T] or per row [S]."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mismatchctl.batch import Bools, Floats
+from mismatchctl.correction.model import Gate
+from mismatchctl.frameworks.verl.sample import Sample, clamp, float32_log, ratio
+from mismatchctl.losses import exp
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """How far the two policies are apart; nothing is clamped unless it says so."""
+
+    sample: Sample
+
+    @cached_property
+    def reference_minus_policy(self) -> Floats:
+        """Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)."""
+        return -self.sample.log_ratio
+
+    @cached_property
+    def k3(self) -> Floats:
+        """exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32."""
+        x = self.sample.log_ratio
+        with np.errstate(over="ignore"):
+            estimate: Floats = exp(x) - x - 1
+        return estimate
+
+    @cached_property
+    def squared_ratio(self) -> Floats:
+        """Square of the ratio, per token, clamped to exp(+-20) before it is squared."""
+        return ratio(self.sample.log_ratio) ** 2
+
+    @cached_property
+    def squared_row_ratio(self) -> Floats:
+        """Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled."""
+        return exp(2 * clamp(self.sample.level("sequence")))
+
+    @cached_property
+    def policy_log_ppl(self) -> Floats:
+        """Minus the mean log-prob of the row under train."""
+        return -self.sample.row_mean(self.sample.policy)
+
+    @cached_property
+    def reference_log_ppl(self) -> Floats:
+        """Minus the mean log-prob of the row under rollout."""
+        return -self.sample.row_mean(self.sample.reference)
+
+    @cached_property
+    def policy_ppl(self) -> Floats:
+        """Perplexity of the row under train."""
+        return exp(self.policy_log_ppl)
+
+    @cached_property
+    def reference_ppl(self) -> Floats:
+        """Perplexity of the row under rollout."""
+        return exp(self.reference_log_ppl)
+
+    @cached_property
+    def log_ppl_diff(self) -> Floats:
+        """Log perplexity of the row under train minus under rollout."""
+        return self.policy_log_ppl - self.reference_log_ppl
+
+    @cached_property
+    def log_ppl_abs_diff(self) -> Floats:
+        """Distance of the row's two log perplexities."""
+        return np.abs(self.log_ppl_diff)
+
+    @cached_property
+    def ppl_ratio(self) -> Floats:
+        """Perplexity of the row under train over the one under rollout."""
+        return exp(self.log_ppl_diff)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """The ratio at a level against two thresholds: importance weights, or rejection by the ratio.
+
+    Attributes:
+        level: token, sequence or geometric.
+        lower: below it a weight counts as low.
+        upper: above it a weight counts as high; truncation bound where `applied` differs from `raw`.
+        zero: weights outside become 0 (IcePop) instead of being truncated.
+        measures_applied: since 2026 the bounded weights are measured, before that the raw ones.
+    """
+
+    sample: Sample
+    level: str
+    lower: float
+    upper: float
+    zero: bool = False
+    measures_applied: bool = False
+
+    @cached_property
+    def log_ratio(self) -> Floats:
+        """Log ratio at the level, not clamped: [T] or [S]."""
+        return self.sample.level(self.level)
+
+    @cached_property
+    def level_ratio(self) -> Floats:
+        """Ratio at the rule's level, per row, not clamped: so verl takes the smallest."""
+        return exp(self.log_ratio)
+
+    @cached_property
+    def level_ratio_capped(self) -> Floats:
+        """Ratio at the rule's level, per row, clamped above: so verl takes the largest."""
+        return exp(np.minimum(self.log_ratio, LOG_RATIO_BOUND))
+
+    @cached_property
+    def at_level(self) -> Floats:
+        """Ratio, clamped: [T] or [S]."""
+        return ratio(self.log_ratio)
+
+    @cached_property
+    def raw(self) -> Floats:
+        """Ratio at the rule's level, per token, clamped to exp(+-20)."""
+        return self.sample.over_tokens(self.at_level, self.level)
+
+    @cached_property
+    def outside_raw(self) -> Bools:
+        """Whether the token's ratio lies outside the thresholds."""
+        return (self.raw < self.lower) | (self.raw > self.upper)
+
+    @cached_property
+    def applied(self) -> Floats:
+        """Weight of the token after its bound."""
+        if self.zero:
+            return np.where(self.outside_raw, 0, self.raw).astype(self.raw.dtype)
+        return np.minimum(self.raw, np.asarray(self.upper, self.raw.dtype))
+
+    @cached_property
+    def row_applied(self) -> Floats:
+        """Mean of the row's weights after their bound, 0 without tokens."""
+        return self.sample.row_mean(self.applied)
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Weight of the token: since 2026 after its bound, until then before."""
+        return self.applied if self.measures_applied else self.raw
+
+    @cached_property
+    def clamped(self) -> Floats:
+        """Weight of the token, clamped into the thresholds: since 2026 at the upper one only."""
+        return np.clip(self.weight, 0 if self.measures_applied else self.lower, self.upper)
+
+    @cached_property
+    def row_weight(self) -> Floats:
+        """Mean weight of the row's tokens, 0 without any."""
+        return self.sample.row_mean(self.weight)
+
+    @cached_property
+    def deviation(self) -> Floats:
+        """Distance of the row's mean weight from 1."""
+        return np.abs(self.row_weight - 1)
+
+    @cached_property
+    def row_high(self) -> Bools:
+        """Whether the row's mean weight, before the bound, is above the upper threshold."""
+        return self.sample.row_mean(self.raw) > self.upper
+
+    @cached_property
+    def row_low(self) -> Bools:
+        """Whether the row's mean weight, before the bound, is below the lower threshold."""
+        return self.sample.row_mean(self.raw) < self.lower
+
+    @cached_property
+    def high(self) -> Bools:
+        """Whether the ratio is above the upper threshold; rows compare logarithms, the threshold's in float32."""
+        return self.at_level > self.upper if self.level == "token" else self.log_ratio > float32_log(self.upper)
+
+    @cached_property
+    def low(self) -> Bools:
+        """Whether the ratio is below the lower threshold; rows compare logarithms, the threshold's in float32."""
+        return self.at_level < self.lower if self.level == "token" else self.log_ratio < float32_log(self.lower)
+
+    @cached_property
+    def token_high(self) -> Bools:
+        """Whether the ratio of the token's row is above the upper threshold."""
+        return self.sample.over_tokens(self.high, self.level)
+
+    @cached_property
+    def token_low(self) -> Bools:
+        """Whether the ratio of the token's row is below the lower threshold."""
+        return self.sample.over_tokens(self.low, self.level)
+
+    @cached_property
+    def _rejected_at_level(self) -> Bools:
+        return ~((self.at_level >= self.lower) & (self.at_level <= self.upper))
+
+    @cached_property
+    def rejected(self) -> Bools:
+        """Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive."""
+        return self.sample.over_tokens(self._rejected_at_level, self.level)
+
+    @cached_property
+    def row_rejected(self) -> Bools:
+        """Whether any token of the row is rejected; a row without tokens goes by its ratio of 1."""
+        return self.sample.any_in_row(self.rejected) if self.level == "token" else self._rejected_at_level
+
+
+@dataclass(frozen=True)
+class Vetoed:
+    """Tokens whose unclamped ratio lies below a threshold; one of them rejects its row."""
+
+    sample: Sample
+    threshold: float | None
+
+    @cached_property
+    def catastrophic(self) -> Bools:
+        """Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off."""
+        if self.threshold is None:
+            return np.zeros(len(self.sample.log_ratio), np.bool_)
+        return self.sample.log_ratio < float32_log(self.threshold)
+
+    @cached_property
+    def row_vetoed(self) -> Bools:
+        """Whether the row has such a token."""
+        return self.sample.any_in_row(self.catastrophic)
+
+    @cached_property
+    def rejected(self) -> Bools:
+        """Whether the token's row is vetoed."""
+        return self.sample.segments.spread(self.row_vetoed)
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """Rejection by k1, k2 or k3 (since 2026): log ratios are clamped per token, then aggregated."""
+
+    sample: Sample
+    gate: Gate
+
+    @property
+    def lower(self) -> float | None:
+        """Bound on k1; k2 and k3 have none."""
+        return self.gate.keep[0]
+
+    @property
+    def upper(self) -> float:
+        """Bound on the statistic."""
+        return math.inf if self.gate.keep[1] is None else self.gate.keep[1]
+
+    @cached_property
+    def _per_token(self) -> Floats:
+        y = clamp(self.sample.log_ratio)
+        if self.gate.statistic == "k1":
+            return -y
+        estimate: Floats = 0.5 * y**2 if self.gate.statistic == "k2" else exp(y) - 1 - y
+        return estimate
+
+    @cached_property
+    def at_level(self) -> Floats:
+        """The statistic: [T] or [S]."""
+        sample, level = self.sample, self.gate.level
+        if level == "token":
+            return self._per_token
+        reduce = {"sum": sample.row_sum, "mean": sample.row_mean, "max": sample.row_max}[level]
+        return reduce(self._per_token)
+
+    @cached_property
+    def statistic(self) -> Floats:
+        """The statistic at the option's level: a row's value stands for each of its tokens."""
+        return self.sample.over_tokens(self.at_level, self.gate.level)
+
+    @cached_property
+    def row_statistic(self) -> Floats:
+        """The row's statistic: of a token option, the mean over its tokens."""
+        return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
+
+    @cached_property
+    def row_magnitude(self) -> Floats:
+        """Absolute value of the row's statistic."""
+        return np.abs(self.row_statistic)
+
+    @cached_property
+    def clamped(self) -> Floats:
+        """The statistic of the token, clamped into the bounds."""
+        return np.clip(self.statistic, self.lower or 0.0, self.upper)
+
+    @cached_property
+    def high(self) -> Bools:
+        """Whether the token's statistic is above the upper bound."""
+        return self.statistic > self.upper
+
+    @cached_property
+    def low(self) -> Bools:
+        """Whether the token's statistic is below the lower bound; k2 and k3 have none."""
+        return self.statistic < (-math.inf if self.lower is None else self.lower)
+
+    @cached_property
+    def row_high(self) -> Bools:
+        """Whether the row's statistic is above the upper bound."""
+        return self.row_statistic > self.upper
+
+    @cached_property
+    def row_low(self) -> Bools:
+        """Whether the row's statistic is below the lower bound; k2 and k3 have none."""
+        return self.row_statistic < (-math.inf if self.lower is None else self.lower)
+
+    @cached_property
+    def rejected(self) -> Bools:
+        """Whether the token's statistic lies outside the bounds, both inclusive; nan rejects everything."""
+        inside = self.statistic <= self.upper
+        return ~(inside if self.lower is None else inside & (self.statistic >= self.lower))
+
+    @cached_property
+    def rejection(self) -> Floats:
+        """1 where the token is rejected, else 0, in the data's dtype, in which verl averages it."""
+        return self.rejected.astype(self.statistic.dtype)
+
+    @cached_property
+    def row_rejection(self) -> Floats:
+        """1 where any token of the row is rejected, else 0, in the data's dtype."""
+        return self.sample.any_in_row(self.rejected).astype(self.statistic.dtype)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """What all rejections together leave out."""
+
+    sample: Sample
+    rejected: Bools
+
+    @cached_property
+    def rejection(self) -> Floats:
+        """1 where any option rejects the token, else 0, in the data's dtype."""
+        return self.rejected.astype(self.sample.policy.dtype)
+
+    @cached_property
+    def row_rejected(self) -> Bools:
+        """Whether any option rejects any token of the row."""
+        return self.sample.any_in_row(self.rejected)

@@ -1,0 +1,150 @@
+"""The releases of verl that behave differently, and what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mismatchctl.errors import ConfigError, suggestion
+
+Dialect = Literal["flat", "ratio", "estimator"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """One state of verl's rollout correction.
+
+    Attributes:
+        name: how `verl@name` calls it; the goldens use the same names.
+        date: day of the commit, year-month-day.
+        commit: of volcengine/verl.
+        pulls: pull requests that it is known by.
+        dialect: how it is configured: `flat` keys of the algorithm section; `ratio`: rollout_correction with rejection
+            by the ratio; `estimator`: rollout_correction with rejection by k1, k2, k3.
+        prefix: of the logged names.
+        keys: what its configuration may hold, with the defaults that verl's YAML gives.
+        normalizes: whether weights can be normalized over the batch.
+        normalizes_empty: whether sequences without a valid token count in that mean.
+        agg_denominators: how losses are aggregated: `mask` (its own sums, 0/0 is 0), `global` (sizes that the trainer
+            hands over), `scaled` (the same, and seq-mean-token-sum-norm is divided by the sequences too).
+    """
+
+    name: str
+    date: str
+    commit: str
+    pulls: tuple[int, ...]
+    dialect: Dialect
+    prefix: str
+    keys: Mapping[str, object]
+    normalizes: bool = False
+    normalizes_empty: bool = False
+    agg_denominators: Literal["mask", "global", "scaled"] = "mask"
+
+    @property
+    def bypass_key(self) -> str:
+        """The key that anchors the policy on the rollout."""
+        return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"
+
+    @property
+    def pure_key(self) -> str:
+        """The key that chooses REINFORCE over PPO in bypass mode."""
+        return next(key for key in ("use_policy_gradient", "use_pure_rollout_correction") if key in self.keys)
+
+
+_FLAT: dict[str, object] = {
+    "rollout_is": True,  # verl's default is false; without the key, the weights that the helper makes are meant
+    "rollout_is_threshold": None,
+    "rollout_is_threshold_lower": None,
+    "rollout_is_level": "token",
+    "rollout_is_mode": "truncate",
+    "rollout_is_veto_threshold": None,
+}
+_RATIO: dict[str, object] = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "rollout_rs_threshold_lower": None,
+    "rollout_token_veto_threshold": None,
+}
+_NORMALIZED = _RATIO | {"rollout_is_batch_normalize": False, "bypass_mode": False, "use_policy_gradient": False}
+_ESTIMATOR: dict[str, object] = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "bypass_mode": False,
+    "loss_type": "ppo_clip",
+}
+
+VERSIONS: tuple[Version, ...] = (
+    Version("a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
+    Version(
+        "b",
+        "2025-11-07",
+        "418f964ab",
+        (3984,),
+        "ratio",
+        "rollout_corr/",
+        _RATIO | {"bypass_old_logprob_for_rollout": False, "use_pure_rollout_correction": False},
+    ),
+    Version(
+        "c1",
+        "2025-11-12",
+        "2c6c65cb0",
+        (4070,),
+        "ratio",
+        "rollout_corr/",
+        _NORMALIZED,
+        normalizes=True,
+        normalizes_empty=True,
+    ),
+    Version(
+        "c2",
+        "2025-11-25",
+        "2a36450b7",
+        (3980,),
+        "ratio",
+        "rollout_corr/",
+        _NORMALIZED,
+        normalizes=True,
+        agg_denominators="global",
+    ),
+    Version(
+        "d",
+        "2026-08-22",
+        "1dda039b9",
+        (),
+        "estimator",
+        "rollout_corr/",
+        _ESTIMATOR,
+        normalizes=True,
+        agg_denominators="scaled",
+    ),
+)
+"""Oldest first."""
+
+
+def find_version(word: str) -> Version:
+    """The version called `word`: a name, a pull request, a commit, or a month or day (the newest up to its end).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not word:
+        return VERSIONS[-1]
+    for version in VERSIONS:
+        commit = len(word) >= 7 and (version.commit.startswith(word) or word.startswith(version.commit))
+        if word == version.name or word in map(str, version.pulls) or commit:
+            return version
+    if word[:4].isdecimal() and word[4:5] == "-":
+        older = [version for version in VERSIONS if version.date[: len(word)] <= word]
+        if older:
+            return older[-1]
+        raise ConfigError(f"verl@{word}: rollout correction came with verl PR #3915 on {VERSIONS[0].date}")
+    known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls), version.date[:7])]
+    raise ConfigError(
+        f"there is no verl version {word!r}{suggestion(word, known)}: use one of {', '.join(dict.fromkeys(known))}"
+    )

@@ -1,0 +1,19 @@
+"""verl's own numbers, all of them: see conformance/verl/README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance_verl import PARTS, VERSIONS
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_verl_at_a_version(version: str, part: str) -> None:
+    tally = PARTS[part](version)
+    assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| verl@{version} |"))
+    assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance_verl.py"
