@@ -39,7 +39,9 @@ class Value(_Model):
 
 
 class Series(_Model):
-    """One metric over groups, 9 significant digits (3 for `se` and `interval`, absent where no group has one).
+    """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`; counts are exact.
+
+    `se` and `interval` are absent where no group has one.
 
     `status` is a word for all groups, or the indices of those that are not "ok" by reason.
     """
@@ -142,7 +144,7 @@ class WorstSequence(_Model):
 
 
 class RunResult(_Model):
-    """One run."""
+    """One run; `logged` is what a framework would have logged: by correction and name, one value per group."""
 
     overall: Overall
     groups: Groups
@@ -153,10 +155,11 @@ class RunResult(_Model):
     worst_tokens: list[WorstToken]
     worst_sequences: list[WorstSequence]
     clusters: Clusters
+    logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
 
 
 class InputFile(_Model):
-    """One file that was read: `dtypes` by column of the contract."""
+    """One file that was read: `dtypes` of the columns that numbers are measured on."""
 
     path: str
     run: str
@@ -177,13 +180,14 @@ class LeftOut(_Model):
 
 
 class Provenance(_Model):
-    """Where a Result comes from."""
+    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of."""
 
     tool: str = "mismatchctl"
     version: str = __version__
     inputs: list[InputFile]
     left_out: list[LeftOut] = Field(default_factory=list)
     by: list[str] = Field(default_factory=list)
+    framework: str | None = None
 
 
 class Result(_Model):

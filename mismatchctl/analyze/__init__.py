@@ -11,12 +11,13 @@ from typing import Literal
 
 from mismatchctl.analyze.accumulate import Accumulator
 from mismatchctl.analyze.build import build_result
+from mismatchctl.analyze.logged import LoggedSteps, Parts, step_tables
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import column_aliases
+from mismatchctl.frameworks import Framework, column_aliases
 from mismatchctl.result import Result
 from mismatchctl.sums import Plan, Sums, reduce_batch
 from mismatchctl.sums.reduce import Value
@@ -30,6 +31,7 @@ class _UnitDone:
     sums: Sums = field(default_factory=Sums)
     tokens: int = 0
     problems: Problems = field(default_factory=Problems)
+    parts: Parts = field(default_factory=list)
 
 
 def analyze(
@@ -43,6 +45,8 @@ def analyze(
     progress: Callable[[int, int], None] | None = None,
     sequences: str | Path | None = None,
     join: str | Path | None = None,
+    framework: Framework | None = None,
+    micro_batch_size: int | None = None,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -56,41 +60,65 @@ def analyze(
         progress: called with (tokens read, tokens expected).
         sequences: write one row per sequence to this Parquet file.
         join: bring the columns of this Parquet file along there.
+        framework: replay each step with each correction that it can do; memory grows by one step.
+        micro_batch_size: rows per micro-batch in that replay, where the dump does not name micro-batches.
 
     Raises:
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
     _check_names(corrections)
-    needed = [*WANTED, *(["micro_batch"] if any(c.normalizes_micro_batches for c in corrections) else [])]
+    scoped = framework is not None or any(correction.normalizes_micro_batches for correction in corrections)
+    needed = [*WANTED, *(["micro_batch"] if scoped else [])]
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
     plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
     accumulator = Accumulator(plan)
+    logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
     problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
     later = _Later(dump.units)
+
+    def work(unit: Unit) -> _UnitDone:
+        return _reduce_unit(dump, unit, plan, with_rows=logged is not None)
+
     with SequenceFile(sequences, join, plan, dump.files) as rows:
-        for unit, done in ordered_map(lambda u: _reduce_unit(dump, u, plan), dump.units, threads or default_threads()):
+        for unit, done in ordered_map(work, dump.units, threads or default_threads()):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(later.after(unit))
+            if logged is not None:
+                logged.add(done.parts)
+                logged.close(later.after(unit))
             problems = problems + done.problems
             tokens[unit.file.index] += done.tokens
             if progress is not None:
                 progress(sum(tokens.values()), expected)
         accumulator.close()
+        if logged is not None:
+            logged.close()
         dump.require_tokens(sum(tokens.values()))
         result = build_result(dump, plan, accumulator, tokens, problems)
+        if framework is not None and logged is not None:
+            _add_logged(result, framework, logged)
         rows.finish(accumulator.factors)
     return result
 
 
-def _reduce_unit(dump: Dump, unit: Unit, plan: Plan) -> _UnitDone:
+def _add_logged(result: Result, framework: Framework, logged: LoggedSteps) -> None:
+    result.provenance.framework = framework.title
+    for name, run in result.runs.items():
+        run.logged = logged.of_run(name, run.groups.labels)
+    result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
+
+
+def _reduce_unit(dump: Dump, unit: Unit, plan: Plan, *, with_rows: bool) -> _UnitDone:
     done = _UnitDone()
     for batch in dump.read(unit, done.problems):
         done.sums = done.sums + reduce_batch(batch, unit.file.run, plan)
         done.tokens += batch.tokens
+        if with_rows:
+            done.parts += step_tables(batch, unit.file.run)
     return done
 
 

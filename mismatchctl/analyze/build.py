@@ -10,6 +10,7 @@ import numpy as np
 
 from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals
 from mismatchctl.batch import Float64s
+from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.metrics import Estimate, Estimates
@@ -36,20 +37,14 @@ from mismatchctl.sums.cell import BREAKDOWNS, JOINT
 from mismatchctl.sums.reduce import DRIFT, MISMATCH
 from mismatchctl.sums.tails import Worst
 
-VALUE_DIGITS, ERROR_DIGITS = 9, 3
-"""Significant digits of series over groups: they keep a thousand steps readable as text."""
-GROUP_ERRORS = frozenset(
-    (
-        "rejected_tokens",
-        "rejected_sequences",
-        "ess_token",
-        "ess_sequence",
-        "weight_mean",
-        "loss_scale",
-        "k3_kept",
-    )
-)
+VALUE_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 7, 3
+"""Significant digits of series over groups: metrics, those of corrections, errors. A thousand steps stay small."""
+CLUSTER_DIGITS = 9
+"""Significant digits of the sums in the cluster table."""
+GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
+MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")
+"""Columns whose storage types are kept: they decide what can be compared."""
 COARSER = 8
 """Fine bins of the log ratio per bin of the distribution in the Result."""
 HEXAGONS = 26
@@ -69,7 +64,7 @@ def build_result(
     inputs = [
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
-            layout=file.layout, dtypes=dict(file.dtypes),
+            layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in MEASURED},
         )
         for file in dump.files
     ]  # fmt: skip
@@ -115,9 +110,9 @@ def _groups(rows: Mapping[Any, Row], names: Sequence[str]) -> Groups:
     labels = sorted(rows, key=_label_key)
     return Groups(
         labels=labels,
-        metrics=_all_series([rows[label][0] for label in labels]),
+        metrics=_all_series([rows[label][0] for label in labels], VALUE_DIGITS),
         corrections={
-            name: _all_series([rows[label][1][index] for label in labels], GROUP_ERRORS)
+            name: _all_series([rows[label][1][index] for label in labels], CORRECTION_DIGITS, GROUP_ERRORS)
             for index, name in enumerate(names)
         },
     )
@@ -129,20 +124,23 @@ def _label_key(label: Any) -> tuple[Any, ...]:
     return (2,) if label is None else (1, *natural_key(str(label)))
 
 
-def _all_series(rows: Sequence[Estimates], with_errors: frozenset[str] | None = None) -> dict[str, Series]:
+def _all_series(rows: Sequence[Estimates], digits: int, with_errors: frozenset[str] | None = None) -> dict[str, Series]:
+    """Every metric over groups; standard errors of all, or of those named."""
     if not rows:
         return {}
-    return {key: _series([row[key] for row in rows], with_errors is None or key in with_errors) for key in rows[0]}
+    return {
+        key: _series([row[key] for row in rows], digits, with_errors is None or key in with_errors) for key in rows[0]
+    }
 
 
-def _series(estimates: Sequence[Estimate], with_errors: bool) -> Series:
+def _series(estimates: Sequence[Estimate], digits: int, with_errors: bool) -> Series:
     errors = [_rounded(found.se, ERROR_DIGITS) if with_errors else None for found in estimates]
     intervals = [
         None if found.interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in found.interval)
         for found in estimates
     ]
     return Series(
-        value=[_rounded(found.value, VALUE_DIGITS) for found in estimates],
+        value=[_rounded(found.value, digits) for found in estimates],
         se=errors if any(error is not None for error in errors) else None,
         interval=intervals if any(interval is not None for interval in intervals) else None,  # type: ignore[arg-type]
         status=_statuses([found.status for found in estimates]),
@@ -157,10 +155,10 @@ def _statuses(statuses: Sequence[str]) -> str | dict[str, list[int]]:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
+    """A value with so many significant digits; a whole number stays exact."""
     if value is None:
         return None
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 2**53 else rounded
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{digits}g}")
 
 
 def _distribution(pair: PairSums) -> Distribution:
@@ -295,7 +293,10 @@ def _clusters(overall: CellSums, plan: Plan, dump: Dump) -> Clusters:
         by=by,  # type: ignore[arg-type]
         columns=[names[i] for i in chosen],
         hashes=[f"{cluster:016x}" for cluster in overall.table.clusters.tolist()],
-        sums=[[float(f"{_finite(value):.12g}") for value in row] for row in overall.table.sums[:, chosen].tolist()],
+        sums=[
+            [float(f"{_finite(value):.{CLUSTER_DIGITS}g}") for value in row]
+            for row in overall.table.sums[:, chosen].tolist()
+        ],
     )
 
 

@@ -127,11 +127,16 @@ _COMMON: tuple[Metric, ...] = (
 )  # fmt: skip
 
 
-def correction_metrics(correction: Correction) -> tuple[Metric, ...]:
-    """The metrics of one correction: those of all corrections, then its gates', its veto's and the comparisons."""
+def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:
+    """The metrics of one correction: those of all, then its gates', its veto's, the comparisons, and the loss's.
+
+    Args:
+        correction: the correction.
+        losses: whether the dump has current log-probs, without which there is no loss.
+    """
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
     veto = _VETO if any(gate.is_veto for gate in correction.gates) else ()
-    return (*_COMMON, *gates, *veto, *_COMPARISONS)
+    return (*_COMMON, *gates, *veto, *_COMPARISONS, *(_LOSS if losses else ()))
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
@@ -181,3 +186,48 @@ def _comparison(side: str, name: str) -> Metric:
 
 
 _COMPARISONS = tuple(_comparison(side, name) for name in COMPARED for side in ("kept", "rejected"))
+
+_NO_LOSS = "no current log-probs or advantages in the dump, or nothing is kept"
+
+
+def _gradient_cosine(t: Totals) -> Number:
+    return t["gradient_product"] / np.sqrt(t["squared_gradient"] * t["squared_plain_gradient"])
+
+
+def _gradient_norm(t: Totals) -> Number:
+    relative = t["squared_gradient"] / t["squared_plain_gradient"]
+    return np.sqrt(relative) * t["loss_tokens"] / t["loss_counted"]
+
+
+_LOSS = (
+    Metric(
+        "loss", "policy loss", "loss",
+        "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
+        "anchored on train, on rollout for ppo_bypass, clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
+        "What the trainer minimizes with this correction, as a token mean.", "verl, slime", _NO_LOSS,
+        lambda t: t["loss"] / t["loss_counted"], better="",
+    ),
+    Metric(
+        "loss_change", "change of the policy loss", "loss", "loss minus the PPO loss without any correction",
+        "How far the correction moves the objective.", "mismatchctl", _NO_LOSS,
+        lambda t: t["loss"] / t["loss_counted"] - t["plain_loss"] / t["loss_tokens"], better="",
+    ),
+    Metric(
+        "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
+        "Tokens that give no gradient.", "verl actor/pg_clipfrac, slime pg_clipfrac", _NO_LOSS,
+        lambda t: t["loss_clipped"] / t["loss_kept"], better="",
+    ),
+    Metric(
+        "gradient_cosine", "direction of the gradient", "correlation",
+        "cosine between the per-token gradients of the loss (by current log-probs) with the correction and without "
+        "any; 0 on rejected tokens",
+        "1 when the correction only rescales; lower when it changes what is learned.", "mismatchctl", _NO_LOSS,
+        _gradient_cosine, better="one",
+    ),
+    Metric(
+        "gradient_norm", "size of the gradient", "ratio",
+        "norm of the per-token gradient of the token-mean loss with the correction / without any",
+        "Below 1 the correction takes strength away, above 1 it adds some.", "mismatchctl", _NO_LOSS,
+        _gradient_norm, better="one",
+    ),
+)  # fmt: skip

@@ -65,7 +65,7 @@ class Evaluator:
         if self.plan.drift:
             sections[DRIFT] = Section(PAIR, f"{DRIFT}_", DRIFT)
         for index, correction in enumerate(self.plan.corrections):
-            sections[str(index)] = Section(correction_metrics(correction), f"{index}/")
+            sections[str(index)] = Section(correction_metrics(correction, self.plan.drift), f"{index}/")
         return sections
 
     def evaluate(self, cell: CellSums) -> tuple[Estimates, list[Estimates]]:

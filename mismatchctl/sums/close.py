@@ -8,6 +8,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.sums.clusters import ClusterTable
 from mismatchctl.sums.reduce import Plan
 
+_LINEAR = ("loss", "gradient_product")  # in the weights; present where the dump has current log-probs
 _SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
 
 
@@ -75,7 +76,10 @@ class Closing:
         for position, count in ((first, tokens), (self._index[f"{correction}/kept_excess"], kept)):
             sums[:, position] = (sums[:, position] + count * shift) / factor
         sums[:, self._index[f"{correction}/sequence_weight"]] /= factor
-        for name in ("squared_sequence_weight", "squared_kept_weight"):
+        linear = [name for name in _LINEAR if f"{correction}/{name}" in self._index]
+        for name in linear:
+            sums[:, self._index[f"{correction}/{name}"]] /= factor
+        for name in ("squared_sequence_weight", "squared_kept_weight", *(["squared_gradient"] if linear else [])):
             sums[:, self._index[f"{correction}/{name}"]] /= factor**2
         for name in ("weight", "-weight"):
             maxima[:, self._maxima[f"{correction}/{name}"]] /= factor

@@ -17,6 +17,7 @@ from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import BUCKETS, CellSums, PairCollector, RunCollector, RunSums
 from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.losses import loss_columns, plain_loss_columns, token_loss
 
 MISMATCH, DRIFT = "mismatch", "drift"
 Value = str | int | float | bool | None
@@ -84,12 +85,12 @@ class Sums:
 def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
     result = Sums()
-    for name, cell, part in _cells(batch, run, plan.by):
+    for name, cell, part in cut(batch, run, plan.by):
         result = result + _reduce_cell(part, name, cell, plan)
     return result
 
 
-def _cells(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, Cell, TokenBatch]]:
+def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, Cell, TokenBatch]]:
     """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays."""
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     labels = np.zeros(len(batch), np.int64)
@@ -205,9 +206,14 @@ def _block_columns(
             largest = dict.fromkeys(maxima, np.full(len(block), -np.inf))
         additive |= {prefix + name: values for name, values in columns.items()}
         maxima |= {prefix + name: values for name, values in largest.items()}
+    plain = token_loss("ppo", block) if plan.drift and plan.corrections else None
+    if plan.drift:
+        additive |= plain_loss_columns(plain, block)
     for index, correction in enumerate(plan.corrections):
         applied = apply(correction, ratios, block)
         columns = cols.correction_columns(correction, applied, ratios, additive, block)
+        if plan.drift:
+            columns |= loss_columns(correction, applied, plain, block)
         weighed = ratios[correction.weight.source] if correction.weight else None
         largest = cols.correction_maxima(correction, applied, weighed)
         additive |= {f"{index}/{name}": values for name, values in columns.items()}

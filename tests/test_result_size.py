@@ -1,0 +1,41 @@
+"""A long run with many corrections stays a file that one can mail: 1,000 steps and 10 corrections under 5 MB."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from mismatchctl.analyze import analyze
+from mismatchctl.frameworks import preset
+from mismatchctl.recorder import Recorder
+
+CORRECTIONS = (
+    "none", "token_tis", "seq_is_rs", "seq_mis", "geo_rs", "geo_mis",
+    "miles-moe-1", "miles-moe-2", "slime-mis", "decoupled_token_icepop",
+)  # fmt: skip
+
+
+def test_each_step_adds_less_than_its_share(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = []
+    for steps in (12, 36):
+        folder = tmp_path / str(steps)
+        with Recorder(folder) as recorder:
+            for step in range(steps):
+                rollout = [-rng.exponential(0.5, int(n)) for n in rng.integers(20, 60, 32)]
+                train = [np.minimum(x + rng.normal(0, 0.03, len(x)), 0) for x in rollout]
+                recorder.write(
+                    step=step, rollout_log_probs=rollout, train_log_probs=train, current_log_probs=train,
+                    advantages=rng.standard_normal(32), reward=rng.random(32), prompt_id=np.arange(32) // 4,
+                )  # fmt: skip
+        result = json.loads(analyze([str(folder)], [preset(name) for name in CORRECTIONS]).to_json())
+        (run,) = result["runs"].values()
+        sizes.append(
+            sum(len(json.dumps(part, separators=(",", ":"))) for part in (run["groups"], result["provenance"]))
+        )
+        per_cluster = len(json.dumps(run["clusters"], separators=(",", ":"))) / (8 * steps)
+    growing = (sizes[1] - sizes[0]) / 24 * 1000
+    bounded = 1024 * per_cluster + 100_000  # the table of clusters, and the rest of the Result
+    assert growing + bounded < 5_000_000
