@@ -7,7 +7,7 @@ TEST_INSTALLED := $(VENV)/.test-installed
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs clean
+.PHONY: help demo test conformance check format docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -21,6 +21,10 @@ demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report
 test: $(TEST_INSTALLED)  ## lint, types, and every test
 	$(MAKE) check
 	$(BIN)/python -m pytest -n auto
+
+conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
+	$(BIN)/python tests/conformance_verl.py
+	$(BIN)/python tests/conformance_slime.py
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .
