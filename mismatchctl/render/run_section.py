@@ -43,6 +43,8 @@ CORRECTION_KEYS = (
     "loss_scale",
     "k3_kept",
 )
+LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
+NOT_RECORDED = Value(value=None, status="not recorded")
 COMPARED_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
 
 
@@ -104,7 +106,8 @@ def run_section(result: Result, index: int, registry: Registry, *, brief: bool) 
     )
     section.tiles = tiles(run, registry)
     if result.corrections:
-        section.corrections = [corrections_table(run, registry), *_gates(result.corrections, run, registry)]
+        tables = (corrections_table(run, registry), loss_table(run, registry))
+        section.corrections = [*filter(None, tables), *_gates(result.corrections, run, registry)]
         section.selection = selection_table(result, run, registry)
     section.worst = [table for table in (worst_sequences(run.worst_sequences), worst_tokens(run.worst_tokens)) if table]
     section.by = by_tables(result.corrections, run, registry)
@@ -155,14 +158,29 @@ def judgement(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
 
 def corrections_table(run: RunResult, registry: Registry) -> Table:
     """One row per correction."""
-    table = Table(
+    caption = (
         "What each correction would do to this run. Weights are those applied, rejected tokens included; shares are of "
-        "valid tokens or of sequences.",
-        [Head("correction", numeric=False), *(registry.head(key, "c") for key in CORRECTION_KEYS)],
-        sortable=True,
+        "valid tokens or of sequences."
     )
+    return _by_correction(caption, CORRECTION_KEYS, run, registry)
+
+
+def loss_table(run: RunResult, registry: Registry) -> Table | None:
+    """What each correction does to the loss, where the dump tells."""
+    if not any(values.get("loss", NOT_RECORDED).value is not None for values in run.overall.corrections.values()):
+        return None
+    caption = (
+        "What each correction would do to the policy loss and to its gradient by token, against PPO without any "
+        "correction."
+    )
+    return _by_correction(caption, LOSS_KEYS, run, registry)
+
+
+def _by_correction(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
+    heads = [Head("correction", numeric=False), *(registry.head(key, "c") for key in keys)]
+    table = Table(caption, heads, sortable=True)
     for name, values in run.overall.corrections.items():
-        cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in CORRECTION_KEYS]
+        cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in keys]
         table.rows.append([words(name, "name"), *cells])
     return table
 
@@ -203,4 +221,4 @@ def selection_table(result: Result, run: RunResult, registry: Registry) -> Table
 
 
 def _value(values: dict[str, Value], key: str) -> Value:
-    return values.get(key, Value(value=None, status="not recorded"))
+    return values.get(key, NOT_RECORDED)
