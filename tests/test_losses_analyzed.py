@@ -53,9 +53,10 @@ def torch_loss(name: str, data: dict[str, Sequences], current: Sequences) -> tor
             keep *= float(0.95 <= x.mean().exp() <= 1.05)
         if name == "zero":
             keep = ((x.exp() >= 0.9) & (x.exp() <= 1.1)).double()
-        w = {"truncate": x.exp().clamp(max=1.1), "normalized": x.exp().clamp(0.8, 1.2)}.get(name, torch.ones(n, dtype=torch.float64))
+        ones = torch.ones(n, dtype=torch.float64)
+        w = {"truncate": x.exp().clamp(max=1.1), "normalized": x.exp().clamp(0.8, 1.2)}.get(name, ones)
         if name == "reinforce":
-            w = (now - rollout).sum().exp().clamp(max=2.0) * torch.ones(n, dtype=torch.float64)
+            w = (now - rollout).sum().exp().clamp(max=2.0) * ones
         kept.append(keep)
         weights.append(w)
         counted += int(keep.sum()) if name == "mask" else n
