@@ -26,6 +26,7 @@ ORDER = (
     "dumps",
     "engines",
     "analyze",
+    "lint",
     "render",
     "cli",
 )

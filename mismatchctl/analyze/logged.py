@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from mismatchctl.batch import TokenBatch
+from mismatchctl.batch import Floats, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
@@ -40,7 +39,7 @@ def _table(batch: TokenBatch) -> pa.Table:
     return pa.table(columns)
 
 
-def _lists(offsets: pa.Array, values: NDArray[np.floating]) -> pa.Array:  # type: ignore[type-arg]
+def _lists(offsets: pa.Array, values: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
 
 

@@ -33,6 +33,20 @@ Corrections = Annotated[
     list[str] | None,
     typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
 ]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
+    ),
+]
+FrameworkName = Annotated[
+    str,
+    typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
+]
+MicroBatch = Annotated[int | None, typer.Option(min=1, help="Rows per micro-batch in that replay.")]
+Against = Annotated[
+    Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
+]
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
@@ -71,6 +85,10 @@ Veto = Annotated[
 def analyze(
     paths: Paths,
     correction: Corrections = None,
+    config: Configs = None,
+    framework: FrameworkName = "",
+    micro_batch_size: MicroBatch = None,
+    against: Against = None,
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
@@ -97,12 +115,21 @@ def analyze(
     to_stdout = str(output) == "-"
     if json and to_stdout:
         raise ConfigError("--json and -o - both write to stdout: give one of them")
+    if against is not None and (json or to_stdout or not framework):
+        raise ConfigError(
+            "--against needs --framework, whose names the log has"
+            if not framework
+            else "--against prints on stdout, where the Result goes: leave --json and -o - out"
+        )
     check_places(None if to_stdout else output, html, sequences, force=force)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
-    chosen = chosen_corrections(correction or [], rule)
+    chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
     from mismatchctl.analyze import analyze as run
+    from mismatchctl.analyze.against import compare_with_log, read_log
+    from mismatchctl.frameworks import load
 
+    log = None if against is None else read_log(against)
     with progress_bar(quiet) as progress:
         result = run(
             paths,
@@ -114,13 +141,20 @@ def analyze(
             progress=progress,
             sequences=sequences,
             join=join,
+            framework=load(framework) if framework else None,
+            micro_batch_size=micro_batch_size,
         )
+    compared = [] if log is None else compare_with_log(result, log)
     if verbose:
         _explain(result)
     _write(result, None if to_stdout else output, html, quiet)
     if sequences is not None:
         say(f"wrote {sequences}", quiet)
     _show(result, quiet, as_json=json or to_stdout)
+    if compared and not quiet:
+        from mismatchctl.render.against import render_comparisons
+
+        render_comparisons(str(against), str(result.provenance.framework), compared, console())
 
 
 def _explain(result: Result) -> None:

@@ -1,4 +1,4 @@
-"""What `--correction` and the `--is-*`, `--rs-*` and `--veto` flags mean, as Corrections."""
+"""What `--correction`, `--config` and the `--is-*`, `--rs-*` and `--veto` flags mean, as Corrections."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatchctl.cli.output import say
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,8 +99,17 @@ class RuleFlags:
         return [{"level": "min", "keep": [self.veto, None], "clamp": "none"}]
 
 
-def chosen_corrections(named: Iterable[str], flags: RuleFlags) -> list[Correction]:
-    """The corrections to compare: those named and the one from flags, or else the default ones.
+def chosen_corrections(
+    named: Iterable[str], flags: RuleFlags, configs: Iterable[str] = (), framework: str = "", *, quiet: bool = False
+) -> list[Correction]:
+    """The corrections to compare: those named, those of configuration files, the one from flags; or the default ones.
+
+    Args:
+        named: presets, files, YAML mappings.
+        flags: those that spell one correction.
+        configs: files in a framework's own keys.
+        framework: whose keys; empty: as each file tells.
+        quiet: do not say what each file told.
 
     Raises:
         ConfigError: something is named that is no preset, no file and no mapping, or that is wrong in itself.
@@ -109,25 +119,58 @@ def chosen_corrections(named: Iterable[str], flags: RuleFlags) -> list[Correctio
     found: list[Correction] = []
     for text in named:
         found += _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else _named(text)
+    found += [_configured(path, framework, quiet) for path in configs]
     own = flags.correction()
     found += [] if own is None else [own]
     return found or [preset(name) for name in DEFAULT_CORRECTIONS]
+
+
+def _configured(path: str, framework: str, quiet: bool) -> Correction:
+    """A file in a framework's own keys; says whose it was taken for where nobody told."""
+    from mismatchctl.frameworks.native import read_native
+
+    source, correction = read_native(path, framework)
+    if not framework:
+        say(f"{path}: read as {source.title}; --framework says otherwise", quiet)
+    return correction
 
 
 def _named(text: str) -> list[Correction]:
     """A file, or a preset."""
     from mismatchctl.correction import corrections_from_file
     from mismatchctl.correction.load import CORRECTION_SUFFIXES
+
+    try:
+        if Path(text).suffix in CORRECTION_SUFFIXES:
+            return corrections_from_file(text)
+        if os.sep in text:
+            raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
+        return [_preset(text)]
+    except ConfigError as error:
+        raise _hinted(text, error) from None
+
+
+def _preset(name: str) -> Correction:
     from mismatchctl.frameworks import preset
 
-    if Path(text).suffix in CORRECTION_SUFFIXES:
-        return corrections_from_file(text)
-    if os.sep in text:
-        raise ConfigError(f"--correction {text}: a file of corrections ends in {', '.join(CORRECTION_SUFFIXES)}")
     try:
-        return [preset(text)]
+        return preset(name)
     except ConfigError as error:
         raise ConfigError(f"--correction: {error}; `mismatchctl presets` lists them") from None
+
+
+def _hinted(path: str, error: ConfigError) -> ConfigError:
+    """The error of a file of corrections, or that the file is a framework's own configuration."""
+    from mismatchctl.frameworks import recognize
+    from mismatchctl.frameworks.native import mapping_from_file
+
+    try:
+        framework = recognize(mapping_from_file(Path(path)))
+    except ConfigError:
+        framework = None
+    if framework is None:
+        return error
+    return ConfigError(f"--correction {path}: this is a configuration of {framework}; --config {path} reads it")
 
 
 def _inline(text: str, taken: set[str]) -> list[Correction]:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__
-from mismatchctl.cli import analyze, metrics, presets, report, schema
+from mismatchctl.cli import analyze, lint, metrics, presets, report, schema
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
 from mismatchctl.errors import MismatchctlError
@@ -51,6 +51,7 @@ app.command("analyze")(analyze.analyze)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)
 app.command("metrics")(metrics.metrics)
+app.command("lint")(lint.lint)
 app.add_typer(presets.app, name="presets")
 
 

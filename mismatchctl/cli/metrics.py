@@ -8,19 +8,31 @@ import typer
 
 from mismatchctl.cli.flags import Json
 from mismatchctl.cli.output import console, print_json
+from mismatchctl.errors import ConfigError
 
 
 def metrics(
-    name: Annotated[str | None, typer.Argument(help="A metric's key; without it, all are listed.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A metric's key, or the name that verl, slime or Miles logs; without it, all are listed."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """What a number means: definition, unit, source."""
-    from mismatchctl.render.reference import find_metrics, metrics_data, render_metric, render_metrics
+    from mismatchctl.frameworks.meanings import find_meanings
+    from mismatchctl.render import reference
 
-    found = find_metrics(name)
+    meanings = {} if name is None else find_meanings(name)
+    try:
+        found = reference.find_metrics(name)
+    except ConfigError:
+        if not meanings:
+            raise
+        found = {}
     if json:
-        print_json(metrics_data(found))
+        print_json([*reference.metrics_data(found), *reference.meanings_data(meanings)])
     elif name is None:
-        render_metrics(found, console())
+        reference.render_metrics(found, console())
     else:
-        render_metric(found, console())
+        reference.render_metric(found, console())
+        reference.render_meanings(meanings, console())

@@ -32,10 +32,16 @@ def list_presets(json: Json = False) -> None:
 
 
 @app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A preset's name.", show_default=False)]) -> None:
-    """A preset as YAML, to edit and to name with --correction FILE."""
-    from mismatchctl.frameworks import preset, presets
-    from mismatchctl.render.reference import preset_yaml
+def show(
+    name: Annotated[str, typer.Argument(help="A preset's name.", show_default=False)],
+    framework: Annotated[
+        str, typer.Option("--as", help="In the syntax of this framework: verl, verl@2025-11, slime, miles, ...")
+    ] = "",
+) -> None:
+    """A preset as YAML, to edit and to name with --correction FILE; --as a framework, for its own configuration."""
+    from mismatchctl.frameworks import load, preset, presets
+    from mismatchctl.render.reference import native_yaml, preset_yaml
 
-    preset(name)  # an unknown name is refused with a suggestion
-    typer.echo(preset_yaml(presets()[name]), nl=False)
+    correction = preset(name)  # an unknown name is refused with a suggestion
+    text = native_yaml(correction, load(framework)) if framework else preset_yaml(presets()[name])
+    typer.echo(text, nl=False)

@@ -5,8 +5,9 @@ Everything else in the package knows corrections and columns, never who named th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction import presets as generic
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "preset",
     "presets",
+    "recognize",
 ]
 
 LOADERS: dict[str, Callable[[str], Framework]] = {
@@ -33,6 +35,18 @@ LOADERS: dict[str, Callable[[str], Framework]] = {
     "miles": slime.load_miles,
 }
 """Framework by name, given the version after the @ (empty: the newest)."""
+
+
+def _slime(native: Mapping[str, Any]) -> str | None:
+    return "" if slime.recognizes(native) else None
+
+
+RECOGNIZERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "verl": verl.recognize,
+    "slime": _slime,
+    "miles": _slime,
+}
+"""By framework: the version that a configuration was written for (empty: any), None where it is of another one."""
 
 DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Compared when nobody says what to compare: one of each kind."""
@@ -48,6 +62,15 @@ def load(name: str) -> Framework:
     if framework not in LOADERS:
         raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, LOADERS)}")
     return LOADERS[framework](version)
+
+
+def recognize(native: Mapping[str, Any]) -> str | None:
+    """The framework at the version that a configuration in its own keys was written for; None if it is of none here.
+
+    Miles has slime's keys: what could be either is taken for slime's.
+    """
+    versions = {framework: found(native) for framework, found in RECOGNIZERS.items()}
+    return next((f"{name}@{version}".rstrip("@") for name, version in versions.items() if version is not None), None)
 
 
 @cache

@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
+from mismatchctl.frameworks.lint import Finding
 
 Dtype = Literal["float32", "float64"]
 
@@ -64,6 +65,16 @@ class Framework(ABC):
     name: str
     version: str
 
+    @property
+    def title(self) -> str:
+        """Name and version, as `load` takes them."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def block(self) -> tuple[str, ...]:
+        """The keys that its configuration of corrections stands under in a full one."""
+        return ()
+
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """A configuration in the framework's own keys as a Correction.
@@ -75,6 +86,14 @@ class Framework(ABC):
     @abstractmethod
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction in the framework's own keys, as far as it can be said there; and what cannot."""
+
+    @abstractmethod
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """The traps of a configuration in the framework's own keys, one it rejects included."""
+
+    @abstractmethod
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
 
     @abstractmethod
     def replay(

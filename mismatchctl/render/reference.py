@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -15,6 +16,7 @@ from mismatchctl.contract import COLUMNS
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.grid import ruled_table
 
@@ -69,12 +71,32 @@ def render_metric(found: Sections, console: Console) -> None:
     for about, metrics in found.items():
         for metric in metrics:
             console.print(Text.assemble((metric.key, "bold"), f": {_title(metric)}"))
-            rows = Table.grid(padding=(0, 2, 0, 0))
-            rows.add_column(style="dim", no_wrap=True)
+            rows = _facts()
             for fact in _FACTS:
                 rows.add_row(fact, getattr(metric, fact))
             rows.add_row("about", about)
             console.print(rows, "")
+
+
+def meanings_data(found: Mapping[Meaning, Sequence[str]]) -> list[dict[str, Any]]:
+    """Frameworks' names as plain data."""
+    return [asdict(meaning) | {"frameworks": list(frameworks)} for meaning, frameworks in found.items()]
+
+
+def render_meanings(found: Mapping[Meaning, Sequence[str]], console: Console) -> None:
+    """Everything about a name that frameworks log."""
+    for meaning, frameworks in found.items():
+        console.print(Text.assemble((meaning.name, "bold"), f": logged by {', '.join(frameworks)}"))
+        rows = _facts()
+        for fact in ("quantity", "over", "reduction", "when"):
+            rows.add_row(fact, getattr(meaning, fact) or "always")
+        console.print(rows, "")
+
+
+def _facts() -> Table:
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(style="dim", no_wrap=True)
+    return rows
 
 
 def _title(metric: Metric) -> str:
@@ -113,6 +135,19 @@ def preset_yaml(preset: Preset) -> str:
     mapping = preset.correction.to_mapping()
     body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
     return "\n".join([*head, body])
+
+
+def native_yaml(correction: Correction, framework: Framework) -> str:
+    """A Correction as YAML of a framework, with what cannot be said there as comments."""
+    said, unsaid = framework.native(correction)
+    head = [f"# {correction.name} as {framework.title} reads it"]
+    if unsaid:
+        head += [f"# What {framework.title} cannot say, or says otherwise:", *(f"# - {text}" for text in unsaid)]
+    if not said:
+        return "\n".join([*head, "# No key remains.", ""])
+    for key in reversed(framework.block):
+        said = {key: said}
+    return "\n".join([*head, yaml.safe_dump(said, sort_keys=False, allow_unicode=True)])
 
 
 def contract_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:

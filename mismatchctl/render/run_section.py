@@ -13,6 +13,7 @@ from mismatchctl.render.run_tables import (
     breakdown_tables,
     by_tables,
     correction_metric_table,
+    logged_table,
     metric_tables,
     step_tables,
     worst_sequences,
@@ -115,6 +116,8 @@ def run_section(result: Result, index: int, registry: Registry, *, brief: bool) 
     section.metrics = metric_tables(run, registry)
     if result.corrections:
         section.metrics.append(correction_metric_table(run, registry))
+    if run.logged:
+        section.metrics.append(logged_table(run, result.provenance.framework or "the framework"))
     if not brief:
         section.metrics += breakdown_tables(run, registry)
     return section

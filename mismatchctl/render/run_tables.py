@@ -34,6 +34,8 @@ BY_KEYS = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_
 STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
 _SEQUENCES = "The log ratio is train minus rollout; K3 and |difference| are means over the sequence's tokens."
 _TOKENS = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
+LOGGED_STEPS = 8
+"""Steps of which a framework's values are shown, the first and the last among them."""
 WORST_SHOWN = 20
 """Worst sequences and tokens on the page; the result holds fifty."""
 
@@ -161,6 +163,25 @@ def correction_metric_table(run: RunResult, registry: Registry) -> Table:
         values = [run.overall.corrections[name].get(key, absent) for name in names]
         cells = [table.value(value, metric.unit) for value in values]
         table.rows.append([Cell(metric.title, kind="name", anchor=f"c-{key}"), *cells, words(metric.unit)])
+    return table
+
+
+def logged_table(run: RunResult, framework: str) -> Table:
+    """What a framework would have logged: one row per correction and name, one column per step."""
+    steps, last = len(run.groups.labels), len(run.groups.labels) - 1
+    chosen = sorted({round(index * last / (LOGGED_STEPS - 1)) for index in range(LOGGED_STEPS)})
+    heads = [Head("correction", numeric=False), Head("name", numeric=False)]
+    heads += [Head(f"step {label(run.groups.labels[index])}") for index in chosen]
+    table = Table(f"What {clean(framework)} would have logged: by its own names, as its own code computes them.", heads)
+    for correction, names in run.logged.items():
+        for name, values in names.items():
+            cells = [
+                table.value(Value(value=values[index], status="nothing finite is logged in this step"), "")
+                for index in chosen
+            ]
+            table.rows.append([words(correction, "name"), words(name, "name"), *cells])
+    if len(chosen) < steps:
+        table.left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them."
     return table
 
 

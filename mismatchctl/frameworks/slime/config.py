@@ -17,6 +17,11 @@ _WEIGHT_FIELDS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound",
 _REJECTION_FIELDS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
 MIS_FIELDS = (*_WEIGHT_FIELDS, *_REJECTION_FIELDS)
 
+_SIGNS = frozenset(
+    (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
+)
+"""Keys that only a configuration of slime has."""
+
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
 ESTIMATORS = (
@@ -137,7 +142,7 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
     Raises:
         ConfigError: what slime rejects, with its message.
     """
-    named = {str(key).lstrip("-").replace("-", "_"): value for key, value in native.items()}
+    named = _named(native)
     known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | _NUMBERS | _WORDS.keys()}
     path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
@@ -152,6 +157,16 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
         )
     _check(found)
     return found
+
+
+def recognizes(native: Mapping[str, Any]) -> bool:
+    """Whether a mapping holds mis.yaml's keys or the flags that correct."""
+    return not _SIGNS.isdisjoint(_named(native))
+
+
+def _named(native: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags under the names of the namespace: `--use-tis` is `use_tis`."""
+    return {str(key).lstrip("-").replace("-", "_"): value for key, value in native.items()}
 
 
 def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:

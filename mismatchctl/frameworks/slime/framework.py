@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.slime import lint as linting
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments
 from mismatchctl.frameworks.slime.loss import LossCall
@@ -53,6 +55,14 @@ class Slime(Framework):
         """A Correction as mis.yaml or flags, as far as it can be said there; and what cannot."""
         said, unsaid, otherwise = arguments_of(correction, self._effect)
         return said.native(), [*unsaid, *otherwise]
+
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """The traps of a configuration, one that is rejected included."""
+        return linting.lint(native, self.about)
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
+        return linting.gate_places(native, self.about, correction)
 
     def replay(
         self,

@@ -2,6 +2,8 @@
 
 versions    which releases differ, and in what
 config      its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
+lint        traps of its configurations; written: a configuration as somebody wrote it
+recognize   which release a configuration was written for
 sample      the two policies, in verl's dtype; subjects: the quantities made of them
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
 replay      weights, mask and logged values of a batch; debug: training/rollout_*
@@ -12,5 +14,6 @@ presets, columns    its RolloutCorrectionConfig factories; its column names
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.framework import Verl, load
 from mismatchctl.frameworks.verl.presets import PRESETS
+from mismatchctl.frameworks.verl.recognize import recognize
 
-__all__ = ["COLUMNS", "PRESETS", "Verl", "load"]
+__all__ = ["COLUMNS", "PRESETS", "Verl", "load", "recognize"]

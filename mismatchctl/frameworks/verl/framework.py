@@ -11,8 +11,10 @@ import pyarrow as pa
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl import config, losses
+from mismatchctl.frameworks.verl import lint as linting
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
@@ -32,6 +34,11 @@ class Verl(Framework):
         self.about = version
         self.version = version.name
 
+    @property
+    def block(self) -> tuple[str, ...]:
+        """The section of a full configuration: the flat keys stand among others there."""
+        return ("algorithm",) if self.about.dialect == "flat" else ("algorithm", "rollout_correction")
+
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """A configuration in verl's keys, alone or inside a full one, as a Correction.
 
@@ -43,6 +50,14 @@ class Verl(Framework):
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction in verl's keys, as far as it can be said there; and what cannot."""
         return planning.write(correction, self.about)
+
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """The traps of a configuration, one that is rejected included."""
+        return linting.lint(native, self.about)
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
+        return linting.gate_places(native, self.about, correction)
 
     def replay(
         self,

@@ -1,0 +1,42 @@
+"""`mismatchctl lint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
+from mismatchctl.cli.output import console, print_json
+from mismatchctl.errors import EXIT_CHECK_FAILED
+
+
+def lint(
+    config: Annotated[
+        Path, typer.Argument(help="A configuration of verl, slime or Miles: YAML or JSON.", show_default=False)
+    ],
+    dumps: Annotated[
+        list[str] | None, typer.Argument(help="Try its rejection on these: files, folders, globs.", show_default=False)
+    ] = None,
+    framework: Annotated[
+        str,
+        typer.Option(help="Whose configuration it is: verl, verl@2025-11, slime, miles; default: as its keys tell."),
+    ] = "",
+    column: Columns = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What the framework will really do with a configuration: its traps (exit code 3 with any at level error)."""
+    from dataclasses import asdict
+
+    from mismatchctl.lint import lint as run
+    from mismatchctl.render.findings import render_findings
+
+    chosen, findings = run(config, dumps or (), framework, renamed(column))
+    if json:
+        print_json({"framework": chosen.title, "findings": [asdict(finding) for finding in findings]})
+    elif not quiet:
+        render_findings(findings, f"{config}, read as {chosen.title}", console())
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(EXIT_CHECK_FAILED)

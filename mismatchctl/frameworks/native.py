@@ -1,0 +1,79 @@
+"""Configuration files as frameworks write them, read as Corrections."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import RECOGNIZERS, load, recognize
+from mismatchctl.frameworks.framework import Framework
+
+
+def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:
+    """A configuration in a framework's own keys, and the framework it is of.
+
+    Args:
+        path: YAML or JSON.
+        framework: whose configuration it is, with `@version` or the newest; empty: as its keys tell.
+
+    Raises:
+        ConfigError: the file cannot be read, is of no framework here or of another one, or is rejected there.
+    """
+    path = Path(path)
+    try:
+        return _read(path, mapping_from_file(path), framework)
+    except OverflowError:
+        raise ConfigError(f"{path}: holds a number that no float can hold") from None
+
+
+def _read(path: Path, native: Mapping[str, Any], framework: str) -> tuple[Framework, Correction]:
+    guessed = recognize(native)
+    if guessed is None:
+        known = ", ".join(RECOGNIZERS)
+        raise ConfigError(f"{path}: holds no key of a correction of {known}; what mismatchctl writes is a --correction")
+    chosen = load(framework or guessed)
+    if RECOGNIZERS[chosen.name](native) is None:
+        raise ConfigError(f"{path}: is a configuration of {guessed}, not of {chosen.title}")
+    try:
+        found = chosen.correction(native)
+    except ConfigError as error:
+        message = str(error)
+        whose = "" if message.startswith(chosen.name) else f"{chosen.title}: "
+        raise ConfigError(f"{path}: {whose}{message}") from None
+    about = found.about or f"{path.name}, as {chosen.title} reads it"
+    return chosen, _judgeable(found.model_copy(update={"name": path.stem[:80], "about": about}), path, chosen)
+
+
+def mapping_from_file(path: Path) -> dict[str, Any]:
+    """The mapping of a YAML or JSON file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    kind = "JSON" if path.suffix == ".json" else "YAML"
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
+    return dict(data)
+
+
+def _judgeable(correction: Correction, path: Path, framework: Framework) -> Correction:
+    """The same, unless a bound in it holds nothing: frameworks take that, a Result does not."""
+    try:
+        return Correction.model_validate(correction.model_dump())
+    except ValidationError as error:
+        why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"{path}: {framework.title} accepts this, but it can hold nothing: {why}") from None

@@ -1,0 +1,275 @@
+"""Traps of slime's and Miles' arguments: what mis.yaml or the command line says, and what their code does instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from mismatchctl.correction import Correction, Gate
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.lint import (
+    Finding,
+    Level,
+    decimal,
+    gate_findings,
+    is_text_of_number,
+    named_key,
+    weight_findings,
+)
+from mismatchctl.frameworks.slime.config import MIS_FIELDS, Arguments, arguments
+from mismatchctl.frameworks.slime.translate import correction_of
+from mismatchctl.frameworks.slime.versions import Version
+
+_KNOWN = tuple(field.name for field in fields(Arguments))
+_NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
+
+_NEVER_WERE = {
+    "use_mask": "write tis_mode: mask, or use_rs: true",
+    "use_rollout_correction": "write use_tis: true and name the function with custom_tis_function_path",
+}
+"""Flags that only documents know."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Arguments as somebody wrote them.
+
+    Attributes:
+        root: the mapping.
+        version: whose they are.
+    """
+
+    root: Mapping[str, Any]
+    version: Version
+
+    @cached_property
+    def keys(self) -> dict[str, str]:
+        """How each argument is spelled there: `--use-tis` is `use_tis`."""
+        return {str(key).lstrip("-").replace("-", "_"): str(key) for key in self.root}
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """Values by the name of the argument; text that is a number is one, as was meant."""
+        values = {name: self.root[key] for name, key in self.keys.items() if key in self.root}
+        return {name: float(value) if name in self.texts else value for name, value in values.items()}
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Arguments whose number YAML reads as text."""
+        return [name for name, key in self.keys.items() if name in _NUMBERS and is_text_of_number(self.root.get(key))]
+
+    @cached_property
+    def arguments(self) -> Arguments | ConfigError:
+        """What slime makes of them, or why it refuses."""
+        try:
+            return arguments(self.given)
+        except ConfigError as error:
+            return error
+
+    @cached_property
+    def correction(self) -> Correction | ConfigError:
+        """The same as a Correction."""
+        if isinstance(self.arguments, ConfigError):
+            return self.arguments
+        try:
+            return correction_of(self.arguments, self.version.framework, "mask")
+        except ConfigError as error:
+            return error
+
+    @property
+    def weighs_with_mis(self) -> bool:
+        """Whether mis.py computes weights, as far as the arguments tell."""
+        return bool(self.given.get("use_tis")) and any(name in self.given for name in MIS_FIELDS)
+
+    def place(self, name: str) -> str:
+        """How the argument is spelled there."""
+        return self.keys.get(name, name)
+
+    def gate_place(self, gate: Gate) -> str:
+        """Where the bounds of a gate stand."""
+        if gate.is_veto:
+            return self.place("rs_veto_threshold")
+        assert isinstance(self.arguments, Arguments)
+        masks = self.arguments.tis_mode == "mask" and gate.keep == self.arguments.tis_bounds
+        given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
+        return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
+
+    def finding(self, level: Level, name: str, consequence: str, fix: str) -> Finding:
+        """A finding at an argument."""
+        return Finding(level, self.place(name), consequence, fix, self.source)
+
+    @property
+    def source(self) -> str:
+        """The code that says so."""
+        return (
+            f"{self.version.framework} {self.version.commit[:8]} ({self.version.month}), mis.py, loss.py, arguments.py"
+        )
+
+
+def lint(native: Mapping[str, Any], version: Version) -> list[Finding]:
+    """The traps of mis.yaml, or of flags of the command line."""
+    written = Written(native, version)
+    return [finding for rule in _RULES for finding in rule(written)]
+
+
+def gate_places(native: Mapping[str, Any], version: Version, correction: Correction) -> list[str]:
+    """Where the bounds of each gate stand."""
+    written = Written(native, version)
+    return [written.gate_place(gate) for gate in correction.gates]
+
+
+def _texts(written: Written) -> Iterator[Finding]:
+    for name in written.texts:
+        value = written.root[written.keys[name]]
+        consequence = f"YAML reads {value} as text, which torch takes for no number: the run stops with an error"
+        yield written.finding("error", name, consequence, f"write {decimal(value)}, without quotes")
+
+
+def _unknown(written: Written) -> Iterator[Finding]:
+    for name, key in written.keys.items():
+        if name in _NEVER_WERE:
+            yield written.finding("error", name, "exists in documents only: no code reads it", _NEVER_WERE[name])
+        elif name.startswith(("tis_", "rs_")) and name not in _KNOWN:
+            fix = f"leave it out{suggestion(name, _KNOWN)}"
+            yield written.finding("error", name, "nothing reads it, and nothing says so", fix)
+        elif name in MIS_FIELDS and key.startswith("--"):
+            consequence = "is no flag of the command line, which refuses it"
+            yield written.finding("error", name, consequence, f"write {name} into the file of --custom-config-path")
+
+
+def _rejected(written: Written) -> Iterator[Finding]:
+    if isinstance(written.correction, ConfigError):
+        message = str(written.correction)
+        name = named_key(message.partition(": ")[0], _KNOWN) or named_key(message, _KNOWN)
+        if "tis_batch_normalize" in message and "geometric" in message:
+            name = "tis_batch_normalize"
+        fix = "write tis_batch_normalize: false" if name == "tis_batch_normalize" else "give what mis.py accepts"
+        yield written.finding("error", name, f"{written.version.framework} refuses it: {message}", fix)
+
+
+def _switches(written: Written) -> Iterator[Finding]:
+    given = written.given
+    if written.weighs_with_mis and given.get("get_mismatch_metrics"):
+        consequence = "get_mismatch_metrics alone would only measure, but this turns weights and rejection on"
+        yield written.finding("warning", "use_tis", consequence, "write use_tis: false to only measure")
+    elif written.weighs_with_mis:
+        consequence = "wins over the command line: it corrects even where only --get-mismatch-metrics is passed"
+        yield written.finding("info", "use_tis", consequence, "write use_tis: false where you only want to measure")
+    if written.weighs_with_mis and given.get("use_rollout_logprobs"):
+        consequence = (
+            "PPO is anchored on rollout already and weights are multiplied on top: the mismatch is corrected twice. "
+            "The check against it sees --use-tis of the command line only"
+        )
+        yield written.finding("error", "use_rollout_logprobs", consequence, "drop it, or write use_tis: false")
+    if given.get("use_rs") and not given.get("use_tis"):
+        consequence = "without use_tis nothing runs: no weights, no rejection, no veto, no normalization"
+        level: Level = "warning" if "use_tis" in given else "error"  # said, or forgotten
+        yield written.finding(level, "use_rs", consequence, "write use_tis: true, or use_rs: false")
+
+
+def _veto(written: Written) -> Iterator[Finding]:
+    threshold = written.given.get("rs_veto_threshold")
+    if not isinstance(threshold, int | float) or not written.weighs_with_mis:
+        return
+    if not written.given.get("use_rs"):
+        consequence = "the veto runs only inside rejection, and use_rs is off: it vetoes nothing"
+        fix = "write use_rs: true, or rs_veto_threshold: null"
+        yield written.finding("error", "rs_veto_threshold", consequence, fix)
+    elif threshold <= 0:
+        consequence = "ratios are above 0: it vetoes nothing"
+        yield written.finding("error", "rs_veto_threshold", consequence, "1.0e-4 is usual; null is off")
+    else:
+        consequence = (
+            f"a token vetoes its sequence when its ratio train/rollout is below {threshold:g}; "
+            "the documents say its probability"
+        )
+        keep = f"[{decimal(threshold)}, null]"
+        fix = f"for the documents' veto see the gate {{statistic: train_prob, level: min, keep: {keep}}}"
+        yield written.finding("warning", "rs_veto_threshold", consequence, fix)
+
+
+def _lower_bound(written: Written) -> Iterator[Finding]:
+    given = written.arguments
+    if isinstance(given, ConfigError) or not written.weighs_with_mis:
+        return
+    low, high = given.rs_bounds if given.use_rs else given.tis_bounds
+    if given.rejects and given.rs_lower_bound is None:
+        origin = "tis_lower_bound" if given.tis_lower_bound is not None else "1 / tis_upper_bound"
+        consequence = (
+            f"rs_lower_bound is null and falls back to {origin}: rejection keeps {given.rs_level} ratios from {low:g}"
+        )
+        fix = "write rs_lower_bound: 0 to reject above only, or the bound you mean"
+        yield written.finding("warning", "tis_lower_bound", consequence, fix)
+    elif given.tis_mode == "truncate" and given.tis_lower_bound is not None:
+        consequence = "tis_mode truncate has no lower bound: it does nothing"
+        yield written.finding("warning", "tis_lower_bound", consequence, "write null, or tis_mode: clip")
+    if given.rejects and given.rs_upper_bound is None:
+        consequence = (
+            f"rs_upper_bound is null and falls back to tis_upper_bound: {given.rs_level} ratios above {high:g} go"
+        )
+        fix = "write rs_upper_bound: the bound you mean, or .inf for none"
+        yield written.finding("warning", "tis_upper_bound", consequence, fix)
+
+
+def _normalization(written: Written) -> Iterator[Finding]:
+    """The mean that weights are divided by is taken over one micro-batch."""
+    given = written.arguments
+    if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
+        return
+    name, size = "tis_batch_normalize", written.given.get("micro_batch_size")
+    dynamic = bool(written.given.get("use_dynamic_batch_size"))
+    alone = size == 1 and not dynamic
+    if given.tis_level == "sequence":
+        condition = "" if alone else "with one sequence per micro-batch "
+        consequence = f"the mean is taken per micro-batch: {condition}every weight is exactly 1, the correction cancels"
+        fix = "write tis_batch_normalize: false, or pack several sequences into a micro-batch"
+        yield written.finding("error" if alone else "warning", name, consequence, fix)
+    else:
+        condition = "" if alone else "; with one sequence in it, every sequence's mean weight is 1"
+        mean = "every sequence's mean weight becomes 1" if alone else "it depends on packing"
+        consequence = f"the mean is taken per micro-batch, not over the batch as documented: {mean}{condition}"
+        fix = "write tis_batch_normalize: false where weights should not depend on packing"
+        yield written.finding("warning" if alone else "info", name, consequence, fix)
+    if given.tis_mode == "mask":
+        consequence = (
+            "tis_mode mask leaves raw weights, and rejected tokens are in the mean: one outlier shrinks all others"
+        )
+        yield written.finding("warning", name, consequence, "write tis_mode: clip, or tis_batch_normalize: false")
+
+
+def _bounds(written: Written) -> Iterator[Finding]:
+    correction, given = written.correction, written.arguments
+    if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
+        return
+    if correction.weight is not None:
+        key = "tis_upper_bound" if given.function == "mis" else "tis_clip"
+        yield from weight_findings(correction.weight, written.place(key), written.source)
+    for gate in correction.gates:
+        yield from gate_findings(gate, written.gate_place(gate), written.source)
+
+
+def _without_effect(written: Written) -> Iterator[Finding]:
+    given = written.given
+    if written.weighs_with_mis:
+        for name in ("tis_clip", "tis_clip_low"):
+            if name in given:
+                consequence = "bounds the built-in weights only: mis.py takes tis_lower_bound and tis_upper_bound"
+                yield written.finding("warning", name, consequence, "leave it out")
+    if given.get("eps_clip_c") is not None and not written.version.dual_clip:
+        consequence = "does not reach the loss in this version: there is no dual clip"
+        yield written.finding("error", "eps_clip_c", consequence, "leave it out, or take a version of 2026-08")
+
+
+_RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+    _texts,
+    _unknown,
+    _rejected,
+    _switches,
+    _veto,
+    _lower_bound,
+    _normalization,
+    _bounds,
+    _without_effect,
+)

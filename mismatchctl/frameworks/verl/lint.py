@@ -1,0 +1,264 @@
+"""Traps of verl's rollout correction: what a configuration says, and what verl does instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
+from mismatchctl.frameworks.verl.plan import option_of
+from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.written import Written
+
+_NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
+
+_REPLACED = {
+    "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
+    "the threshold 0.5 * ln(veto)**2, which is two-sided",
+    "rollout_rs_threshold_lower": 'write both bounds as one text: rollout_rs_threshold: "lo_hi"',
+    "bypass_old_logprob_for_rollout": "it is called bypass_mode now",
+    "use_pure_rollout_correction": "it is called use_policy_gradient (2025-11), then loss_type: reinforce (2026)",
+    "use_policy_gradient": "write loss_type: reinforce",
+}
+
+
+def lint(native: Mapping[str, Any], version: Version) -> list[Finding]:
+    """The traps of a configuration: its keys alone, or inside a full one."""
+    written = Written(native, version)
+    return [finding for rule in _RULES for finding in rule(written)]
+
+
+def gate_places(native: Mapping[str, Any], version: Version, correction: Correction) -> list[str]:
+    """Where the threshold of each gate stands."""
+    written = Written(native, version)
+    return [written.gate_place(gate) for gate in correction.gates]
+
+
+def _unknown_keys(written: Written) -> Iterator[Finding]:
+    if written.version.dialect == "flat":  # its keys stand among those of the whole algorithm
+        return
+    if not isinstance(written.block, Mapping | None):
+        reason = f"must hold keys and values, found {written.block!r}"
+        yield written.finding("error", "", reason, "write rollout_is and the rest under it")
+    for key in map(str, written.section):
+        if key not in written.version.keys:
+            fix = _REPLACED.get(key, f"leave it out{suggestion(key, written.version.keys)}")
+            reason = f"verl@{written.version.name} knows no such key and does not start"
+            yield written.finding("error", key, reason, fix)
+
+
+def _texts(written: Written) -> Iterator[Finding]:
+    for key in written.texts:
+        value = written.section[key]
+        consequence = (
+            f"YAML reads {value} as text: Hydra makes a number of it, whoever reads the file otherwise does not"
+        )
+        yield written.finding("warning", key, consequence, f"write {decimal(value)}, without quotes")
+
+
+def _rejected(written: Written) -> Iterator[Finding]:
+    if isinstance(written.correction, ConfigError):
+        message = str(written.correction).removeprefix(f"verl@{written.version.name}: ")
+        key = named_key(message, written.version.keys)
+        if "option '" in message or message == "float division by zero":
+            key = "rollout_rs_threshold"
+        if message == "float division by zero" and written.version.dialect == "flat":
+            key = "rollout_is_threshold"
+        yield written.finding("error", key, f"verl refuses it: {message}", "give a value that verl accepts")
+
+
+def _weights_off(written: Written) -> Iterator[Finding]:
+    given, settings = written.given, written.settings
+    flat = written.version.dialect == "flat"
+    wanted = given.get("rollout_is") if flat else settings["rollout_is"]
+    if wanted and settings["rollout_is_threshold"] is None:
+        consequence = "null switches everything off in silence" if flat else "null switches the weights off in silence"
+        yield written.finding("error", "rollout_is_threshold", consequence, "give a number; 2.0 is usual")
+    elif flat and not wanted and settings["rollout_is_threshold"] is not None:
+        how = "is false" if "rollout_is" in given else "is absent, and verl's default is false"
+        consequence = f"{how}: weights are logged but not applied, while rejection and veto are"
+        yield written.finding("warning", "rollout_is", consequence, "write rollout_is: true to apply them")
+    elif not flat and "rollout_is" not in given:
+        consequence = (
+            'the default is null in verl\'s YAML, but "sequence" where RolloutCorrectionConfig is made in Python'
+        )
+        yield written.finding("info", "rollout_is", consequence, "say it: rollout_is: null, token or sequence")
+
+
+def _rejection_off(written: Written) -> Iterator[Finding]:
+    settings = written.settings
+    if written.version.dialect == "flat":
+        if settings["rollout_is_threshold_lower"] is not None and settings["rollout_is_mode"] == "truncate":
+            consequence = "mode truncate has no lower bound: only statistics look at it"
+            fix = "leave it out, or write rollout_is_mode: mask"
+            yield written.finding("warning", "rollout_is_threshold_lower", consequence, fix)
+    elif settings["rollout_rs"] is None:
+        for key in ("rollout_rs_threshold", "rollout_rs_threshold_lower"):
+            if settings.get(key) is not None:
+                fix = "name what to reject by: rollout_rs"
+                yield written.finding("error", key, "without rollout_rs it rejects nothing", fix)
+
+
+def _bounds(written: Written) -> Iterator[Finding]:
+    if isinstance(written.correction, ConfigError):
+        return
+    if written.correction.weight is not None:
+        yield from weight_findings(written.correction.weight, written.place("rollout_is_threshold"), written.source)
+    for gate in written.correction.gates:
+        yield from gate_findings(gate, written.gate_place(gate), written.source)
+
+
+def _direction(written: Written) -> Iterator[Finding]:
+    """k1 is rollout minus train: "lo_hi" bounds rollout/train."""
+    gates = () if isinstance(written.correction, ConfigError) else written.correction.gates
+    for gate in gates:
+        low, high = gate.keep
+        if gate.statistic != "k1" or low is None or high is None or not low <= high:
+            continue
+        kept = f"{math.exp(-high):.6g} to {math.exp(-low):.6g}"
+        if abs(low + high) <= _NEGLIGIBLE * (high - low):
+            consequence = (
+                f"{option_of(gate)} is log rollout/train: train/rollout is kept in {kept}, "
+                f"and rollout_rs_{option_of(gate)}_fraction_high counts ratios below it"
+            )
+            yield written.finding("info", "rollout_rs_threshold", consequence, "read those metrics the other way round")
+        else:
+            consequence = (
+                f'"lo_hi" of {option_of(gate)} bounds rollout/train, the reverse of what the documents say: '
+                f"train/rollout is kept in {kept}"
+            )
+            swapped = f'"{math.exp(-high):.6g}_{math.exp(-low):.6g}"'
+            fix = f"for train/rollout in {math.exp(low):.6g} to {math.exp(high):.6g} write {swapped}"
+            yield written.finding("warning", "rollout_rs_threshold", consequence, fix)
+
+
+def _shared_threshold(written: Written) -> Iterator[Finding]:
+    if written.version.dialect != "estimator" or isinstance(written.correction, ConfigError):
+        return
+    statistics = {gate.statistic for gate in written.correction.gates}
+    if "k1" in statistics and len(statistics) > 1 and "," not in str(written.settings["rollout_rs_threshold"]):
+        consequence = "one threshold for all options: for k1 it bounds a ratio, for k2 and k3 a divergence"
+        yield written.finding("warning", "rollout_rs_threshold", consequence, "give one for each option, with commas")
+
+
+def _bypass(written: Written) -> Iterator[Finding]:
+    version, settings = written.version, written.settings
+    if version.dialect == "flat":
+        return
+    estimator = version.dialect == "estimator"
+    pure = settings["loss_type"] == "reinforce" if estimator else bool(settings[version.pure_key])
+    if not written.bypasses:
+        if pure:
+            key = "loss_type" if estimator else version.pure_key
+            consequence = f"without {version.bypass_key} verl ignores it: the loss stays PPO anchored on train"
+            yield written.finding("error", key, consequence, f"write {version.bypass_key}: true")
+        return
+    if not pure and settings["rollout_is"] is not None:
+        why = (
+            "PPO's own ratio is taken to rollout, weights are only logged" if estimator else "all weights are exactly 1"
+        )
+        consequence = f"in bypass mode with PPO it changes nothing: {why}"
+        yield written.finding("warning", "rollout_is", consequence, f"leave it out, or train with {_pure(version)}")
+    if not pure and not estimator and settings["rollout_rs"] is not None:
+        consequence = "in bypass mode with PPO nothing is rejected: rollout is compared with itself, or not at all"
+        yield written.finding("error", "rollout_rs", consequence, f"leave it out, or train with {_pure(version)}")
+
+
+def _pure(version: Version) -> str:
+    return "loss_type: reinforce" if version.dialect == "estimator" else f"{version.pure_key}: true"
+
+
+def _v1_trainer(written: Written) -> Iterator[Finding]:
+    """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode."""
+    if written.version.dialect != "estimator" or not written.bypasses or written.find("trainer", "use_v1") is False:
+        return
+    actor = ("actor_rollout_ref", "actor", "policy_loss")
+    own = written.find(*actor, "rollout_correction")
+    place = ".".join((*actor, "rollout_correction"))
+    if written.find(*actor, "loss_mode") != "bypass_mode":
+        consequence = "the V1 trainer (default) ignores loss_type, rollout_is and rollout_rs: the loss stays vanilla"
+        fix = (
+            f"set {'.'.join(actor)}.loss_mode: bypass_mode and repeat these settings in {place}, "
+            "or take the legacy trainer with trainer.use_v1: false"
+        )
+        yield written.finding("error" if written.full else "warning", "bypass_mode", consequence, fix)
+    elif not isinstance(own, Mapping):
+        consequence = "the V1 trainer reads these settings here; absent, they are sequence weights truncated at 2, PPO"
+        yield written.finding("error", "", consequence, f"repeat {written.place('')} here", place)
+    else:
+        defaults = dict(written.version.keys) | {"rollout_is": "sequence"}
+        for key, value in written.settings.items():
+            if key != "bypass_mode" and (mine := own.get(key, defaults[key])) != value:
+                consequence = f"the V1 trainer takes {mine!r} from here, not {value!r} from {written.place(key)}"
+                yield written.finding("error", "", consequence, "say the same in both places", f"{place}.{key}")
+
+
+def _veto(written: Written) -> Iterator[Finding]:
+    key = written.veto_key
+    threshold = written.settings[key] if key else None
+    if key is None or threshold is None or isinstance(written.correction, ConfigError):
+        return
+    if threshold <= 0:
+        yield written.finding("error", key, "ratios are above 0: it vetoes nothing", "1.0e-4 is usual; null is off")
+        return
+    if written.correction.loss == "policy_gradient" and written.settings["rollout_rs"] is None:
+        consequence = "the policy-gradient loss takes the mask of rejection only with rollout_rs: the veto is ignored"
+        yield written.finding("error", key, consequence, "set rollout_rs too, with a threshold as wide as you like")
+    elif written.correction.loss == "ppo_bypass":
+        consequence = "in bypass mode with PPO nothing is vetoed"
+        yield written.finding("error", key, consequence, f"leave it out, or train with {_pure(written.version)}")
+    consequence = (
+        f"a token vetoes its sequence when its ratio train/rollout, not its probability, is below {threshold:g}"
+    )
+    fix = f"for the probability see the gate {{statistic: train_prob, level: min, keep: [{decimal(threshold)}, null]}}"
+    yield written.finding("info", key, consequence, fix)
+
+
+def _log_probs(written: Written) -> Iterator[Finding]:
+    """Without log-probs of the rollout nothing is computed; until 2026 they were off by default."""
+    rollout = written.find("actor_rollout_ref", "rollout")
+    if isinstance(rollout, Mapping):
+        default = written.version.dialect == "estimator"
+        if not rollout.get("calculate_log_probs", default):
+            place = "actor_rollout_ref.rollout.calculate_log_probs"
+            consequence = "the engine returns no log-probs: nothing is corrected, nothing is logged"
+            yield written.finding("error", "", consequence, "write calculate_log_probs: true", place)
+
+
+def _releases(written: Written) -> Iterator[Finding]:
+    """What is wrong with a release, whatever its settings."""
+    version = written.version
+    if version.name == "b" and written.given:
+        consequence = (
+            "between 2025-11-07 and 2025-11-11 the trainer calls the correction without its configuration: TypeError"
+        )
+        yield written.finding("warning", "", consequence, "take c281ea779 (2025-11-11) or a later verl")
+    normalizes = written.settings.get("rollout_is_batch_normalize") and written.settings["rollout_is"] == "sequence"
+    if version.normalizes_empty and normalizes:
+        consequence = "sequences without a valid token count as weight 0 in the mean: all others are scaled up"
+        fix = "take verl of 2025-11-25 or later"
+        yield written.finding("warning", "rollout_is_batch_normalize", consequence, fix)
+    if version.name == "c2" and not isinstance(written.correction, ConfigError) and written.correction.gates:
+        consequence = "one micro-batch that is rejected whole makes the loss nan (FSDP actor)"
+        fix = "reject less, or take a later verl"
+        yield Finding("warning", written.gate_place(written.correction.gates[0]), consequence, fix, written.source)
+
+
+_RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+    _unknown_keys,
+    _texts,
+    _rejected,
+    _weights_off,
+    _rejection_off,
+    _bounds,
+    _direction,
+    _shared_threshold,
+    _bypass,
+    _v1_trainer,
+    _veto,
+    _log_probs,
+    _releases,
+)

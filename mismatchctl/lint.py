@@ -1,0 +1,109 @@
+"""The verb `lint`: the traps of one configuration, those too that only show on a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mismatchctl.analyze import analyze
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import load, recognize
+from mismatchctl.frameworks.framework import Framework
+from mismatchctl.frameworks.lint import LEVELS, Finding
+from mismatchctl.frameworks.native import mapping_from_file
+from mismatchctl.result import RunResult
+
+MUCH = 0.5
+"""Share of tokens from which rejection is called too much."""
+
+
+def lint(
+    config: str | Path, dumps: Sequence[str] = (), framework: str = "", rename: Mapping[str, str] | None = None
+) -> tuple[Framework, list[Finding]]:
+    """The traps of a configuration in a framework's own keys, the worst first.
+
+    Args:
+        config: YAML or JSON.
+        dumps: what to try its rejection on.
+        framework: whose it is; empty: as its keys tell.
+        rename: canonical column -> name in the dumps.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of no framework here.
+        DataError: dumps that cannot be used.
+    """
+    path = Path(config)
+    native = mapping_from_file(path)
+    name = framework or recognize(native)
+    if name is None:
+        raise ConfigError(f"{path}: holds no key of a framework known here; say whose it is with --framework")
+    chosen = load(name)
+    found = [*_digits(path), *chosen.lint(native), *(_on_dumps(chosen, native, dumps, rename or {}) if dumps else ())]
+    return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+
+
+def _digits(path: Path) -> Iterator[Finding]:
+    """Thresholds such as 0.5_5 without quotes."""
+    if path.suffix == ".json":
+        return
+    for place, node in _scalars(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)):
+        number = node.tag in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
+        if number and "_" in node.value and "threshold" in place:
+            consequence = (
+                f"YAML takes _ between digits for nothing: {node.value} is the number {yaml.safe_load(node.value):g}"
+            )
+            yield Finding("error", place, consequence, f'write "{node.value}" in quotes', "YAML 1.1, float and int")
+
+
+def _scalars(node: yaml.Node | None, place: tuple[str, ...] = ()) -> Iterator[tuple[str, yaml.ScalarNode]]:
+    if isinstance(node, yaml.ScalarNode):
+        yield ".".join(place), node
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(value, (*place, str(key.value)))
+
+
+def _on_dumps(
+    framework: Framework, native: Mapping[str, Any], dumps: Sequence[str], rename: Mapping[str, str]
+) -> Iterator[Finding]:
+    """What each gate alone, and all of them together, reject."""
+    try:
+        correction = Correction.model_validate(framework.correction(native).model_dump())
+    except (ConfigError, ValueError):  # refused, or with bounds that hold nothing: found without any dump
+        return
+    places = framework.gate_places(native, correction)
+    alone = [
+        (place, Correction(name=f"gate {index}", gates=(gate,)))
+        for index, (place, gate) in enumerate(zip(places, correction.gates, strict=True))
+    ]
+    together = Correction(name="all gates", gates=correction.gates)
+    result = analyze(dumps, [*(gate for _, gate in alone), together], rename=rename)
+    for run, measured in result.runs.items():
+        found = [
+            finding
+            for place, gate in alone
+            if (finding := _rejection(measured, gate, f"{run}: {gate.gates[0].title}", place))
+        ]
+        whole = _rejection(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
+        yield from found or ([] if whole is None else [whole])
+
+
+def _rejection(run: RunResult, correction: Correction, what: str, place: str) -> Finding | None:
+    share = run.overall.corrections[correction.name]["rejected_tokens"].value
+    steps = run.groups.corrections[correction.name]["rejected_tokens"].value
+    empty = [label for label, value in zip(run.groups.labels, steps, strict=True) if value == 1]
+    fix = "widen it: `mismatchctl analyze` shows what is rejected, and the distribution that it must fit"
+    if share is None:
+        return None
+    if empty:
+        named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
+        consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: nothing is learned there"
+        return Finding("error", place, f"{what} {consequence}", fix, "the dumps given")
+    if share > MUCH:
+        return Finding("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
+    return None
