@@ -285,3 +285,17 @@ def test_the_report_shows_what_would_have_been_logged(dump: Path, tmp_path: Path
     assert run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page).exit_code == 0
     assert "What verl@d would have logged" in page.read_text()
     assert "training_log_ppl" in page.read_text().replace("<wbr>", "")
+
+
+def test_a_file_of_corrections_is_shown_in_a_frameworks_syntax(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("weight: {level: token, truncate: 3.0}\n")
+    done = run("presets", "show", str(tmp_path / "mine.yaml"), "--as", "verl")
+    assert done.exit_code == 0
+    assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is_threshold"] == 3.0
+
+
+def test_what_verl_would_reject_is_not_written() -> None:
+    done = run("presets", "show", "icepop", "--as", "verl")
+    assert done.exit_code == 0
+    assert "two bounds above 0" in done.stdout
+    assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None

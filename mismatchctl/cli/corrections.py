@@ -118,7 +118,9 @@ def chosen_corrections(
 
     found: list[Correction] = []
     for text in named:
-        found += _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else _named(text)
+        found += (
+            _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else named_corrections(text)
+        )
     found += [_configured(path, framework, quiet) for path in configs]
     own = flags.correction()
     found += [] if own is None else [own]
@@ -135,7 +137,7 @@ def _configured(path: str, framework: str, quiet: bool) -> Correction:
     return correction
 
 
-def _named(text: str) -> list[Correction]:
+def named_corrections(text: str) -> list[Correction]:
     """A file, or a preset."""
     from mismatchctl.correction import corrections_from_file
     from mismatchctl.correction.load import CORRECTION_SUFFIXES
@@ -156,7 +158,7 @@ def _preset(name: str) -> Correction:
     try:
         return preset(name)
     except ConfigError as error:
-        raise ConfigError(f"--correction: {error}; `mismatchctl presets` lists them") from None
+        raise ConfigError(f"{error}; `mismatchctl presets` lists them") from None
 
 
 def _hinted(path: str, error: ConfigError) -> ConfigError:

@@ -33,15 +33,17 @@ def list_presets(json: Json = False) -> None:
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A preset's name.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A preset's name, or a file of corrections.", show_default=False)],
     framework: Annotated[
         str, typer.Option("--as", help="In the syntax of this framework: verl, verl@2025-11, slime, miles, ...")
     ] = "",
 ) -> None:
     """A preset as YAML, to edit and to name with --correction FILE; --as a framework, for its own configuration."""
-    from mismatchctl.frameworks import load, preset, presets
+    from mismatchctl.cli.corrections import named_corrections
+    from mismatchctl.correction.presets import Preset
+    from mismatchctl.frameworks import load, presets
     from mismatchctl.render.reference import native_yaml, preset_yaml
 
-    correction = preset(name)  # an unknown name is refused with a suggestion
-    text = native_yaml(correction, load(framework)) if framework else preset_yaml(presets()[name])
-    typer.echo(text, nl=False)
+    for correction in named_corrections(name):
+        known = presets().get(name, Preset(correction))
+        typer.echo(native_yaml(correction, load(framework)) if framework else preset_yaml(known), nl=False)

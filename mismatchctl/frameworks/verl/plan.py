@@ -76,8 +76,8 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version
         yield f"verl@{version.name} has no {weight.level} weights"
     if weight.clip is not None:
         yield "verl has no lower bound that weights are raised to"
-    if weight.zero is not None and (version.dialect != "estimator" or None in weight.zero):
-        yield f"verl@{version.name} zeroes no weights that way"
+    if weight.zero is not None and (version.dialect != "estimator" or not all(weight.zero)):
+        yield f"verl@{version.name} zeroes no weights that way: it wants two bounds above 0"
     rejects = any(gate.level == weight.level and gate.statistic == "ratio" for gate in correction.gates)
     if version.dialect == "flat" and (weight.truncate is None) is not rejects:
         yield "verl@a either truncates weights or rejects by them"
