@@ -1,14 +1,26 @@
-"""Writing output files: whole, or not at all."""
+"""Files of the user: output written whole or not at all, and settings in TOML."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mismatchctl.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML as plain data; a ValueError says what is wrong with it."""
+    return tomllib.loads(text)
 
 
 @contextlib.contextmanager

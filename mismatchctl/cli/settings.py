@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import ConfigError, suggestion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
+from mismatchctl.files import parse_toml
 
 Settings = dict[str, dict[str, Any]]
 """Defaults by verb and flag."""
@@ -96,6 +91,6 @@ def _nearest() -> tuple[Path | None, dict[str, Any]]:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None

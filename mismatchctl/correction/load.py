@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from mismatchctl.correction.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # pragma: no cover
-    import tomli as tomllib
+from mismatchctl.files import parse_toml
 
 CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
 _FIELDS: dict[str, type[BaseModel]] = {"weight": Weight, "gates": Gate}
@@ -39,10 +34,10 @@ def corrections_from_file(path: str | Path) -> list[Correction]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        data = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        data = parse_toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"{path}: not valid {path.suffix.lstrip('.').upper()}: {' '.join(str(error).split())}"
         ) from None
