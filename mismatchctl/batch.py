@@ -48,6 +48,18 @@ class Segments:
         """Which segments hold at least one token, [S]."""
         return self.lengths > 0
 
+    def members(self, chosen: Bools | Ints) -> Ints:
+        """Tokens of the segments chosen by flags [S] or by index, one segment after the other."""
+        starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
+        ends = np.cumsum(lengths)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+    @cached_property
+    def places(self) -> Ints:
+        """Place of each token in its segment, [T]."""
+        starts: Ints = self.spread(self.offsets[:-1])
+        return np.arange(self.tokens, dtype=np.int64) - starts
+
     @cached_property
     def _starts(self) -> Ints:
         return self.offsets[:-1][self.nonempty]
@@ -118,10 +130,7 @@ class TokenBatch:
     @cached_property
     def positions(self) -> Ints:
         """Place of each token in its response [T], counted from the first valid token."""
-        if self.position is not None:
-            return self.position
-        starts: Ints = self.segments.spread(self.segments.offsets[:-1])
-        return np.arange(self.tokens, dtype=np.int64) - starts
+        return self.segments.places if self.position is None else self.position
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
         """The sequences `start:stop` as a batch of views."""

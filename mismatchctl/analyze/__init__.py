@@ -19,7 +19,7 @@ from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, column_aliases
 from mismatchctl.result import Result
-from mismatchctl.sums import Plan, Sums, reduce_batch
+from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
 from mismatchctl.sums.reduce import Value
 
 WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
@@ -72,11 +72,14 @@ def analyze(
     needed = [*WANTED, *(["micro_batch"] if scoped else [])]
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
-    plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
+    expected = sum(unit.tokens for unit in dump.units)
+    plan = Plan(
+        tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None, kernel_for(expected)
+    )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
-    problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
+    problems = dump.problems
     later = _Later(dump.units)
 
     def work(unit: Unit) -> _UnitDone:

@@ -33,7 +33,7 @@ from mismatchctl.result import (
 )
 from mismatchctl.sums import CellSums, PairSums, Plan
 from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges
-from mismatchctl.sums.cell import BREAKDOWNS, JOINT
+from mismatchctl.sums.kernel import BREAKDOWNS, JOINT
 from mismatchctl.sums.reduce import DRIFT, MISMATCH
 from mismatchctl.sums.tails import Worst
 
@@ -186,12 +186,12 @@ def _finite(value: float) -> float:
 def _breakdown(name: str, sums: Float64s) -> Breakdown:
     """Means by bin with standard errors over buckets of clusters; bins without tokens are left out."""
     edges = BREAKDOWNS[name].edges()
-    filled = np.flatnonzero(sums[:, :, 0].sum(axis=1))
-    tokens = sums[filled, :, 0]
+    filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
+    tokens = sums[:, filled, 0].T
     total = tokens.sum(axis=1)
     columns: dict[str, list[float | None]] = {}
     for key, column in (("abs_diff", 1), ("k3", 2)):
-        values = sums[filled, :, column]
+        values = sums[:, filled, column].T
         with np.errstate(all="ignore"):
             mean = values.sum(axis=1) / total
             occupied = (tokens > 0).sum(axis=1)
