@@ -115,6 +115,10 @@ class Slime(Framework):
         """What each name that this version logs stands for, and those that slime only documents."""
         return meanings(self.about)
 
+    def logged_key(self, name: str) -> str:
+        """A name of `meanings` as `Replay.logged` has it: without the panel that wandb shows it in."""
+        return name.removeprefix("train/")
+
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
     ) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
@@ -97,6 +97,29 @@ class Verl(Framework):
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for."""
         return meanings(self.about)
+
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One number of a step by verl's name, of its helper, of its debug metrics, or of its loss.
+
+        Raises:
+            ConfigError: this version has no such name, or not for this correction.
+        """
+        known = {meaning.name for meaning in self.meanings()}
+        if name not in known:
+            raise ConfigError(f"{self.title} has no metric {name!r}{suggestion(name, known)}")
+        chosen = Correction() if correction is None else correction
+        if name.startswith("actor/"):
+            loss = self.loss(table, chosen, dtype=dtype)
+            found = loss.metrics | {"actor/pg_loss": loss.value}
+        elif name.startswith("training/"):
+            found = self.debug_metrics(table, dtype)
+        else:
+            found = self.replay(table, chosen, dtype).logged
+        if name not in found:
+            raise ConfigError(f"{self.title} has no {name} with this correction")
+        return found[name]
 
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection."""

@@ -10,13 +10,14 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Loss
+from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce
+from mismatchctl.metrics.measure import KEPT, Quantity
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,23 @@ class PerToken:
 
     losses: Floats
     metrics: dict[str, float]
+
+
+LOSS: tuple[Meaning, ...] = (
+    Meaning(
+        "actor/ppo_kl",
+        "",
+        "anchor minus current log-prob, clamped to +-20 by some losses; the anchor is train, in bypass mode rollout",
+        KEPT,
+        "mean",
+        Quantity.K1,
+        "current/train",
+    ),
+    Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT, "mean", Quantity.CLIPPED),
+    Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT, "mean"),
+    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT, "as loss_agg_mode says", Quantity.LOSS),
+)
+"""What the actor logs of its loss."""
 
 
 def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
