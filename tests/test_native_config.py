@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from test_cli import run, write_dump
 
+from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, recognize
 from mismatchctl.frameworks.native import read_native
@@ -299,3 +301,49 @@ def test_what_verl_would_reject_is_not_written() -> None:
     assert done.exit_code == 0
     assert "two bounds above 0" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None
+
+
+def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: Path) -> None:
+    rng, own = np.random.default_rng(4), load("slime")
+    lengths = [3, 9, 5, 2, 7, 4]
+    rollout = [-rng.exponential(1.0, length) for length in lengths]
+    table = pa.table(
+        {
+            "rollout_log_probs": rollout,
+            "train_log_probs": [row - rng.exponential(0.1, len(row)) for row in rollout],
+            "rollout_ids": [7, 7, 8, None, 8, None],
+        }
+    )
+    path = tmp_path / "dump.parquet"
+    pq.write_table(table, path)
+    correction = {"name": "mine", "weight": {"level": "token", "clip": [0.5, 1.2]}}
+    words = ("analyze", path, "-c", json.dumps(correction), "--framework", "slime", "--json")
+    plain = json.loads(run(*words).stdout)
+    found = plain["runs"]["dump"]["logged"]["mine"]["tis"][0]
+    weights = [
+        np.exp(np.array(t) - np.array(q)) for t, q in zip(table[1].to_pylist(), table[0].to_pylist(), strict=True)
+    ]
+    by_rollout = [[0, 1], [2, 4], [3], [5]]  # a row without a rollout is one
+    means = [np.concatenate([weights[row] for row in rows]).mean() for rows in by_rollout]
+    assert found == pytest.approx(np.mean(means))
+    assert "replay" not in plain["provenance"]
+    mine = Correction.model_validate(correction)
+    other = json.loads(run(*words, "--replay-dtype", "float32", "--reducer", "token_mean").stdout)
+    assert other["provenance"]["replay"] == {"dtype": "float32", "reducer": "token_mean"}
+    value = other["runs"]["dump"]["logged"]["mine"]["tis"][0]
+    assert value == own.replay(table, mine, "float32", reducer="token_mean").logged["tis"]
+    assert value == pytest.approx(np.concatenate(weights).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--framework", "verl", "--reducer", "token_mean"], "verl@d knows no reducer token_mean"),
+        (["--replay-dtype", "float32"], "say how --framework is replayed"),
+        (["--framework", "slime", "--replay-dtype", "float16"], "float16"),
+    ],
+)
+def test_a_replay_that_nobody_can_do_is_refused(dump: Path, words: list[str], says: str) -> None:
+    done = run("analyze", dump, "-c", "token_tis", *words)
+    assert done.exit_code == 2
+    assert says in done.stderr

@@ -72,10 +72,17 @@ class Meaning:
 
 
 class Framework(ABC):
-    """One framework at one version."""
+    """One framework at one version.
+
+    Attributes:
+        name: as `load` takes it.
+        version: what follows the @.
+        reducers: how it can sum up a step, the default first, where it has a choice.
+    """
 
     name: str
     version: str
+    reducers: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:

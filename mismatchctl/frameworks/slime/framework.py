@@ -28,13 +28,14 @@ from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correct
 from mismatchctl.frameworks.slime.versions import Version, find_version
 from mismatchctl.frameworks.step import Step
 
-_REDUCERS = (None, "sample_mean", "token_mean")
 _ROLLOUTS = ("rollout_ids", "rollout_id")
 _OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
 
 
 class Slime(Framework):
     """slime or Miles at one version."""
+
+    reducers = ("sample_mean", "token_mean")
 
     def __init__(self, version: Version) -> None:
         self.name, self.version, self.about = version.framework, version.month, version
@@ -152,7 +153,7 @@ class Slime(Framework):
         return given
 
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
-        if reducer not in _REDUCERS:
+        if reducer is not None and reducer not in self.reducers:
             raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
         said, unsaid, _ = arguments_of(correction, self._effect)
         if unsaid:
@@ -258,14 +259,15 @@ class _Run:
 
     def _rollouts(self) -> NDArray[Any]:
         """Which rollout each row belongs to."""
-        for name in _ROLLOUTS:
-            if self.step.has(name):
-                return np.asarray(self.step.table[name].to_pylist())
+        for column in _ROLLOUTS:
+            if self.step.has(column):
+                names = self.step.table[column].to_pylist()
+                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
         return np.arange(len(self.step))
 
     def _micro_batches(self) -> list[NDArray[np.int64]]:
         """The rows of each micro-batch, in the order in which they first occur."""
-        if self.step.has("micro_batch") and self.size is None:
+        if self.step.has("micro_batch"):
             names = self.step.table["micro_batch"].to_pylist()
             groups: dict[Any, list[int]] = defaultdict(list)
             for row, name in enumerate(names):
