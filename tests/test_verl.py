@@ -239,3 +239,37 @@ def test_losses_over_ranks_are_multiplied_back() -> None:
     framework, rows = load("verl"), table("moe", 12)
     one = framework.loss(rows, Correction(), batch_num_tokens=5000).value
     assert framework.loss(rows, Correction(), batch_num_tokens=10_000, dp_size=2).value == pytest.approx(one)
+
+
+@pytest.mark.parametrize(("version", "extremes"), [("c1", True), ("c2", True), ("d", False)])
+def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str, extremes: bool) -> None:
+    rows, own = table("moe", 12), load(f"verl@{version}")
+    native = {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "bypass_mode": True}
+    correction = own.correction(native)
+    whole = own.replay(rows, correction, micro_batch_size=len(rows))
+    assert whole.logged == own.replay(rows, correction).logged
+    out = own.replay(rows, correction, micro_batch_size=20)
+    parts = [own.replay(rows.slice(start, 20), correction) for start in (0, 20, 40)]
+    for name, value in out.logged.items():
+        values = [part.logged[name] for part in parts]
+        reduce = max if extremes and "max" in name else min if extremes and "min" in name else np.mean
+        assert value == pytest.approx(reduce(values)), name
+    assert out.weights is not None
+    assert np.array_equal(
+        np.concatenate(out.weights), np.concatenate([w for part in parts for w in part.weights or ()])
+    )
+    scattered = rows.append_column("micro_batch", pa.array([row % 3 for row in range(len(rows))]))
+    again = own.replay(scattered, correction)
+    third = own.replay(rows.take(list(range(1, len(rows), 3))), correction)
+    assert third.weights is not None and again.weights is not None
+    assert np.array_equal(again.weights[4], third.weights[1])
+    decoupled = own.correction({"rollout_is": "sequence", "rollout_is_batch_normalize": True})
+    assert own.replay(rows, decoupled, micro_batch_size=20).logged == own.replay(rows, decoupled).logged
+
+
+def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:
+    rows = table("edge", 1)
+    empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
+    assert load("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
+    with pytest.raises(DataError, match="at least one valid token"):
+        load("verl@c2").debug_metrics(empty)

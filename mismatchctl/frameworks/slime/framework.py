@@ -215,7 +215,7 @@ class _Run:
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)
-        for rows in self._micro_batches():
+        for rows in self.step.micro_batches(self.size):
             taken, tokens = policies.take(rows)
             call = LossCall(taken, self.arguments, self.version) if self.has_loss else Call(taken, self.arguments)
             for metric in METRICS:
@@ -264,14 +264,3 @@ class _Run:
                 names = self.step.table[column].to_pylist()
                 return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
         return np.arange(len(self.step))
-
-    def _micro_batches(self) -> list[NDArray[np.int64]]:
-        """The rows of each micro-batch, in the order in which they first occur."""
-        if self.step.has("micro_batch"):
-            names = self.step.table["micro_batch"].to_pylist()
-            groups: dict[Any, list[int]] = defaultdict(list)
-            for row, name in enumerate(names):
-                groups[name].append(row)
-            return [np.array(rows, np.int64) for rows in groups.values()]
-        size = self.size or max(len(self.step), 1)
-        return [np.arange(start, min(start + size, len(self.step))) for start in range(0, len(self.step), size)]
