@@ -347,3 +347,10 @@ def test_a_replay_that_nobody_can_do_is_refused(dump: Path, words: list[str], sa
     done = run("analyze", dump, "-c", "token_tis", *words)
     assert done.exit_code == 2
     assert says in done.stderr
+
+
+def test_what_only_measures_is_replayed_from_its_file(dump: Path, tmp_path: Path) -> None:
+    """A Correction without weights and gates says nothing of it: the configuration does."""
+    path = written(tmp_path, MIS | {"use_tis": False, "eps_clip": 0.3}, "mis.yaml")
+    done = run("analyze", dump, "--config", path, "--framework", "slime", "--json")
+    assert "mis_kl" in json.loads(done.stdout)["runs"]["healthy"]["logged"]["mis"]

@@ -273,3 +273,17 @@ def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:
     assert load("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
     with pytest.raises(DataError, match="at least one valid token"):
         load("verl@c2").debug_metrics(empty)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
+    rows, own = table("moe", 12), load("verl@a")
+    native = {"rollout_is_threshold": 1.5, "rollout_is_mode": mode}
+    applied, unapplied = (own.correction(native | {"rollout_is": flag}) for flag in (True, False))
+    assert unapplied.weight is None
+    with_weights, without = own.replay(rows, applied), own.replay(rows, unapplied)
+    assert with_weights.logged == without.logged
+    assert without.weights is None
+    assert all(np.array_equal(a, b) for a, b in zip(with_weights.keep, without.keep, strict=True))
+    assert own.loss(rows, unapplied) == own.loss(rows, applied, rollout_is=False) != own.loss(rows, applied)
+    assert own.native(unapplied)[0]["rollout_is"] is False

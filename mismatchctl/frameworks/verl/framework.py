@@ -145,7 +145,7 @@ class Verl(Framework):
 
     def _replay(self, step: Step, plan: Plan) -> Replay:
         computed = self._compute(step, plan)
-        weights = None if computed.weights is None else step.by_row(computed.weights)
+        weights = step.by_row(computed.weights) if plan.applied and computed.weights is not None else None
         return Replay(computed.logged, weights, step.by_row(computed.kept))
 
     def _by_micro_batches(self, step: Step, plan: Plan, batches: Sequence[NDArray[np.int64]]) -> Replay:

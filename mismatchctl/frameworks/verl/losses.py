@@ -267,7 +267,7 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
         options,
     )
     # In bypass mode PPO's ratio is the importance weight already: verl does not weight it again.
-    weights = computed.weights if options.rollout_is and loss != "ppo_bypass" else None
+    weights = computed.weights if options.rollout_is and plan.applied and loss != "ppo_bypass" else None
     if mode == "geo_mean":
         return _geo_mean(tokens, weights)
     made = _pure(tokens) if pure else LOSSES[mode](tokens)
