@@ -223,7 +223,8 @@ _LOSS = (
     Metric(
         "loss", "policy loss", "loss",
         "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
-        "anchored on train, on rollout for ppo_bypass, clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
+        "anchored on train, on rollout for ppo_bypass (whose own ratio weights of current/rollout are: not applied "
+        "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
         "What the trainer minimizes with this correction, as a token mean.", "verl, slime", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
         measure=Measure(Quantity.LOSS, KEPT),

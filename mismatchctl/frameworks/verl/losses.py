@@ -256,8 +256,10 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
     mode = "rollout_correction" if pure else _token_mode(options, loss)
     kept = computed.kept
-    if pure and version.dialect == "ratio" and not plan.rejections:
-        kept = np.ones_like(kept)  # verl takes the mask only when rollout_rs is set: a veto alone does nothing
+    if version.dialect == "ratio" and (loss == "ppo_bypass" or (pure and not plan.rejections)):
+        # PPO in bypass mode rejects nothing: rollout is compared with itself, if at all. The pure loss takes the mask
+        # only when rollout_rs is set: a veto alone does nothing.
+        kept = np.ones_like(kept)
     tokens = Tokens(
         step.values("advantages"),
         step.values("current_log_probs"),

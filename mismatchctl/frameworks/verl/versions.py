@@ -133,12 +133,12 @@ VERSIONS: tuple[Version, ...] = (
 
 
 def find_version(word: str) -> Version:
-    """The version called `word`: a name, a pull request, a commit, or a month or day (the newest up to its end).
+    """The version called `word`: a name, a pull request, a commit, a month or day (the newest up to its end), `head`.
 
     Raises:
         ConfigError: there is none.
     """
-    if not word:
+    if word.lower() in ("", "head"):
         return VERSIONS[-1]
     for version in VERSIONS:
         commit = len(word) >= 7 and (version.commit.startswith(word) or word.startswith(version.commit))
