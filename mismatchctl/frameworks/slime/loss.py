@@ -91,7 +91,7 @@ class LossCall(Call):
     def opsm_clipfrac(self) -> Floats:
         """Tokens of each sequence that OPSM masks, invalid ones too, over its valid tokens [S]."""
         assert self.policies.masked_negative is not None
-        drifted = self.drift > self.dtype.type(self.arguments.opsm_delta)
+        drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
         masked = self.total(self._masked_by_opsm) + self.policies.masked_negative * drifted
         return (masked / self.counts).astype(np.float32)
 
@@ -117,8 +117,7 @@ class LossCall(Call):
         log_ratio = policy.astype(np.float32) - base.astype(np.float32)
         if kind != "low_var_kl":
             estimate = kl_estimate(log_ratio, kind)
-            weighted: Floats = estimate if importance is None else importance * estimate
-            return weighted
+            return estimate if importance is None else np.multiply(importance, estimate)
         if self.version.finite:
             log_ratio = np.clip(self._finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         return low_variance_kl(log_ratio, importance)

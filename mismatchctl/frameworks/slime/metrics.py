@@ -132,26 +132,17 @@ def _factor(call: Call) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
-def _fractions(prefix: str, about: str, mode: str) -> tuple[LoggedMetric, LoggedMetric]:
+def _of_weights(
+    name: str, formula: str, quantity: PerToken, when: Condition, basis: Basis = "raw weights", **rest: Any
+) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", basis, when, **rest)
+
+
+def _fractions(mode: str) -> tuple[LoggedMetric, LoggedMetric]:
+    name, when = f"mis_tis_{mode}_fraction", _in_mode(mode)
     return (
-        LoggedMetric(
-            f"{prefix}_low",
-            f"1 where {about} < lower bound",
-            _low,
-            "original",
-            "raw weights",
-            _in_mode(mode),
-            like=Quantity.BELOW,
-        ),
-        LoggedMetric(
-            f"{prefix}_high",
-            f"1 where {about} > upper bound",
-            _high,
-            "original",
-            "raw weights",
-            _in_mode(mode),
-            like=Quantity.ABOVE,
-        ),
+        _of_weights(f"{name}_low", "1 where weight < lower bound", _low, when, like=Quantity.BELOW),
+        _of_weights(f"{name}_high", "1 where weight > upper bound", _high, when, like=Quantity.ABOVE),
     )
 
 
@@ -187,126 +178,101 @@ _POLICIES = (
 )
 
 _WEIGHTS = (
-    LoggedMetric(
+    _of_weights(
         "mis_tis_weight_before_bound",
         "exp(clamp(d at its level, 20))",
         lambda c: c.raw_weights,
-        "original",
-        "raw weights",
         WEIGHED,
         like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_tis_weight_after_bound",
         "weight",
         lambda c: c.bounded_weights,
-        "original",
-        "bounded weights",
         WEIGHED,
+        "bounded weights",
         like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_mean_after_tis_rs",
         "weight; rejection does not enter, whatever the name says",
         lambda c: c.bounded_weights,
-        "original",
-        "bounded weights",
         WEIGHED,
+        "bounded weights",
         like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
-        "mis_tis_truncate_fraction",
-        "1 where weight > upper bound",
-        _high,
-        "original",
-        "raw weights",
-        _in_mode("truncate"),
-        like=Quantity.ABOVE,
+    _of_weights(
+        "mis_tis_truncate_fraction", "1 where weight > upper bound", _high, _in_mode("truncate"), like=Quantity.ABOVE
     ),
-    *_fractions("mis_tis_clip_fraction", "weight", "clip"),
-    *_fractions("mis_tis_mask_fraction", "weight", "mask"),
-    LoggedMetric(
+    *_fractions("clip"),
+    *_fractions("mask"),
+    _of_weights(
         "mis_rs_mask_fraction_low",
         "1 where ratio at rs_level < lower bound",
         lambda c: c.rejection_ratios < c.rejection_bounds[0],
-        "original",
-        "log-probs",
         REJECTS,
+        "log-probs",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_mask_fraction_high",
         "1 where ratio at rs_level > upper bound",
         lambda c: c.rejection_ratios > c.rejection_bounds[1],
-        "original",
-        "log-probs",
         REJECTS,
+        "log-probs",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_catastrophic_token_fraction",
         "1 where d < log(veto)",
         lambda c: c.catastrophic,
-        "original",
-        "log-probs",
         VETOES,
+        "log-probs",
         like=Quantity.CATASTROPHIC,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_catastrophic_seq_fraction",
         "1 where any token of the sequence has d < log(veto)",
         lambda c: c.spread(c.vetoed),
-        "original",
-        "log-probs",
         VETOES,
+        "log-probs",
         like=Quantity.CATASTROPHIC,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_batch_norm_factor",
         "mean weight of the micro-batch before rejection",
         _factor,
-        "original",
-        "bounded weights",
         NORMALIZES,
+        "bounded weights",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_mean_final",
         "m(weight)",
         lambda c: c.spread(c.mean(c.weights)),
-        "original",
-        "final weights",
         WEIGHED,
+        "final weights",
         like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_min_final",
         "min of weight",
         _extreme("min"),
-        "original",
-        "final weights",
         WEIGHED,
-        like=Quantity.WEIGHT,
+        "final weights",
         within="min",
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_max_final",
         "max of weight",
         _extreme("max"),
-        "original",
-        "final weights",
         WEIGHED,
-        like=Quantity.WEIGHT,
+        "final weights",
         within="max",
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
-        "tis", "exp(d), not clamped", lambda c: c.raw_weights, "original", "raw weights", BUILT_IN, like=Quantity.WEIGHT
-    ),
-    LoggedMetric("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), "original", "raw weights", BUILT_IN),
-    LoggedMetric(
-        "tis_clipfrac",
-        "1 where weight != exp(d)",
-        lambda c: c.weights != c.raw_weights,
-        "original",
-        "bounded weights",
-        BUILT_IN,
+    _of_weights("tis", "exp(d), not clamped", lambda c: c.raw_weights, BUILT_IN, like=Quantity.WEIGHT),
+    _of_weights("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), BUILT_IN),
+    _of_weights(
+        "tis_clipfrac", "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights, BUILT_IN, "bounded weights"
     ),
 )
 
