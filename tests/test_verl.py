@@ -236,6 +236,8 @@ def test_loss_options_are_checked() -> None:
 
 
 def test_losses_over_ranks_are_multiplied_back() -> None:
+    with pytest.raises(ConfigError, match="global_batch_size is required when dp_size > 1"):
+        load("verl").loss(table("moe", 12), Correction(), dp_size=2, loss_agg_mode="seq-mean-token-mean")
     framework, rows = load("verl"), table("moe", 12)
     one = framework.loss(rows, Correction(), batch_num_tokens=5000).value
     assert framework.loss(rows, Correction(), batch_num_tokens=10_000, dp_size=2).value == pytest.approx(one)
@@ -287,3 +289,14 @@ def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
     assert all(np.array_equal(a, b) for a, b in zip(with_weights.keep, without.keep, strict=True))
     assert own.loss(rows, unapplied) == own.loss(rows, applied, rollout_is=False) != own.loss(rows, applied)
     assert own.native(unapplied)[0]["rollout_is"] is False
+
+
+@pytest.mark.parametrize("version", ["c1", "c2"])
+def test_ppo_in_bypass_mode_rejects_nothing_until_2026(version: str) -> None:
+    rows, own = table("moe", 12), load(f"verl@{version}")
+    plain = own.correction({"bypass_mode": True})
+    rejecting = own.correction({"bypass_mode": True, "rollout_rs": "token", "rollout_rs_threshold": 1.01})
+    assert own.loss(rows, rejecting).value == own.loss(rows, plain).value
+    new = load("verl")
+    native = {"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.01}
+    assert new.loss(rows, new.correction(native)).value != new.loss(rows, new.correction({"bypass_mode": True})).value

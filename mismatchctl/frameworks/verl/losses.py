@@ -322,9 +322,12 @@ def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> f
     if mode == "token-sum":
         return 1 / options.dp_size
     if mode == "token-mean":
-        own, given = tokens.kept.sum(), options.batch_num_tokens
+        size, own, given = "(global) batch_num_tokens", tokens.kept.sum(), options.batch_num_tokens
     else:
-        own, given = (tokens.segments.sum(tokens.kept) > 0).sum(), options.global_batch_size
+        filled = tokens.segments.sum(tokens.kept) > 0
+        size, own, given = "global_batch_size", filled.sum(), options.global_batch_size
+    if scaled and given is None and options.dp_size > 1:
+        raise ConfigError(f"{size} is required when dp_size > 1")
     if version.agg_denominators == "mask":
         return float(own)
     whole = float(own if given is None else given) / options.dp_size
