@@ -194,7 +194,7 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
     framework = load("verl")
     for index, rows in steps.items():
         table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
-        expected = framework.replay(table, framework.correction(VERL)).logged
+        expected = framework.replay(table, framework.correction(VERL)).logged | framework.debug_metrics(table)
         assert found["logged"]["mine"].keys() == expected.keys()
         for name, value in expected.items():
             assert found["logged"]["mine"][name][index] == pytest.approx(value, rel=1e-9)
@@ -351,6 +351,9 @@ def test_a_replay_that_nobody_can_do_is_refused(dump: Path, words: list[str], sa
 
 def test_what_only_measures_is_replayed_from_its_file(dump: Path, tmp_path: Path) -> None:
     """A Correction without weights and gates says nothing of it: the configuration does."""
-    path = written(tmp_path, MIS | {"use_tis": False, "eps_clip": 0.3}, "mis.yaml")
+    flags = {"use_tis": False, "eps_clip": 0.3, "use_kl_loss": True, "use_opsm": True}
+    path = written(tmp_path, MIS | flags, "mis.yaml")
     done = run("analyze", dump, "--config", path, "--framework", "slime", "--json")
-    assert "mis_kl" in json.loads(done.stdout)["runs"]["healthy"]["logged"]["mis"]
+    logged = json.loads(done.stdout)["runs"]["healthy"]["logged"]["mis"]
+    assert "mis_kl" in logged
+    assert not {"kl_loss", "loss", "opsm_clipfrac"} & logged.keys()  # no reference, no masked tokens there

@@ -113,11 +113,12 @@ class LoggedSteps:
             }
 
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
+        options, framework = self.options, self._framework
         try:
-            options = self.options
-            return self._framework.replay(
-                table, correction, options.dtype, options.micro_batch_size, options.reducer
-            ).logged
+            out = framework.replay(table, correction, options.dtype, options.micro_batch_size, options.reducer)
+            logged = out.logged | framework.logged_beside(table, correction, options.dtype)
+            untold = framework.untold(correction)
+            return {name: value for name, value in logged.items() if name not in untold}
         except ConfigError as error:
             self.refused[correction.name] = str(error)
         except DataError:  # no valid token: nothing would be logged

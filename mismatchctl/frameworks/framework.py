@@ -125,6 +125,14 @@ class Framework(ABC):
     ) -> Replay:
         """What the framework computes for the rows of one training step, in their order."""
 
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """What it logs of those rows apart from its correction; nothing unless a framework says otherwise."""
+        return {}
+
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """Names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
+        return frozenset()
+
     @abstractmethod
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for."""

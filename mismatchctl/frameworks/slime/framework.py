@@ -112,6 +112,12 @@ class Slime(Framework):
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """The KL loss takes a reference policy; OPSM counts masked tokens too."""
+        given = self._arguments(correction, None)
+        names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
+        return frozenset(name for name, needs_more in names.items() if needs_more)
+
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for, and those that slime only documents."""
         return meanings(self.about)

@@ -135,6 +135,10 @@ class Verl(Framework):
             raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
         return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
 
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
+        return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
+
     def actor_metrics(
         self, table: pa.Table, dtype: Dtype = "float64", micro_batch_size: int | None = None
     ) -> dict[str, float]:
