@@ -126,7 +126,7 @@ def test_the_headline_and_its_namesakes() -> None:
         "mismatch/mismatch_k3_kl": ("verl@a",),
     }
     unlike = {relative.name: relative for relative in relatives(k3) if relative.differences}
-    assert "mean over each sequence" in str(unlike["train/mis_k3_kl"].differences)
+    assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
 
 
 def test_the_command_shows_both() -> None:
@@ -172,6 +172,23 @@ def test_weights_are_final_where_nothing_normalizes_them() -> None:
     normalized = load("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
     assert resolve("rollout_is_mean", correction=plain).key == "weight_mean"
     assert resolve("rollout_is_mean", correction=normalized).source == "logged"
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_path: Path) -> None:
+    rows = table("multiturn", 101)
+    framework, correction, path = load(title), chosen(title), tmp_path / "rows.parquet"
+    pq.write_table(rows, path)
+    run = analyze([str(path)], [correction], framework=framework).runs["rows"]
+    logged = run.logged[correction.name]
+    places = {"metrics": run.overall.metrics, "corrections": run.overall.corrections[correction.name]}
+    sources = set()
+    for name, (value,) in logged.items():
+        found = resolve(name, title, correction)
+        sources.add(found.source)
+        there = logged[found.key][0] if found.source == "logged" else places[found.source][found.key].value
+        assert there == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    assert "logged" in sources
 
 
 def test_what_is_called_nothing_is_refused() -> None:

@@ -84,13 +84,13 @@ def render_metric(found: Sections, console: Console) -> None:
 
 
 def name_lines(metric: Metric) -> dict[str, list[str]]:
-    """What frameworks call a metric, a line per name: those that are exactly it, and apart those that are not."""
-    lines: dict[str, list[str]] = {}
+    """What frameworks call a metric: names that are exactly it, and those that are not with what sets them apart."""
+    found: dict[tuple[str, ...], list[str]] = {}
     for relative in relatives(metric):
-        label = "unlike it" if relative.differences else "known as"
-        line = f"{relative.name} ({_versions(relative.frameworks)})"
-        lines.setdefault(label, []).append(": ".join([line, *filter(None, ["; ".join(relative.differences)])]))
-    return lines
+        found.setdefault(relative.differences, []).append(f"{relative.name} ({_versions(relative.frameworks)})")
+    exact = found.pop((), [])
+    unlike = [f"{', '.join(names)}: {'; '.join(differences)}" for differences, names in found.items()]
+    return {label: lines for label, lines in (("known as", exact), ("unlike it", unlike)) if lines}
 
 
 def _versions(titles: Sequence[str]) -> str:

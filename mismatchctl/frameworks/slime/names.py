@@ -25,7 +25,8 @@ def meanings(version: Version) -> list[Meaning]:
     logged = [
         _meaning(item, item.name, item.when.words, version) for item in METRICS if version.finite or not item.miles_only
     ]
-    return logged + [_never_logged(name, version) for name in DOCUMENTED if name in NEVER_LOGGED]
+    whole = Meaning("train/loss", "", "pg_loss + kl_loss_coef * kl_loss", KEPT, "as each of the two")
+    return [*logged, whole, *(_never_logged(name, version) for name in DOCUMENTED if name in NEVER_LOGGED)]
 
 
 def _never_logged(name: str, version: Version) -> Meaning:
@@ -52,5 +53,5 @@ def _reduction(item: LoggedMetric, version: Version) -> str:
     if item.mask == "none":
         return f"sum over sequences / {counted}"
     if version.rollout_denominators:
-        return f"{item.within} over each rollout (divided by its tokens before rejection), then mean over rollouts"
-    return f"{item.within} over each sequence, then mean over sequences (0 where none is left)"
+        return f"{item.within} within each rollout, by its tokens before rejection, then over rollouts"
+    return f"{item.within} within each sequence (0 where none is left), then over sequences"
