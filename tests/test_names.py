@@ -191,6 +191,13 @@ def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_pa
     assert "logged" in sources
 
 
+def test_in_bypass_mode_names_of_the_mismatch_are_of_the_current_policy() -> None:
+    bypass = load("verl").correction({"bypass_mode": True})
+    assert resolve("rollout_corr/k3_kl", correction=bypass).source == "logged"
+    assert resolve("rollout_corr/k3_kl", correction=load("verl").correction({})).key == "k3"
+    assert resolve("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
+
+
 def test_what_is_called_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'train/mis_kl'"):
         resolve("train/mis_kll")

@@ -116,26 +116,29 @@ def resolve(name: str, framework: str = "", correction: Correction | None = None
         ConfigError: nothing is called so.
     """
     keys = _sources()
-    if not framework and re.sub(r"^gate\d+_", "gate0_", name) in keys:
-        return Resolved(name, "", (), keys[re.sub(r"^gate\d+_", "gate0_", name)], name)
-    wanted = [framework.partition("@")[0]] if framework else list(VERSIONS)
-    exact = framework and load(framework).title
-    candidates = [
-        (title, meanings)
-        for each in wanted
-        for title, meanings in ([(exact, _called(exact, name))] if exact else _newest_with(each, name))
-        if meanings
-    ]
+    of_any_gate = re.sub(r"^gate\d+_", "gate0_", name)
+    if not framework and of_any_gate in keys:
+        return Resolved(name, "", (), keys[of_any_gate], name)
+    candidates = _candidates(name, framework)
     if not candidates:
         known = [meaning.name for _, meanings in _all_meanings() for meaning in meanings]
         raise ConfigError(f"no metric is called {name!r}{suggestion(name, [*keys, *known])}")
     title, meanings = max(candidates, key=lambda found: _nearness(found[1][0], name))
-    code = meanings[0].logged_as or meanings[0].name
     status = NEVER_LOGGED if meanings[0].logged_as else "ok"
     metric = _metric_of(meanings, correction)
     if metric is not None:
         return Resolved(name, title, meanings, keys[metric.key], metric.key, status)
+    code = meanings[0].logged_as or meanings[0].name
     return Resolved(name, title, meanings, "logged", load(title).logged_key(code), status)
+
+
+def _candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
+    """What a name means in one framework at one version, or in the newest of each that has it."""
+    if not framework:
+        return [found for each in VERSIONS for found in _newest_with(each, name)]
+    title = load(framework).title
+    meanings = _called(title, name)
+    return [(title, meanings)] if meanings else []
 
 
 def _nearness(meaning: Meaning, name: str) -> int:
@@ -144,16 +147,20 @@ def _nearness(meaning: Meaning, name: str) -> int:
 
 
 def _metric_of(meanings: tuple[Meaning, ...], correction: Correction | None) -> Metric | None:
-    """The metric that all of them are exactly; bounded weights are final where nothing normalizes them."""
+    """The metric that all of them are exactly, for a correction.
+
+    Bounded weights are final where nothing normalizes them. In bypass mode current stands for train.
+    """
     measures = {meaning.measure for meaning in meanings}
     measure = measures.pop()
     if measures or measure is None:
         return None
-    known = _by_measure()
-    normalizes = correction is None or (correction.weight is not None and correction.weight.normalize != "none")
-    if not normalizes and measure.basis == BOUNDED_WEIGHTS:
-        measure = replace(measure, basis=FINAL_WEIGHTS)
-    return known.get(measure)
+    if correction is not None:
+        if correction.loss != "ppo" and measure.basis == "train/rollout":
+            return None
+        if (correction.weight is None or correction.weight.normalize == "none") and measure.basis == BOUNDED_WEIGHTS:
+            measure = replace(measure, basis=FINAL_WEIGHTS)
+    return _by_measure().get(measure)
 
 
 @cache

@@ -227,7 +227,7 @@ _LOSS = (
         "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
         "What the trainer minimizes with this correction, as a token mean.", "verl, slime", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
-        measure=Measure(Quantity.LOSS, KEPT),
+        measure=Measure(Quantity.LOSS, KEPT, basis="current/anchor"),
     ),
     Metric(
         "loss_change", "change of the policy loss", "loss", "loss minus the PPO loss without any correction",
@@ -238,7 +238,7 @@ _LOSS = (
         "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
         "Tokens that give no gradient.", "verl actor/pg_clipfrac, slime pg_clipfrac", _NO_LOSS,
         lambda t: t["loss_clipped"] / t["loss_kept"], better="",
-        measure=Measure(Quantity.CLIPPED, KEPT),
+        measure=Measure(Quantity.CLIPPED, KEPT, basis="current/anchor"),
     ),
     Metric(
         "gradient_cosine", "direction of the gradient", "correlation",

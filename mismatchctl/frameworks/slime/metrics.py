@@ -277,8 +277,20 @@ _WEIGHTS = (
 )
 
 _LOSS = (
-    _of_loss("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss, like=Quantity.LOSS),
-    _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped, like=Quantity.CLIPPED),
+    _of_loss(
+        "pg_loss",
+        "clipped surrogate, after OPSM, times the weight",
+        lambda c: c.pg_loss,
+        like=Quantity.LOSS,
+        pair="current/anchor",
+    ),
+    _of_loss(
+        "pg_clipfrac",
+        "1 where the clip decides",
+        lambda c: c.surrogate.clipped,
+        like=Quantity.CLIPPED,
+        pair="current/anchor",
+    ),
     _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
     _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
     _of_loss(

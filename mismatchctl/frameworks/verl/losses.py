@@ -123,9 +123,25 @@ LOSS: tuple[Meaning, ...] = (
         Quantity.K1,
         "current/train",
     ),
-    Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT, "mean", Quantity.CLIPPED),
+    Meaning(
+        "actor/pg_clipfrac",
+        "",
+        "whether the clip decides the token's loss",
+        KEPT,
+        "mean",
+        Quantity.CLIPPED,
+        "current/anchor",
+    ),
     Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT, "mean"),
-    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT, "as loss_agg_mode says", Quantity.LOSS),
+    Meaning(
+        "actor/pg_loss",
+        "",
+        "policy loss of the token, weighted",
+        KEPT,
+        "as loss_agg_mode says",
+        Quantity.LOSS,
+        "current/anchor",
+    ),
 )
 """What the actor logs of its loss."""
 
