@@ -180,7 +180,7 @@ class LeftOut(_Model):
 
 
 class Provenance(_Model):
-    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of."""
+    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran."""
 
     tool: str = "mismatchctl"
     version: str = __version__
@@ -188,6 +188,7 @@ class Provenance(_Model):
     left_out: list[LeftOut] = Field(default_factory=list)
     by: list[str] = Field(default_factory=list)
     framework: str | None = None
+    replay: dict[str, str | int] | None = None
 
 
 class Result(_Model):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from mismatchctl.analyze.accumulate import Accumulator
 from mismatchctl.analyze.build import build_result
-from mismatchctl.analyze.logged import LoggedSteps, Parts, step_tables
+from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Unit, open_dump
@@ -46,7 +46,7 @@ def analyze(
     sequences: str | Path | None = None,
     join: str | Path | None = None,
     framework: Framework | None = None,
-    micro_batch_size: int | None = None,
+    replay: ReplayOptions | None = None,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -61,15 +61,15 @@ def analyze(
         sequences: write one row per sequence to this Parquet file.
         join: bring the columns of this Parquet file along there.
         framework: replay each step with each correction that it can do; memory grows by one step.
-        micro_batch_size: rows per micro-batch in that replay, where the dump does not name micro-batches.
+        replay: how that framework's steps are replayed, where not as it does by default, in float64.
 
     Raises:
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
     _check_names(corrections)
-    scoped = framework is not None or any(correction.normalizes_micro_batches for correction in corrections)
-    needed = [*WANTED, *(["micro_batch"] if scoped else [])]
+    scoped = any(correction.normalizes_micro_batches for correction in corrections)
+    needed = [*WANTED, *(NAMES if framework is not None else ("micro_batch",) if scoped else ())]
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
     expected = sum(unit.tokens for unit in dump.units)
@@ -77,7 +77,7 @@ def analyze(
         tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None, kernel_for(expected)
     )
     accumulator = Accumulator(plan)
-    logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
+    logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
     problems = dump.problems
     later = _Later(dump.units)
@@ -110,6 +110,7 @@ def analyze(
 
 def _add_logged(result: Result, framework: Framework, logged: LoggedSteps) -> None:
     result.provenance.framework = framework.title
+    result.provenance.replay = logged.options.given
     for name, run in result.runs.items():
         run.logged = logged.of_run(name, run.groups.labels)
     result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
@@ -181,4 +182,4 @@ def _has(file: DumpFile, column: str) -> bool:
     return column in file.columns or column in file.partition
 
 
-__all__ = ["analyze"]
+__all__ = ["ReplayOptions", "analyze"]

@@ -25,6 +25,20 @@ class OnBad(str, Enum):
     skip = "skip"
 
 
+class Dtype(str, Enum):
+    """What a framework computed in."""
+
+    float64 = "float64"
+    float32 = "float32"
+
+
+class Reducer(str, Enum):
+    """How a framework sums up a step, where it has a choice."""
+
+    sample_mean = "sample_mean"
+    token_mean = "token_mean"
+
+
 _RULE = "One more correction, from flags"
 _OUT = "Outputs"
 
@@ -43,7 +57,13 @@ FrameworkName = Annotated[
     str,
     typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
 ]
-MicroBatch = Annotated[int | None, typer.Option(min=1, help="Rows per micro-batch in that replay.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, help="Rows per micro-batch in that replay, where the dump names none.")
+]
+ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
+ReplayReducer = Annotated[
+    Reducer | None, typer.Option("--reducer", help="token_mean: slime with --calculate-per-token-loss.")
+]
 Against = Annotated[
     Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
 ]
@@ -88,6 +108,8 @@ def analyze(
     config: Configs = None,
     framework: FrameworkName = "",
     micro_batch_size: MicroBatch = None,
+    replay_dtype: ReplayDtype = Dtype.float64,
+    reducer: ReplayReducer = None,
     against: Against = None,
     by: By = None,
     column: Columns = None,
@@ -121,10 +143,13 @@ def analyze(
             if not framework
             else "--against prints on stdout, where the Result goes: leave --json and -o - out"
         )
+    if not framework and (micro_batch_size or reducer or replay_dtype is not Dtype.float64):
+        raise ConfigError("--micro-batch-size, --replay-dtype and --reducer say how --framework is replayed: name one")
     check_places(None if to_stdout else output, html, sequences, force=force)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
+    from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
     from mismatchctl.analyze.against import compare_with_log, read_log
     from mismatchctl.frameworks import load
@@ -142,7 +167,7 @@ def analyze(
             sequences=sequences,
             join=join,
             framework=load(framework) if framework else None,
-            micro_batch_size=micro_batch_size,
+            replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
         )
     compared = [] if log is None else compare_with_log(result, log)
     if verbose:

@@ -45,6 +45,7 @@ def drift_metrics() -> tuple[Metric, ...]:
             title=f"drift: {metric.title}",
             definition=f"as {metric.key}, with x = current minus train (current in place of train, train of rollout)",
             meaning=f"As {metric.key}, but of how far the policy has moved since the trainer's recomputation.",
+            measure=metric.measure and replace(metric.measure, basis="current/train"),
         )
         for metric in (*PAIR, RATIO_Z)
     )

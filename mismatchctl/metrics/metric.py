@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from mismatchctl.metrics.measure import Measure
 from mismatchctl.sums import PairSums
 
 Number = Any
@@ -54,6 +55,7 @@ class Metric:
         quantile: the share of tokens below it.
         tail: a function of sums and tails, without a standard error.
         better: which way is good: "low", "high", "one", or "" for neither.
+        measure: the definition in parts, where others give the same or a similar number another name.
     """
 
     key: str
@@ -69,3 +71,4 @@ class Metric:
     quantile: float | None = None
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
+    measure: Measure | None = None

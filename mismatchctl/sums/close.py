@@ -76,7 +76,8 @@ class Closing:
         for position, count in ((first, tokens), (self._index[f"{correction}/kept_excess"], kept)):
             sums[:, position] = (sums[:, position] + count * shift) / factor
         sums[:, self._index[f"{correction}/sequence_weight"]] /= factor
-        linear = [name for name in _LINEAR if f"{correction}/{name}" in self._index]
+        weighted = self.plan.corrections[correction].weights_loss
+        linear = [name for name in _LINEAR if weighted and f"{correction}/{name}" in self._index]
         for name in linear:
             sums[:, self._index[f"{correction}/{name}"]] /= factor
         for name in ("squared_sequence_weight", "squared_kept_weight", *(["squared_gradient"] if linear else [])):
