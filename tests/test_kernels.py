@@ -101,6 +101,7 @@ def test_a_ratio_that_overflows_is_infinite_in_both() -> None:
         assert ratios.k3[1] == pytest.approx(math.expm1(0.5) - 0.5, rel=1e-14)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.floats(-700, 700))
 def test_terms_of_one_token(x: float) -> None:
     reference = -750.0 if x < -100 else -abs(x) - 1.0
@@ -115,6 +116,7 @@ def test_terms_of_one_token(x: float) -> None:
     assert compiled.reference_prob[0] == pytest.approx(math.exp(reference), rel=1e-13, abs=1e-307)
 
 
+@settings(deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
 def test_tokens_beyond(seed: int, low: float, high: float) -> None:
     policy, reference = policies(seed, 60, 0.1, np.float32)
