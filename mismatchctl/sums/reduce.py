@@ -155,7 +155,7 @@ def _plain(value: Any) -> Value:
 def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     additive_names, maxima_names = plan.columns
     collectors = {name: PairCollector(plan.kernel) for name in plan.pairs}
-    clusters = _clusters(batch)
+    clusters = cluster_hashes(batch)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     rows: list[dict[str, Float64s]] = []
     worst = RunCollector(plan.kernel)
@@ -226,7 +226,7 @@ def _block_columns(
     return additive, maxima
 
 
-def _clusters(batch: TokenBatch) -> Hashes:
+def cluster_hashes(batch: TokenBatch) -> Hashes:
     """Hash of each sequence's prompt, else of its own id, else of what it holds."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
