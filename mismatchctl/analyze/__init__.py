@@ -19,11 +19,13 @@ from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, column_aliases
 from mismatchctl.result import Result
-from mismatchctl.sums import Plan, Sums, reduce_batch
+from mismatchctl.sums import OVERALL_CAP, Plan, Sums, reduce_batch
 from mismatchctl.sums.reduce import Value
 
 WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
 """Optional columns that the pass makes use of."""
+DETAILED_CAP = 1 << 14
+"""Rows of a cluster table where every cluster is wanted."""
 
 
 @dataclass
@@ -47,6 +49,7 @@ def analyze(
     join: str | Path | None = None,
     framework: Framework | None = None,
     micro_batch_size: int | None = None,
+    every_cluster: bool = False,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -62,6 +65,8 @@ def analyze(
         join: bring the columns of this Parquet file along there.
         framework: replay each step with each correction that it can do; memory grows by one step.
         micro_batch_size: rows per micro-batch in that replay, where the dump does not name micro-batches.
+        every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
+            from such a Result is not limited, but neither is its size.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -72,7 +77,14 @@ def analyze(
     needed = [*WANTED, *(["micro_batch"] if scoped else [])]
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
-    plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
+    plan = Plan(
+        tuple(corrections),
+        tuple(by),
+        dump.has("current_log_probs"),
+        sequences is not None,
+        DETAILED_CAP if every_cluster else OVERALL_CAP,
+        every_cluster,
+    )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
