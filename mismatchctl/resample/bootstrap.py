@@ -1,7 +1,7 @@
 """Percentile cluster bootstrap: weights are fixed, drawn from the cluster's key and the number of the replicate.
 
 So the order of rows cannot matter, a cluster that two samples hold weighs the same in both (they are paired, as far as
-they overlap), and no weight depends on a value: every replicate of a mean is monotone in every value.
+they common), and no weight depends on a value: every replicate of a mean is monotone in every value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.resample.samples import Measure, Sample
+from mismatchctl.resample.samples import Sample, TableMetric
 from mismatchctl.sums.clusters import Hashes, mix
 
 REPLICATES = 1 << 15
@@ -64,27 +64,29 @@ def _operands(other: Draws | float) -> tuple[float, Float64s | float]:
     return (other.value, other.resampled) if isinstance(other, Draws) else (other, other)
 
 
-def resample(samples: Sequence[Sample], measures: Sequence[Measure], replicates: int = REPLICATES) -> list[list[Draws]]:
-    """Each measure of each sample, all in the same replicates: `[sample][measure]`; NaN where it is undefined.
+def resample(
+    samples: Sequence[Sample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
+) -> list[list[Draws]]:
+    """Each metric of each sample, all in the same replicates: `[sample][metric]`; NaN where it is undefined.
 
     Raises:
-        DataError: a sample lacks a column of a measure.
+        DataError: a sample lacks a column of a metric.
     """
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
-    positions = [[measure.columns(sample) for measure in measures] for sample in samples]
-    found = [[np.empty(replicates) for _ in measures] for _ in samples]
+    positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
+    found = [[np.empty(replicates) for _ in metrics] for _ in samples]
     size = max(_BLOCK // max(len(every), 1), 1)
     for start in range(0, replicates, size):
         stop = min(start + size, replicates)
         drawn = weights(every, start, stop)
         for sample, rows, outs in zip(samples, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
-            for measure, columns, out in zip(measures, rows, outs, strict=True):
-                out[start:stop] = measure.of(_product(own, sample.sums[:, columns]), sample, columns)
+            for metric, columns, out in zip(metrics, rows, outs, strict=True):
+                out[start:stop] = metric.of(_product(own, sample.sums[:, columns]), sample, columns)
     return [
         [
-            Draws(float(measure.of(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
-            for measure, columns, out in zip(measures, rows, outs, strict=True)
+            Draws(float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
+            for metric, columns, out in zip(metrics, rows, outs, strict=True)
         ]
         for sample, rows, outs in zip(samples, positions, found, strict=True)
     ]
@@ -116,8 +118,8 @@ class Design:
         """Of a comparison of samples: paired where all hold the same clusters."""
         counts = [len(sample) for sample in samples]
         paired = all(np.array_equal(samples[0].keys, sample.keys) for sample in samples[1:])
-        overlap = len(np.unique(np.concatenate([sample.keys for sample in samples]))) < sum(counts)
-        return cls.of_counts(counts[:1] if paired else [min(counts)] if overlap else counts)
+        common = len(np.unique(np.concatenate([sample.keys for sample in samples]))) < sum(counts)
+        return cls.of_counts(counts[:1] if paired else [min(counts)] if common else counts)
 
     @classmethod
     def of_counts(cls, counts: Sequence[int]) -> Design:

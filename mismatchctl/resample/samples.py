@@ -104,7 +104,7 @@ def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], 
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableMetric:
     """A metric with the prefix under which its columns stand: none for the mismatch, the drift's, a correction's."""
 
     metric: Metric
@@ -163,12 +163,12 @@ class _Asked:
 
 
 @cache
-def _registry() -> dict[str, Measure]:
-    drift = {metric.key: Measure(metric, f"{DRIFT}_") for metric in drift_metrics()}
-    return {metric.key: Measure(metric) for metric in MISMATCH_METRICS} | drift
+def _registry() -> dict[str, TableMetric]:
+    drift = {metric.key: TableMetric(metric, f"{DRIFT}_") for metric in drift_metrics()}
+    return {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS} | drift
 
 
-def find_measure(key: str, correction: Correction | None = None) -> Measure:
+def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
     """A metric of the mismatch or the drift by its key, or one of a correction.
 
     Raises:
@@ -176,7 +176,7 @@ def find_measure(key: str, correction: Correction | None = None) -> Measure:
     """
     known = _registry()
     if correction is not None:
-        known = {m.key: Measure(m, f"{correction.name}/") for m in correction_metrics(correction)}
+        known = {m.key: TableMetric(m, f"{correction.name}/") for m in correction_metrics(correction)}
     if key not in known:
         of = f" of correction {correction.name}" if correction is not None else ""
         raise ConfigError(f"no metric{of} is called {key!r}{suggestion(key, known)}; `mismatchctl metrics` lists them")
