@@ -1,6 +1,6 @@
 """Resampling clusters of Results: differences and their uncertainty, without the dumps."""
 
-from mismatchctl.resample.bootstrap import REPLICATES, Design, Draws, resample, weights
+from mismatchctl.resample.bootstrap import REPLICATES, Draws, resample, weights
 from mismatchctl.resample.decide import holm, interval, p_above_zero
 from mismatchctl.resample.samples import (
     Sample,
@@ -13,7 +13,6 @@ from mismatchctl.resample.samples import (
 
 __all__ = [
     "REPLICATES",
-    "Design",
     "Draws",
     "Sample",
     "TableMetric",

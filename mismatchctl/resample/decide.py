@@ -6,24 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatchctl.resample.bootstrap import Design, Draws
+from mismatchctl.resample.bootstrap import Draws
 
 
-def interval(draws: Draws, design: Design, level: float = 0.90) -> tuple[float, float] | None:
-    """The percentile interval of that level, widened for few clusters; None where too few replicates are defined."""
+def interval(draws: Draws, level: float = 0.90) -> tuple[float, float] | None:
+    """The percentile interval of that level; None where too few replicates are defined."""
     ordered = np.sort(draws.resampled)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
-    place = max(int(design.share((1 - level) / 2) * (len(ordered) + 2)) - 1, 0)
+    place = max(int((1 - level) / 2 * (len(ordered) + 1)) - 1, 0)
     if defined < len(ordered) - place:
         return None
     return float(ordered[place]), float(ordered[defined - 1 - place])
 
 
-def p_above_zero(draws: Draws, design: Design) -> float:
+def p_above_zero(draws: Draws) -> float:
     """One-sided p-value of a number above zero; replicates in which it is undefined count as not above."""
     count = len(draws.resampled)
     above = int(np.count_nonzero(draws.resampled > 0))
-    return design.tail((count - above + 1) / (count + 2))
+    return (count - above + 1) / (count + 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
