@@ -69,10 +69,10 @@ def sample_of_step(run: RunResult, index: int) -> Sample:
     """The clusters of one step, by its index among the labels.
 
     Raises:
-        DataError: the table is folded, so that nothing says which step a row belongs to.
+        DataError: nothing in the table says which step a row belongs to.
     """
-    if run.clusters.folded:
-        raise DataError("the Result's cluster table is too large to tell steps apart", remedy=ASK_THE_DUMP)
+    if not run.clusters.groups:
+        raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=ASK_THE_DUMP)
     return _sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
