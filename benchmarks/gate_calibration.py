@@ -1,9 +1,9 @@
 """How often the gate fails without a cause, and how often it finds a planted one: writes docs/gate.md.
 
 Usage: python benchmarks/gate_calibration.py FOLDER
-FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id; the runs
-`dense_bf16_decode` and `moe_bf16_decode` are the baselines of planted regressions, their `_int8_weights`, `_stale_policy`
-and `_fp8_kv_cache` the worse runs whose responses are mixed in. All tokens are taken as valid.
+FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id.
+Regressions are planted in the runs `dense_bf16_decode` and `moe_bf16_decode`; the worse runs whose responses are mixed
+in are `..._int8_weights`, `..._stale_policy` and `..._fp8_kv_cache`. All tokens are taken as valid.
 
 Splits are made at once: sums by (split, prompt) times the gate's own weights are what it would see in each split.
 """

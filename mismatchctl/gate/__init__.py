@@ -14,7 +14,7 @@ from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.judge import LEVEL, Against, judge
 from mismatchctl.gate.measure import places
 from mismatchctl.gate.power import Need, needed
-from mismatchctl.gate.rules import BITWISE, DEFAULT_RULES, TOLERANCE, Rule, metric_of, rules_from_text
+from mismatchctl.gate.rules import BITWISE, DEFAULT_RULES, TOLERANCE, Allowance, Rule, metric_of, rules_from_text
 from mismatchctl.gate.verdict import Check, Verdict
 from mismatchctl.resample import sample_of_run
 from mismatchctl.result import Result, read_result
@@ -25,6 +25,7 @@ __all__ = [
     "LEVEL",
     "TOLERANCE",
     "Against",
+    "Allowance",
     "Check",
     "Need",
     "Rule",
@@ -64,6 +65,8 @@ def open_result(
     if results:
         if len(paths) > 1:
             raise ConfigError(f"{results[0]}: name one Result, or dumps")
+        if corrections or rename:
+            raise ConfigError(f"{results[0]}: a Result was analyzed already: leave --correction and --column out")
         return read_result(results[0])
     by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
     named = {correction.name: correction for correction in corrections}

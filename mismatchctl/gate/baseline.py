@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatchctl.batch import Float64s
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
@@ -29,6 +30,7 @@ from mismatchctl.result import (
     read_result,
 )
 from mismatchctl.sums import OVERALL_CAP
+from mismatchctl.sums.clusters import Hashes
 
 DIGITS = 9
 """Significant digits of a baseline's sums."""
@@ -66,7 +68,7 @@ def _run(run: RunResult) -> RunResult:
     return RunResult(
         overall=run.overall,
         groups=Groups(labels=[], metrics={}, corrections={}),
-        by=run.by,
+        by={column: _values(groups) for column, groups in run.by.items()},
         distribution=Distribution(edges=[], tokens=[], k3=[]),
         breakdowns={},
         joint=Joint(width=1.0, x=[], y=[], tokens=[]),
@@ -77,19 +79,37 @@ def _run(run: RunResult) -> RunResult:
 
 
 def _clusters(run: RunResult) -> Clusters:
-    """The table as it is resampled: a row per cluster, whatever its steps; folded where there are too many."""
+    """The table as it is resampled: a row per cluster, whatever its steps."""
     sample = sample_of_run(run)
-    keys, sums, folded = sample.keys, sample.sums, run.clusters.folded
-    if len(keys) > OVERALL_CAP:
-        keys, where = np.unique(keys % np.uint64(OVERALL_CAP), return_inverse=True)
-        gathered = np.zeros((len(keys), sums.shape[1]))
-        np.add.at(gathered, where, sums)
-        sums, folded = gathered, True
+    return _small(run.clusters, sample.keys, sample.sums)
+
+
+def _values(groups: Groups) -> Groups:
+    """The groups of a `--by` column, with their table."""
+    table = groups.clusters
+    if table is None:
+        return groups
+    keys, values = np.array([int(text, 16) for text in table.hashes], np.uint64), np.array(table.groups, np.uint64)
+    small = _small(table, keys, np.array(table.sums), values)
+    return groups.model_copy(update={"clusters": small})
+
+
+def _small(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None = None) -> Clusters:
+    """A table of as many rows as a Result holds; where there are more, those of each value are folded by their hash."""
+    by_value, folded = values is not None, len(keys) > OVERALL_CAP
+    values = np.zeros_like(keys) if values is None else values
+    if folded:
+        room = np.uint64(max(OVERALL_CAP // len(np.unique(values)), 1))
+        names, where = np.unique(np.stack([keys % room, values]), axis=1, return_inverse=True)
+        gathered = np.zeros((names.shape[1], sums.shape[1]))
+        np.add.at(gathered, where.ravel(), sums)
+        (keys, values), sums = names, gathered
     return Clusters(
-        by=run.clusters.by,
-        columns=run.clusters.columns,
+        by=table.by,
+        columns=table.columns,
         hashes=[f"{key:016x}" for key in keys.tolist()],
-        folded=folded,
+        groups=values.tolist() if by_value else [],
+        folded=table.folded or folded,
         sums=[[float(f"{value:.{DIGITS}g}") for value in row] for row in sums.tolist()],
     )
 

@@ -143,7 +143,7 @@ class _Judging:
         try:
             (self._resampled if case.metric.is_resampled else _recorded)(check, case, case.place)
         except DataError as error:
-            check.outcome, check.reason = "undecided", str(error)
+            check.outcome, check.reason = "undecided", check.reason or str(error)
         return check
 
     def _resampled(self, check: Check, case: _Case, place: Place) -> None:

@@ -15,6 +15,9 @@ POWER = 0.8
 """A regression counts as found when so many of such dumps would have failed."""
 
 
+_HOPELESS = math.log(1e6)  # a factor that nobody would call a regression to be found
+
+
 class Need(BaseModel):
     """What it takes to find a regression.
 
@@ -59,7 +62,7 @@ def _width(draws: Draws, tail: float) -> float | None:
         return None
     low, unlucky, middle = np.quantile(known, [max(tail, 1 / len(known)), 1 - POWER, 0.5])
     width = 2 * math.log(middle) - math.log(low) - math.log(unlucky)
-    return width if math.isfinite(width) else None
+    return width if width < _HOPELESS else None
 
 
 def needed(

@@ -117,9 +117,8 @@ def basis(check: Check) -> str:
     if check.p is not None and exceeds(check):
         parts.append(f"p = {number(check.p)}")
     if check.detectable is not None:
-        parts.append(
-            f"from {number(check.detectable, check.unit)}{_relative(check)} on it would most likely have failed"
-        )
+        least = number(check.detectable, check.unit)
+        parts.append(f"would most likely have failed from {least}{_relative(check)} on")
     return "; ".join(parts)
 
 
