@@ -11,6 +11,10 @@ Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling tr
 Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
+LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
+"""Kinds of bounds that a value may not fall below."""
+WITHIN_NOISE = "beyond the limit, but within noise"
+
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.gate import Check, Need, Verdict
+from mismatchctl.gate.verdict import LOWER
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.numbers import DASH, number
@@ -21,7 +22,6 @@ _MEANING = {
     "undecided": "not everything could be judged",
     "failed": "worse than allowed, beyond noise",
 }
-_LOWER = ("min", "decrease", "falling trend")
 _PAIRED = {
     "none": "",
     "some clusters": ", some of them the baseline's too",
@@ -68,7 +68,7 @@ def statement(check: Check) -> str:
     if check.limit is None:
         return f"{head}{number(check.value, check.unit)}{_range(check)}"
     value, limit = apart(check.value, check.limit, check.unit)
-    beyond, side = exceeds(check), "below" if check.kind in _LOWER else "above"
+    beyond, side = exceeds(check), "below" if check.kind in LOWER else "above"
     return f"{head}{_what(check)}{value}{_range(check)} is {'' if beyond else 'not '}{side} {limit}{_origin(check)}"
 
 
@@ -81,7 +81,7 @@ def exceeds(check: Check) -> bool:
     """Whether the value is beyond its limit, noise aside."""
     if check.value is None or check.limit is None:
         return False
-    return check.value < check.limit if check.kind in _LOWER else check.value > check.limit
+    return check.value < check.limit if check.kind in LOWER else check.value > check.limit
 
 
 def _range(check: Check) -> str:
