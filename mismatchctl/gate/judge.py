@@ -141,6 +141,7 @@ class _Judging:
         )
         if case.place is None:
             return check
+        check.clustered_by = case.place.run.clusters.by
         try:
             (self._resampled if case.metric.is_resampled else _recorded)(check, case, case.place)
         except DataError as error:

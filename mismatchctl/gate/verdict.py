@@ -35,7 +35,8 @@ class Check(_Strict):
         allowance: as the rule gives it.
         baseline: the baseline's value and its interval.
         p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
-        clusters: number of clusters and `sequences`; `pairing` says how far the baseline has the same.
+        clusters: number of clusters, prompts if they are `clustered_by` prompt, and `sequences`; `pairing` says how far
+            the baseline has the same.
         detectable: the smallest value that would have failed in four of five such dumps.
         reason: why it is undecided, or what limits the judgement.
     """
@@ -55,6 +56,7 @@ class Check(_Strict):
     baseline_interval: Interval | None = None
     p: float | None = None
     clusters: int = 0
+    clustered_by: str = ""
     sequences: int = 0
     pairing: Pairing = "none"
     detectable: float | None = None

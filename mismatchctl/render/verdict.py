@@ -113,7 +113,8 @@ def basis(check: Check) -> str:
     if check.sequences:
         parts.append(f"{check.sequences:,} sequences")
     if check.clusters:
-        parts.append(f"{check.clusters:,} clusters{_PAIRED[check.pairing]}")
+        word = "prompts" if check.clustered_by == "prompt" else "clusters"
+        parts.append(f"{check.clusters:,} {word}{_PAIRED[check.pairing]}")
     if check.p is not None and exceeds(check):
         parts.append(f"p = {number(check.p)}")
     if check.detectable is not None:
@@ -131,8 +132,7 @@ def _relative(check: Check) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The outcome in a few words."""
-    counts = {name: sum(check.outcome == name for check in verdict.checks) for name in _STYLES}
-    tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    tally = _tally(verdict.checks)
     against = "" if verdict.baseline is None else f" against {clean(verdict.baseline)}"
     return f"{verdict.outcome}{against}: {_MEANING[verdict.outcome]} ({tally or 'nothing was judged'})"
 
