@@ -25,7 +25,7 @@ from mismatchctl.resample import Draws, weights
 from mismatchctl.sums.clusters import hash_values
 
 Array = NDArray[np.float64]
-SPLITS, REPLICATES = 1000, 8192
+SPLITS, REPLICATES = 4000, 4096
 NAIVE = 1.2
 PROMPTS = 32
 FAMILIES = {"dense": "dense_bf16_decode", "MoE": "moe_bf16_decode"}
