@@ -127,8 +127,10 @@ def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
 
 
 def _share(text: str) -> float:
+    from mismatchctl.gate import parse_number
+
     try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        share = parse_number(text)
     except ValueError:
         share = -1.0
     if not 0 < share < 1000:

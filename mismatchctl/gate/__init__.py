@@ -14,7 +14,16 @@ from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.judge import LEVEL, Against, judge
 from mismatchctl.gate.measure import places
 from mismatchctl.gate.power import Need, needed
-from mismatchctl.gate.rules import BITWISE, DEFAULT_RULES, TOLERANCE, Allowance, Rule, metric_of, rules_from_text
+from mismatchctl.gate.rules import (
+    BITWISE,
+    DEFAULT_RULES,
+    TOLERANCE,
+    Allowance,
+    Rule,
+    metric_of,
+    parse_number,
+    rules_from_text,
+)
 from mismatchctl.gate.verdict import Check, Verdict
 from mismatchctl.resample import sample_of_run
 from mismatchctl.result import Result, read_result
@@ -33,6 +42,7 @@ __all__ = [
     "as_baseline",
     "judge",
     "open_result",
+    "parse_number",
     "plan",
     "read_against",
     "rules_from_text",

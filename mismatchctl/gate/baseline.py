@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatchctl.analyze.build import CLUSTER_DIGITS
 from mismatchctl.batch import Float64s
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.errors import DataError
@@ -31,9 +32,6 @@ from mismatchctl.result import (
 )
 from mismatchctl.sums import OVERALL_CAP
 from mismatchctl.sums.clusters import Hashes
-
-DIGITS = 9
-"""Significant digits of a baseline's sums."""
 
 
 def as_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:
@@ -110,7 +108,7 @@ def _small(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None 
         hashes=[f"{key:016x}" for key in keys.tolist()],
         groups=values.tolist() if by_value else [],
         folded=table.folded or folded,
-        sums=[[float(f"{value:.{DIGITS}g}") for value in row] for row in sums.tolist()],
+        sums=[[float(f"{value:.{CLUSTER_DIGITS}g}") for value in row] for row in sums.tolist()],
     )
 
 

@@ -21,13 +21,14 @@ TOLERANCE = 0.25
 """Relative increase over the baseline that is allowed where a rule does not say; docs/gate.md says why."""
 
 
+def parse_number(text: str) -> float:
+    """A number as text, also as a percentage; a ValueError where it is none."""
+    number = float(text.strip().removesuffix("%"))
+    return number / 100 if text.strip().endswith("%") else number
+
+
 def _number(value: Any) -> Any:
-    """A number, also as text and as a percentage."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    number = float(text.removesuffix("%"))  # a ValueError is the validator's
-    return number / 100 if text.endswith("%") else number
+    return parse_number(value) if isinstance(value, str) else value
 
 
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
@@ -57,7 +58,7 @@ class Allowance(_Strict):
             name = "relative" if part.endswith("%") else "absolute"
             if name in found or not part:
                 raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
-            found[name] = _number(part)
+            found[name] = parse_number(part)
         return found
 
     def __str__(self) -> str:
