@@ -1,9 +1,10 @@
 """The same tokens on both sides: recognized, paired one by one, in bounded memory.
 
-First both dumps are read once and each sequence is hashed: by its token ids (with its prompt), by its rollout and by its
-train log-probs, with and without its name. What most sequences agree in is what they are matched by. Then they are read
-again: tokens of the reference are held, those of the other dump meet them. Where the reference has more than `MOST_HELD`
-tokens, sequences are dealt into several such passes by their hash. Beside that, memory is about 100 bytes a sequence.
+First both dumps are read once and each sequence is hashed: by its token ids (with its prompt), by its rollout and by
+its train log-probs, with and without its name. What most sequences agree in is what they are matched by. Then they are
+read again: tokens of the reference are held, those of the other dump meet them. Where the reference has more than
+`MOST_HELD` tokens, sequences are dealt into several such passes by their hash. Beside that, memory is about 100 bytes
+a sequence.
 """
 
 from __future__ import annotations

@@ -1,0 +1,195 @@
+"""What a Comparison says, in sentences: the same in the terminal and in the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from mismatchctl.compare.model import Carrier, Change, Comparison, Contrast, Decomposition, PairedTokens, Part
+from mismatchctl.render.numbers import number
+from mismatchctl.render.text import label
+from mismatchctl.result import Value
+
+UNMEASURED = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
+MOST_LABELS = 6
+"""Values that a sentence names."""
+TOP = 100
+"""Tokens of which the sentence says what they carry."""
+
+
+def k3_change(contrast: Contrast) -> Change:
+    """The headline's change."""
+    return contrast.changes.get("k3", UNMEASURED)
+
+
+def headline(contrast: Contrast, confidence: float) -> str:
+    """One sentence: whether K3 changed, by how much, and what carries it."""
+    change = k3_change(contrast)
+    before, after = change.reference.value, change.other.value
+    if before is None or after is None or change.difference is None:
+        return f"K3 cannot be compared: {change.status}"
+    if change.difference == 0:
+        return f"K3 is the same: {number(before)}"
+    size = _size(change, confidence)
+    moved = f"from {number(before)} to {number(after)} ({size})"
+    if not change.significant:
+        return f"K3 did not change beyond the noise: {moved}"
+    where = next(carriers(contrast), None)
+    verb = "rose" if change.difference > 0 else "fell"
+    return f"K3 {verb} {moved}" + (f"; {where}" if where else "; no part of the data carries it alone")
+
+
+def _size(change: Change, confidence: float) -> str:
+    relative = change.relative is not None
+    size = signed_percent(change.relative) if relative else signed(change.difference)
+    ends = change.relative_interval if relative else change.interval
+    if ends is None:
+        return f"{size}, {change.status}"
+    low, high = (signed_percent(end) if relative else signed(end) for end in ends)
+    return f"{size}, {100 * confidence:.0f} % interval {low} to {high}, {significance(change)}"
+
+
+def significance(change: Change) -> str:
+    """Whether a change is significant, or why that is not known."""
+    if change.p is None:
+        return "not tested"
+    return "significant" if change.significant else "not significant"
+
+
+def verdict(change: Change) -> str:
+    """A word on a change for a table: better or worse where it is significant."""
+    if change.difference == 0:
+        return "same"
+    if change.p is None:
+        return ""
+    if not change.significant:
+        return "n.s."
+    return "changed" if change.better is None else "better" if change.better else "worse"
+
+
+def carriers(contrast: Contrast) -> Iterator[str]:
+    """What carries the change of K3, what stands out most first."""
+    found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
+    for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
+        weight = number(round(carrier.weight, 4), "fraction")
+        many = "s" if len(carrier.labels) != 1 or decomposition.quantity in ("position", "length", "surprisal") else ""
+        yield (
+            f"{carrier_name(decomposition, carrier)} {'carry' if many else 'carries'} {_whole(carrier.carried)} of it, "
+            f"with {weight} of the reference's K3 and {number(round(carrier.tokens, 4), 'fraction')} of tokens"
+        )
+
+
+def carrier_name(decomposition: Decomposition, carrier: Carrier) -> str:
+    """What a carrier is: `positions from 512`, `steps 4 to 8`, `worker 3`."""
+    if not carrier.labels:
+        return bin_name(decomposition.quantity, carrier.low or 0.0, carrier.high)
+    names = [label(one) for one in carrier.labels]
+    many = "s" if len(names) > 1 else ""
+    if decomposition.ordered and len(names) > 2:
+        return f"{decomposition.quantity}s {names[0]} to {names[-1]}"
+    shown = ", ".join(names[:MOST_LABELS]) + (f" and {len(names) - MOST_LABELS} more" * (len(names) > MOST_LABELS))
+    return f"{decomposition.quantity}{many if decomposition.ordered else ''} {shown}"
+
+
+def part_name(decomposition: Decomposition, part: Part) -> str:
+    """A bin, step or value in a table."""
+    if part.low is None:
+        return f"{decomposition.quantity} {label(part.label)}"
+    return bin_name(decomposition.quantity, part.low, part.high)
+
+
+def bin_name(quantity: str, low: float, high: float | None) -> str:
+    """A bin in words; positions count from 1, surprisals read as probabilities."""
+    if quantity == "surprisal":
+        top, bottom = number(math.exp(-low)), None if high is None else number(math.exp(-high))
+        if low == 0:
+            return f"probabilities above {bottom}"
+        return f"probabilities below {top}" if bottom is None else f"probabilities {bottom} to {top}"
+    first, last = math.ceil(low), None if high is None else math.ceil(high) - 1
+    noun, unit = ("positions", "") if quantity == "position" else ("responses of", " tokens")
+    if last is None:
+        return f"{noun} from {first:,}{unit}" if not unit else f"{noun} {first:,} tokens and more"
+    return f"{noun} {first:,}{unit}" if last <= first else f"{noun} {first:,} to {last:,}{unit}"
+
+
+def mix_and_level(decomposition: Decomposition) -> str:
+    """How the change splits, by one quantity."""
+    return (
+        f"by {decomposition.quantity}, level (larger or smaller K3 in place) makes {signed(decomposition.level)} of it "
+        f"and mix (more or fewer tokens in place) {signed(decomposition.mix)}"
+    )
+
+
+def tokens_sentence(contrast: Contrast) -> str:
+    """What the same tokens on both sides tell, or why they were not paired."""
+    paired = contrast.tokens
+    if paired is None:
+        return f"Tokens are not paired: {contrast.tokens_status}."
+    parts = [
+        f"Paired token by token ({matched(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
+        + (f", {_unmatched(paired.unmatched)}" if any(paired.unmatched) else "")
+    ]
+    if paired.moved == 0:
+        return f"{parts[0]}. Every log ratio is the same."
+    change = paired.k3_change
+    error = "" if change.se is None else f" ± {number(change.se)}"
+    parts.append(
+        f"the log ratio differs in {number(paired.moved, 'fraction')} of them, "
+        f"by {number(paired.abs_log_ratio_change)} on average; K3 changes by {signed(change.value)}{error} per token"
+    )
+    if paired.correlation is not None:
+        parts.append(f"log ratios correlate {number(paired.correlation, 'correlation')}")
+    share = max((share for share in paired.shares if share.tokens <= TOP), key=lambda s: s.tokens, default=None)
+    if share is not None:
+        net = "" if share.of_change is None else f"{_whole(share.of_change)} of the change and "
+        parts.append(f"the {share.tokens} that moved most make {net}{_whole(share.of_movement)} of all movement")
+    return "; ".join(parts) + "."
+
+
+def matched(paired: PairedTokens) -> str:
+    """What tokens were recognized by, and which side was computed once."""
+    by = {"token_ids": "the same token ids", "rollout_log_probs": "", "train_log_probs": ""}[paired.matched_by]
+    if paired.same_rollout and paired.same_train:
+        what = "identical log-probs"
+    elif paired.same_rollout:
+        what = "one rollout, two trainers"
+    elif paired.same_train:
+        what = "one trainer, two rollout engines"
+    else:
+        what = "both computed anew"
+    return ", ".join(filter(None, (by, what)))
+
+
+def _unmatched(counts: tuple[int, int]) -> str:
+    return f"{counts[0]:,} and {counts[1]:,} sequences have no partner"
+
+
+def method(comparison: Comparison) -> str:
+    """How significance was decided."""
+    level = f"{100 * (1 - comparison.confidence):.0f} %"
+    several = " of all comparisons" if len(comparison.contrasts) > 1 else ""
+    return (
+        f"Intervals are {100 * comparison.confidence:.0f} % percentile intervals over resampled clusters, "
+        f"each for itself. Significant is what keeps the family-wise error below {level} by Holm: "
+        f"K3{several} is one family, all other metrics together another."
+    )
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign."""
+    text = number(value)
+    return text if value is None or value <= 0 else f"+{text}"
+
+
+def signed_percent(value: float | None) -> str:
+    """A relative difference with its sign; large ones as a factor."""
+    if value is None:
+        return number(None)
+    if value >= 9:
+        return f"{number(value + 1)}-fold"
+    return f"{'+' if value > 0 else ''}{number(value, 'fraction')}"
+
+
+def _whole(share: float) -> str:
+    """A share as whole percent; more than all where others go the other way."""
+    return f"{100 * share:.0f} %"
