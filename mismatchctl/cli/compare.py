@@ -41,7 +41,10 @@ def compare(
     html: Html = None,
     force: Force = False,
 ) -> None:
-    """Hold runs against the first one: what changed, whether that is noise, and what carries it."""
+    """Hold runs against the first one: what changed, whether that is noise, and what carries it.
+
+    It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/comparison.schema.json.
+    """
     to_stdout = str(output) == "-"
     if json and to_stdout:
         raise ConfigError("--json and -o - both write to stdout: give one of them")

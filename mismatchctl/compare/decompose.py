@@ -165,7 +165,7 @@ def _decomposition(
 
 
 def _carrier(parts: Sequence[Part], ordered: bool) -> Carrier | None:
-    """The least part of the whole that carries most of the change, if it stands out."""
+    """What carries more of the change than its share of K3, if that is most of the change and stands out."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:
         return None
@@ -173,11 +173,11 @@ def _carrier(parts: Sequence[Part], ordered: bool) -> Carrier | None:
     k3 = np.array([part.k3[0] or 0.0 for part in parts]) * tokens[:, 0]
     weight = k3 / k3.sum() if k3.sum() > 0 else tokens[:, 1]
     carried = total / total.sum()
-    chosen = _least_stretch(carried, weight) if ordered else _fewest(carried)
+    chosen = _stretch(carried, weight) if ordered else carried > weight
     se = np.array([part.se if part.se is not None else np.nan for part in parts])[chosen]
     sure = abs(total[chosen].sum()) > SURE * float(np.sqrt(np.nansum(se**2)))
     share, own = float(carried[chosen].sum()), float(weight[chosen].sum())
-    if not sure or chosen.all() or share < STANDS_OUT * own:
+    if not sure or chosen.all() or share < max(MOST, STANDS_OUT * own):
         return None
     picked = [part for part, is_in in zip(parts, chosen, strict=True) if is_in]
     return Carrier(
@@ -190,23 +190,12 @@ def _carrier(parts: Sequence[Part], ordered: bool) -> Carrier | None:
     )
 
 
-def _least_stretch(carried: Float64s, weight: Float64s) -> Bools:
-    """The neighbours of least weight that carry most."""
-    sums, weights = (np.concatenate([[0.0], np.cumsum(values)]) for values in (carried, weight))
-    held = sums[None, :] - sums[:, None]
-    heavy = np.where(np.triu(held, 1) >= MOST, weights[None, :] - weights[:, None], np.inf)
-    start, stop = np.unravel_index(int(heavy.argmin()), heavy.shape)
+def _stretch(carried: Float64s, weight: Float64s) -> Bools:
+    """The neighbours that carry most beyond their weight."""
+    excess = np.concatenate([[0.0], np.cumsum(carried - weight)])
+    start, stop = np.unravel_index(int(np.triu(excess[None, :] - excess[:, None], 1).argmax()), (len(excess),) * 2)
     chosen = np.zeros(len(carried), np.bool_)
     chosen[start:stop] = True
-    return chosen
-
-
-def _fewest(carried: Float64s) -> Bools:
-    """The fewest values that carry most."""
-    order = np.argsort(-carried, kind="stable")
-    count = int(np.searchsorted(np.cumsum(carried[order]), MOST)) + 1
-    chosen = np.zeros(len(carried), np.bool_)
-    chosen[order[:count]] = True
     return chosen
 
 

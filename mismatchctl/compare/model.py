@@ -84,7 +84,7 @@ class Part(_Model):
 
 
 class Carrier(_Model):
-    """The part of least weight that holds most of a change: neighbouring bins, or a few values.
+    """What carries more of a change than its weight: neighbouring bins or steps, or a few values.
 
     `carried` is its share of the change, `weight` its share of the reference's K3, `tokens` of the other's tokens.
     """

@@ -18,7 +18,7 @@ from mismatchctl.sums.tails import Worst
 
 TOPS = (1, 10, 100, 1000)
 """Numbers of tokens of which is said what they carry."""
-CONTEXT = 24
+CONTEXT = 12
 """Token ids kept before a token that moved."""
 NAMES = ("step", "sequence_id", "prompt_id")
 

@@ -43,12 +43,16 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump."""
+    """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump.
+
+    `alone` says that its argument holds no other run.
+    """
 
     name: str
     argument: Argument
     run_name: str
     run: RunResult
+    alone: bool
     reading: Reading | None = None
 
     @cached_property
@@ -99,7 +103,7 @@ def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], 
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
-        sources += [Source(name, argument, name, run, how) for name, run in result.runs.items()]
+        sources += [Source(name, argument, name, run, len(result.runs) == 1, how) for name, run in result.runs.items()]
     if len(sources) < 2:
         raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
     return _named(sources), warnings
@@ -139,8 +143,7 @@ def _named(sources: Sequence[Source]) -> list[Source]:
     for index, source in enumerate(sources):
         if shared[names[index]] > 1:
             path = os.path.normpath(source.argument.path)
-            ends_in = path == source.run_name or path.endswith(os.sep + source.run_name)
-            names[index] = path if ends_in else f"{path}: {source.run_name}"
+            names[index] = path if source.alone else f"{path}: {source.run_name}"
     seen: Counter[str] = Counter()
     for index, name in enumerate(names):
         seen[name] += 1

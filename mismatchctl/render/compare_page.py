@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from mismatchctl.compare.model import Comparison, Contrast, Decomposition, Matrix, PairedTokens
 from mismatchctl.render.compare_terminal import CELLS, SHOWN
 from mismatchctl.render.compare_words import (
-    carriers,
+    details,
     headline,
     k3_change,
     method,
-    mix_and_level,
     part_name,
     signed,
     signed_percent,
-    tokens_sentence,
     verdict,
 )
 from mismatchctl.render.figures.canvas import Figure
@@ -115,7 +113,6 @@ def _section(comparison: Comparison, index: int, registry: Registry) -> Section:
     figures = [contributions_figure(d, f"c{index}-{place}") for place, d in enumerate(contrast.decompositions)]
     main = [key for key, one in contrast.changes.items() if key in SHOWN or one.significant]
     sure = change.significant and change.difference is not None
-    lines = [contrast.paired, *_where(contrast), tokens_sentence(contrast).rstrip(".")]
     return Section(
         anchor=f"contrast-{index}",
         name=clean(contrast.other),
@@ -123,19 +120,13 @@ def _section(comparison: Comparison, index: int, registry: Registry) -> Section:
         direction="flat" if not sure else "up" if (change.difference or 0) > 0 else "down",
         before=change.reference,
         after=change.other,
-        verdicts=[clean(line) for line in lines],
+        verdicts=[clean(line) for line in details(contrast)],
         figures=[figure for figure in figures if figure is not None],
         changes=_changes("What changed significantly, and the main metrics.", main, contrast, registry),
         every_change=_changes("All metrics", list(contrast.changes), contrast, registry),
         parts=[_parts(decomposition) for decomposition in contrast.decompositions],
         moved=None if contrast.tokens is None else _moved(contrast.tokens),
     )
-
-
-def _where(contrast: Contrast) -> list[str]:
-    if not k3_change(contrast).significant:
-        return []
-    return [*list(carriers(contrast))[1:], *map(mix_and_level, contrast.decompositions)]
 
 
 def _sides(comparison: Comparison, registry: Registry) -> Table:
@@ -160,7 +151,7 @@ def _changes(caption: str, keys: Sequence[str], contrast: Contrast, registry: Re
     heads = [
         Head("metric", numeric=False), Head("reference"), Head("other"), Head("difference"),
         Head("interval", about="for this metric alone"), Head("relative"),
-        Head("p", about="two-sided, adjusted by Holm"), Head("", numeric=False),
+        Head("p", about="two-sided, adjusted by Holm"), Head("verdict", numeric=False),
     ]  # fmt: skip
     table = Table(caption, heads, sortable=True)
     for key in keys:
@@ -226,19 +217,26 @@ def _moved(paired: PairedTokens) -> Table | None:
     ids = any(row.token_id is not None for row in rows)
     heads = [*place_heads(), Head("position", about="counted from the sequence's first valid token")]
     heads += [Head("what came before", numeric=False), Head("token", numeric=False)] if ids else []
-    heads += [Head(f"{what}, {side}") for what in ("rollout", "train", "log ratio") for side in ("reference", "other")]
-    table = Table(
-        f"The {len(rows)} tokens of which K3 changed most; places are those in the other dump.",
-        [*heads, Head("change of K3", "nats")],
-        sortable=True,
-    )
+    heads.append(Head("change of K3", "nats"))
+    differing = [
+        (what, field)
+        for what, field, same in (
+            ("rollout", "rollout_log_prob", paired.same_rollout),
+            ("train", "train_log_prob", paired.same_train),
+            ("log ratio", "log_ratio", False),
+        )
+        if not same
+    ]
+    heads += [Head(f"{what}, {side}") for what, _ in differing for side in ("reference", "other")]
+    caption = f"The {len(rows)} tokens of which K3 changed most; places are those in the other dump."
+    table = Table(caption, heads, sortable=True)
     for row in rows:
         cells = [*place_cells(row), amount(row.position, "tokens")]
         if ids:
             cells.append(words(token_text(row.context_ids, as_bytes), "before"))
             cells.append(words(token_text([] if row.token_id is None else [row.token_id], as_bytes), "code"))
-        cells += [amount(value) for pair in (row.rollout_log_prob, row.train_log_prob, row.log_ratio) for value in pair]
-        table.rows.append([*cells, _amount(row.k3_change, signed)])
+        cells.append(_amount(row.k3_change, signed))
+        table.rows.append([*cells, *(amount(value) for _, field in differing for value in getattr(row, field))])
     return table
 
 

@@ -8,15 +8,13 @@ from rich.text import Text
 
 from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, Part
 from mismatchctl.render.compare_words import (
-    carriers,
+    details,
     headline,
     k3_change,
     method,
-    mix_and_level,
     part_name,
     signed,
     signed_percent,
-    tokens_sentence,
     verdict,
 )
 from mismatchctl.render.glyphs import Glyphs
@@ -69,18 +67,9 @@ def _print_sentences(comparison: Comparison, contrast: Contrast, console: Consol
     rows = Table.grid(padding=(0, 1, 0, 0))
     rows.add_column(style="dim", width=1)
     rows.add_column(overflow="fold")
-    lines = [contrast.paired, *_where(contrast), tokens_sentence(contrast)]
-    for line in lines:
+    for line in details(contrast):
         rows.add_row("-", Text(glyphs.text(line)))
     console.print(rows, "")
-
-
-def _where(contrast: Contrast) -> list[str]:
-    if not k3_change(contrast).significant:
-        return []
-    others = list(carriers(contrast))[1:]
-    steepest = max(contrast.decompositions, key=lambda d: abs(d.mix), default=None)
-    return [*others, *([mix_and_level(steepest)] if steepest is not None else [])]
 
 
 def _print_runs(comparison: Comparison, console: Console) -> None:

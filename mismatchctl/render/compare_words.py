@@ -13,6 +13,8 @@ from mismatchctl.result import Value
 UNMEASURED = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
 MOST_LABELS = 6
 """Values that a sentence names."""
+MIX_MATTERS = 0.1
+"""From this share of the change on, a change of mix is told."""
 TOP = 100
 """Tokens of which the sentence says what they carry."""
 
@@ -67,6 +69,12 @@ def verdict(change: Change) -> str:
     return "changed" if change.better is None else "better" if change.better else "worse"
 
 
+def details(contrast: Contrast) -> list[str]:
+    """What stands below the headline: what is paired, what else carries the change, and the tokens one by one."""
+    more = [*list(carriers(contrast))[1:], *mixes(contrast)] if k3_change(contrast).significant else []
+    return [contrast.paired, *more, tokens_sentence(contrast)]
+
+
 def carriers(contrast: Contrast) -> Iterator[str]:
     """What carries the change of K3, what stands out most first."""
     found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
@@ -82,7 +90,11 @@ def carriers(contrast: Contrast) -> Iterator[str]:
 def carrier_name(decomposition: Decomposition, carrier: Carrier) -> str:
     """What a carrier is: `positions from 512`, `steps 4 to 8`, `worker 3`."""
     if not carrier.labels:
-        return bin_name(decomposition.quantity, carrier.low or 0.0, carrier.high)
+        nouns = {"surprisal": "probabilities", "position": "positions", "length": "response lengths"}
+        low, high = _open_ended(decomposition, carrier)
+        return (
+            f"{nouns.get(decomposition.quantity, decomposition.quantity)} {_bounds(decomposition.quantity, low, high)}"
+        )
     names = [label(one) for one in carrier.labels]
     many = "s" if len(names) > 1 else ""
     if decomposition.ordered and len(names) > 2:
@@ -95,42 +107,52 @@ def part_name(decomposition: Decomposition, part: Part) -> str:
     """A bin, step or value in a table."""
     if part.low is None:
         return f"{decomposition.quantity} {label(part.label)}"
-    return bin_name(decomposition.quantity, part.low, part.high)
+    nouns = {"surprisal": "probability", "position": "position", "length": "length"}
+    noun = nouns.get(decomposition.quantity, decomposition.quantity)
+    return f"{noun} {_bounds(decomposition.quantity, part.low, part.high)}"
 
 
-def bin_name(quantity: str, low: float, high: float | None) -> str:
-    """A bin in words; positions count from 1, surprisals read as probabilities."""
+def _open_ended(decomposition: Decomposition, carrier: Carrier) -> tuple[float, float | None]:
+    """The bounds of a carrier; open where no token lies beyond."""
+    lowest = min(part.low or 0.0 for part in decomposition.parts)
+    last = max(decomposition.parts, key=lambda part: part.low or 0.0)
+    return 0.0 if carrier.low == lowest else carrier.low or 0.0, None if carrier.high == last.high else carrier.high
+
+
+def _bounds(quantity: str, low: float, high: float | None) -> str:
+    """The bounds of a bin; positions count from 1, surprisals read as probabilities."""
     if quantity == "surprisal":
-        top, bottom = number(math.exp(-low)), None if high is None else number(math.exp(-high))
+        bottom, top = None if high is None else number(math.exp(-high)), number(math.exp(-low))
         if low == 0:
-            return f"probabilities above {bottom}"
-        return f"probabilities below {top}" if bottom is None else f"probabilities {bottom} to {top}"
-    first, last = math.ceil(low), None if high is None else math.ceil(high) - 1
-    noun, unit = ("positions", "") if quantity == "position" else ("responses of", " tokens")
+            return f"above {bottom}"
+        return f"below {top}" if bottom is None else f"{bottom} to {top}"
+    first, last = max(math.ceil(low), 1), None if high is None else math.ceil(high) - 1
     if last is None:
-        return f"{noun} from {first:,}{unit}" if not unit else f"{noun} {first:,} tokens and more"
-    return f"{noun} {first:,}{unit}" if last <= first else f"{noun} {first:,} to {last:,}{unit}"
+        return f"from {first:,}"
+    return f"{first:,}" if last <= first else f"{first:,} to {last:,}"
 
 
-def mix_and_level(decomposition: Decomposition) -> str:
-    """How the change splits, by one quantity."""
-    return (
-        f"by {decomposition.quantity}, level (larger or smaller K3 in place) makes {signed(decomposition.level)} of it "
-        f"and mix (more or fewer tokens in place) {signed(decomposition.mix)}"
-    )
+def mixes(contrast: Contrast) -> Iterator[str]:
+    """Where a change of mix matters: how the change splits."""
+    for decomposition in contrast.decompositions:
+        if abs(decomposition.mix) >= MIX_MATTERS * abs(decomposition.difference) > 0:
+            yield (
+                f"by {decomposition.quantity}, {signed(decomposition.mix)} of the change is mix (more or fewer tokens "
+                f"in place), {signed(decomposition.level)} is level (larger or smaller K3 in place)"
+            )
 
 
 def tokens_sentence(contrast: Contrast) -> str:
     """What the same tokens on both sides tell, or why they were not paired."""
     paired = contrast.tokens
     if paired is None:
-        return f"Tokens are not paired: {contrast.tokens_status}."
+        return f"tokens are not paired: {contrast.tokens_status}"
     parts = [
-        f"Paired token by token ({matched(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
+        f"paired token by token ({matched(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
         + (f", {_unmatched(paired.unmatched)}" if any(paired.unmatched) else "")
     ]
     if paired.moved == 0:
-        return f"{parts[0]}. Every log ratio is the same."
+        return f"{parts[0]}; every log ratio is the same"
     change = paired.k3_change
     error = "" if change.se is None else f" ± {number(change.se)}"
     parts.append(
@@ -143,7 +165,7 @@ def tokens_sentence(contrast: Contrast) -> str:
     if share is not None:
         net = "" if share.of_change is None else f"{_whole(share.of_change)} of the change and "
         parts.append(f"the {share.tokens} that moved most make {net}{_whole(share.of_movement)} of all movement")
-    return "; ".join(parts) + "."
+    return "; ".join(parts)
 
 
 def matched(paired: PairedTokens) -> str:
