@@ -85,7 +85,7 @@ def prepare(comparison: Comparison) -> Page:
         method=method(comparison),
         matrix=[] if comparison.matrix is None else _matrix(comparison.matrix),
         sides=_sides(comparison, registry),
-        figures=_overlays(comparison),
+        figures=_laid_over(comparison),
         sections=[_section(comparison, index, registry) for index in range(len(comparison.contrasts))],
     )
     page.glossary = registry.entries("m")
@@ -98,7 +98,7 @@ def _sizes(comparison: Comparison) -> list[str]:
     return [f"{tokens:,} tokens"]
 
 
-def _overlays(comparison: Comparison) -> list[Figure]:
+def _laid_over(comparison: Comparison) -> list[Figure]:
     sides = comparison.sides
     found = [distributions_figure({side.name: side.distribution for side in sides}, "x")]
     for index, quantity in enumerate(comparison.reference.breakdowns):

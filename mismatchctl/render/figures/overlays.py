@@ -103,7 +103,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         canvas.axes.bar(where + 0.2, mix, 0.38, color=SERIES[1], linewidth=0)
         canvas.axes.vlines(where, level + mix - reach, level + mix + reach, color=MUTED, linewidth=1.1)
         names = [_tick(decomposition, part) for part in parts]
-        step = max(math.ceil(len(parts) / 6), math.ceil(max(map(len, names)) * len(parts) / 55))
+        step = max(math.ceil(len(parts) / 6), math.ceil((max(map(len, names)) + 2) * len(parts) / 48))
         canvas.ticks("x", list(where[::step]), lambda place: names[int(place)])
         canvas.labels(_axis(decomposition), "contribution (nats/token)")
         canvas.legend([("level", SERIES[0], False), ("mix", SERIES[1], False)], columns=2, below=True)
