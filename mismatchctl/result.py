@@ -189,6 +189,14 @@ class LeftOut(_Model):
     example: str
 
 
+class Acceptance(_Model):
+    """Why a Result may serve as a baseline: the gate passed it under these rules, or somebody accepted it as it was."""
+
+    verdict: Literal["passed", "failed", "undecided"]
+    by_hand: bool
+    rules: list[str]
+
+
 class Provenance(_Model):
     """Where a Result comes from; `framework` is the one, at which version, that `logged` is of."""
 
@@ -198,6 +206,7 @@ class Provenance(_Model):
     left_out: list[LeftOut] = Field(default_factory=list)
     by: list[str] = Field(default_factory=list)
     framework: str | None = None
+    accepted: Acceptance | None = None
 
 
 class Result(_Model):

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__
-from mismatchctl.cli import analyze, compare, lint, metrics, presets, report, schema
+from mismatchctl.cli import analyze, compare, gate, lint, metrics, presets, report, schema
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
 from mismatchctl.errors import MismatchctlError
@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 app.command("analyze")(analyze.analyze)
 app.command("compare")(compare.compare)
+app.command("gate")(gate.gate)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)
 app.command("metrics")(metrics.metrics)

@@ -1,4 +1,4 @@
-"""Percentile cluster bootstrap over random halves: in each replicate a cluster weighs 2 or 0, each with probability 1/2.
+"""Percentile cluster bootstrap over random halves: in each replicate a cluster weighs 2 or 0, either with chance 1/2.
 
 Such halves are exact for symmetric errors however few the clusters are (typical values, Hartigan 1969; of paired
 differences it is the sign-flip test), where drawing with replacement fails too often. The weight comes from the
@@ -31,8 +31,8 @@ def weights(keys: Hashes, start: int, stop: int) -> Float64s:
     words = mix(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix(keys[None, :], words[:, None])
     bits = (hashes[:, None, :] >> np.arange(_BITS, dtype=np.uint64)[None, :, None]) & np.uint64(1)
-    drawn: Float64s = bits.reshape(-1, len(keys))[start - first * _BITS : stop - first * _BITS] * 2.0
-    return drawn
+    drawn: Float64s = bits.reshape(-1, len(keys))[start - first * _BITS : stop - first * _BITS].astype(np.float64)
+    return 2 * drawn
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def interval(draws: Draws, level: float = 0.90) -> tuple[float, float] | None:
     """The percentile interval of that level; None where too few replicates are defined."""
     ordered = np.sort(draws.resampled)  # NaN last
     defined = int(np.count_nonzero(~np.isnan(ordered)))
-    place = max(int((1 - level) / 2 * (len(ordered) + 1)) - 1, 0)
+    place = max(int(round((1 - level) / 2 * (len(ordered) + 1), 6)) - 1, 0)
     if defined < len(ordered) - place:
         return None
     return float(ordered[place]), float(ordered[defined - 1 - place])

@@ -53,11 +53,15 @@ class Sample:
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
     def has_same_tokens(self, other: Sample) -> bool:
-        """Whether both hold the same clusters with as many sequences and tokens in each: the same responses."""
-        lengths = ("tokens", "sequences", "squared_length")
-        return np.array_equal(self.keys, other.keys) and all(
-            np.array_equal(self.column(name), other.column(name)) for name in lengths
+        """Whether both hold the same responses: as many tokens everywhere, and the same log-probs of one policy."""
+        return np.array_equal(self.keys, other.keys) and (
+            all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
+            and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
         )
+
+    def _agrees(self, other: Sample, name: str) -> bool:
+        known = name in self.columns and name in other.columns
+        return known and np.allclose(self.column(name), other.column(name), rtol=1e-7, atol=0)
 
 
 def sample_of_run(run: RunResult) -> Sample:
@@ -69,10 +73,10 @@ def sample_of_step(run: RunResult, index: int) -> Sample:
     """The clusters of one step, by its index among the labels.
 
     Raises:
-        DataError: the table is folded, so that nothing says which step a row belongs to.
+        DataError: nothing in the table says which step a row belongs to.
     """
-    if run.clusters.folded:
-        raise DataError("the Result's cluster table is too large to tell steps apart", remedy=ASK_THE_DUMP)
+    if not run.clusters.groups:
+        raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=ASK_THE_DUMP)
     return _sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
