@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.compare.model import Comparison, Contrast, Decomposition, Matrix, PairedTokens
-from mismatchctl.render.compare_terminal import CELLS, SHOWN
 from mismatchctl.render.compare_words import (
+    MATRIX,
     details,
     headline,
     k3_change,
+    main_metrics,
     method,
     part_name,
     signed,
@@ -30,6 +31,7 @@ from mismatchctl.result import Value
 HEATS = (0, 1, 2, 3, 6, 7, 8)
 """Steps of the ramp on which text can be read, little to much."""
 MOST_PARTS, MOST_TOKENS = 50, 30
+MAIN_CAPTION = "The main metrics, and what else changed significantly."
 
 
 @dataclass
@@ -111,7 +113,6 @@ def _section(comparison: Comparison, index: int, registry: Registry) -> Section:
     contrast = comparison.contrasts[index]
     change = k3_change(contrast)
     figures = [contributions_figure(d, f"c{index}-{place}") for place, d in enumerate(contrast.decompositions)]
-    main = [key for key, one in contrast.changes.items() if key in SHOWN or one.significant]
     sure = change.significant and change.difference is not None
     return Section(
         anchor=f"contrast-{index}",
@@ -122,7 +123,9 @@ def _section(comparison: Comparison, index: int, registry: Registry) -> Section:
         after=change.other,
         verdicts=[clean(line) for line in details(contrast)],
         figures=[figure for figure in figures if figure is not None],
-        changes=_changes("What changed significantly, and the main metrics.", main, contrast, registry),
+        changes=_changes(
+            "The main metrics, and what else changed significantly.", main_metrics(contrast), contrast, registry
+        ),
         every_change=_changes("All metrics", list(contrast.changes), contrast, registry),
         parts=[_parts(decomposition) for decomposition in contrast.decompositions],
         moved=None if contrast.tokens is None else _moved(contrast.tokens),
@@ -243,7 +246,7 @@ def _moved(paired: PairedTokens) -> Table | None:
 def _matrix(matrix: Matrix) -> list[Table]:
     """A heat map per figure: rollout engines down, trainers across."""
     tables = []
-    for title, key, unit in CELLS:
+    for title, key, unit in MATRIX:
         table = Table(title, [Head("rollout, then trainer", numeric=False), *(Head(clean(t)) for t in matrix.trainers)])
         values = [[None if cell is None else getattr(cell, key).value for cell in row] for row in matrix.cells]
         known = [value for row in values for value in row if value is not None]

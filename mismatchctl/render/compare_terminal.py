@@ -8,9 +8,11 @@ from rich.text import Text
 
 from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, Part
 from mismatchctl.render.compare_words import (
+    MATRIX,
     details,
     headline,
     k3_change,
+    main_metrics,
     method,
     part_name,
     signed,
@@ -24,21 +26,9 @@ from mismatchctl.render.tables import known_metric
 
 DETAILED = 3
 """Up to so many comparisons, each has its tables."""
-SHOWN = (
-    "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
-    "prob_corr", "khat_token", "bitwise_share", "drift_k3",
-)  # fmt: skip
-"""Metrics that always have a row; those that changed significantly come after them."""
 MOST_ROWS = 24
 PARTS = 3
 """Contributions that are shown of each quantity."""
-CELLS = (
-    ("K3", "k3", "nats/token"),
-    ("ESS of sequences", "ess_sequence", "fraction"),
-    ("mean |difference|, nats", "abs_diff_mean", "nats"),
-    ("largest |difference|, nats", "abs_diff_max", "nats"),
-)
-"""What a matrix shows of each pair of engines: (title, field, unit)."""
 
 
 def render_comparison(comparison: Comparison, console: Console) -> None:
@@ -95,9 +85,7 @@ def _relative_interval(change: Change) -> str:
 
 def _print_changes(comparison: Comparison, contrast: Contrast, console: Console) -> None:
     """The main metrics, and what else changed significantly."""
-    main = [key for key in SHOWN if key in contrast.changes]
-    moved = [key for key, change in contrast.changes.items() if change.significant and key not in main]
-    keys = [*main, *moved][:MOST_ROWS]
+    keys = main_metrics(contrast)[:MOST_ROWS]
     changes = [contrast.changes[key] for key in keys]
     units = [known_metric(key).unit for key in keys]
     both = list(zip(changes, units, strict=True))
@@ -148,7 +136,7 @@ def _share(decomposition: Decomposition, part: Part) -> str:
 
 def _print_matrix(matrix: Matrix, console: Console) -> None:
     """One small table per figure, rollout engines down, trainers across; a pair without a dump is missing."""
-    for title, field, unit in CELLS:
+    for title, field, unit in MATRIX:
         columns = [
             Column(broken(trainer, 14), [_cell(row[index], field, unit) for row in matrix.cells])
             for index, trainer in enumerate(matrix.trainers)

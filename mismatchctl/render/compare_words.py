@@ -11,6 +11,18 @@ from mismatchctl.render.text import label
 from mismatchctl.result import Value
 
 UNMEASURED = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
+MAIN = (
+    "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "chi2_token", "ess_token", "ess_sequence",
+    "prob_corr", "khat_token", "bitwise_share", "drift_k3",
+)  # fmt: skip
+"""Metrics that always have a row; those that changed significantly come after them."""
+MATRIX = (
+    ("K3", "k3", "nats/token"),
+    ("ESS of sequences", "ess_sequence", "fraction"),
+    ("mean |difference|, nats", "abs_diff_mean", "nats"),
+    ("largest |difference|, nats", "abs_diff_max", "nats"),
+)
+"""What a matrix shows of each pair of engines: (title, field, unit)."""
 MOST_LABELS = 6
 """Values that a sentence names."""
 MIX_MATTERS = 0.1
@@ -56,6 +68,12 @@ def significance(change: Change) -> str:
     if change.p is None:
         return "not tested"
     return "significant" if change.significant else "not significant"
+
+
+def main_metrics(contrast: Contrast) -> list[str]:
+    """Keys of the metrics that are read first, then of those that changed significantly."""
+    main = [key for key in MAIN if key in contrast.changes]
+    return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
 
 
 def verdict(change: Change) -> str:
