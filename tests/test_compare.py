@@ -21,6 +21,7 @@ from mismatchctl.compare import Comparison, compare
 from mismatchctl.compare.decompose import Parts, contributions
 from mismatchctl.compare.model import Decomposition
 from mismatchctl.compare.sources import Argument, parse_argument
+from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.render.compare_words import carrier_name, headline
 
@@ -276,6 +277,22 @@ def test_other_tokens_are_not_paired(tmp_path: Path) -> None:
     assert "do not hold the same tokens" in contrast.tokens_status
     assert contrast.clusters_shared == 24
     assert not contrast.same_tokens
+
+
+def test_corrections_are_compared(tmp_path: Path) -> None:
+    """What a gate on the token ratio rejects, counted by hand; a correction of another definition is left out."""
+    gate = correction_from_mapping({"name": "mine", "gates": [{"level": "token", "keep": [0.95, 1.05]}]}, "here")
+    other = BASE.scaled(lambda _, __, ___: 2.0)
+    paths = [str(write_tokens(tmp_path / f"{n}.parquet", t)) for n, t in (("base", BASE), ("other", other))]
+    found = compare(paths, corrections=[gate]).contrasts[0].corrections["mine"]["rejected_tokens"]
+    ratios = [np.exp(np.concatenate(t.train) - np.concatenate(t.rollout)) for t in (BASE, other)]
+    before, after = (np.mean((ratio < 0.95) | (ratio > 1.05)) for ratio in ratios)
+    assert (found.reference.value, found.other.value) == (pytest.approx(before), pytest.approx(after))
+    assert found.significant
+    assert found.interval is not None
+    kept = tmp_path / "base.json"
+    analyze(paths[:1], [gate.model_copy(update={"gates": ()})]).write(kept)
+    assert compare([str(kept), paths[1]], corrections=[gate]).contrasts[0].corrections == {}
 
 
 def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chromium import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
 from make_pair import make_tokens, write_tokens
-from make_result import HOSTILE
+from make_result import HOSTILE, make_corrections
 from test_report_html import Parsed
 
 from mismatchctl.compare import compare
@@ -32,7 +32,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ]
     engines = [("vllm", "fsdp"), (HOSTILE[0], "fsdp"), ("vllm", HOSTILE[4])]
     pairs = [f"rollout={_quoted(r)},trainer={_quoted(t)}={d}" for (r, t), d in zip(engines, dumps, strict=True)]
-    plain, hostile = compare([str(dump) for dump in dumps[:2]], by=["worker"]), compare(pairs, by=["host"])
+    plain = compare([str(dump) for dump in dumps[:2]], by=["worker"])
+    hostile = compare(pairs, corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
     return {"plain": render_comparison_page(plain), "hostile": render_comparison_page(hostile)}
 
 

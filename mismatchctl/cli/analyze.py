@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import OUT, By, Columns, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.flags import OUT, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 _RULE = "One more correction, from flags"
 
 Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
-Corrections = Annotated[
-    list[str] | None,
-    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
-]
 Configs = Annotated[
     list[str] | None,
     typer.Option(

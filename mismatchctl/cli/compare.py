@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import OUT, By, Columns, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.flags import OUT, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -31,6 +32,7 @@ Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.
 
 def compare(
     paths: Paths,
+    correction: Corrections = None,
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
@@ -50,10 +52,20 @@ def compare(
         raise ConfigError("--json and -o - both write to stdout: give one of them")
     check_places(None if to_stdout else output, html, force=force)
 
+    corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
+
     from mismatchctl.compare import compare as run
 
     with progress_bar(quiet) as progress:
-        found = run(paths, rename=renamed(column), by=by or [], on_bad=on_bad.value, threads=threads, progress=progress)
+        found = run(
+            paths,
+            corrections=corrections,
+            rename=renamed(column),
+            by=by or [],
+            on_bad=on_bad.value,
+            threads=threads,
+            progress=progress,
+        )
     files: list[tuple[Path, bytes]] = []
     if html is not None:
         from mismatchctl.render.compare_page import render_comparison_page

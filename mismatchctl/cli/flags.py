@@ -22,6 +22,10 @@ class OnBad(str, Enum):
 
 
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
+Corrections = Annotated[
+    list[str] | None,
+    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what was written before.", rich_help_panel=OUT)]

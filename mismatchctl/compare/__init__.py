@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from mismatchctl.compare.changes import adjusted, metric_changes
+from mismatchctl.compare.changes import Tested, adjusted, metric_changes
 from mismatchctl.compare.decompose import by_bin, by_steps, by_values
 from mismatchctl.compare.model import (
     Cell,
@@ -19,6 +19,7 @@ from mismatchctl.compare.model import (
 )
 from mismatchctl.compare.sources import Reading, Source, read_sources
 from mismatchctl.compare.tokens import pair_tokens
+from mismatchctl.correction import Correction
 from mismatchctl.resample import Sample, sample_of_run
 from mismatchctl.result import Value
 
@@ -28,6 +29,7 @@ _NOT_MEASURED = Value(value=None, status="not measured")
 def compare(
     paths: Sequence[str],
     *,
+    corrections: Sequence[Correction] = (),
     rename: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
     on_bad: Literal["error", "skip"] = "error",
@@ -38,6 +40,7 @@ def compare(
 
     Args:
         paths: dumps or Results, recognized by content; `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
+        corrections: what dumps are analyzed with; Results bring their own.
         rename: canonical column -> name in the dumps.
         by: columns to break dumps down by; Results have been broken down already.
         on_bad: whether bad rows and files of dumps stop the comparison or are left out and counted.
@@ -48,20 +51,24 @@ def compare(
         DataError: an argument that cannot be read, or only one run.
         ConfigError: settings that do not fit each other or the dumps.
     """
-    sources, warnings = read_sources(paths, Reading(rename or {}, tuple(by), on_bad, threads, progress))
+    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, threads, progress)
+    sources, warnings = read_sources(paths, reading)
     samples = [sample_of_run(source.run) for source in sources]
     first, *others = sources
-    tested = [
-        metric_changes(first.run.overall.metrics, other.run.overall.metrics, (samples[0], sample))
-        for other, sample in zip(others, samples[1:], strict=True)
-    ]
+    pairs = [(samples[0], sample) for sample in samples[1:]]
+    both = list(zip(others, pairs, strict=True))
+    changes = adjusted(
+        [metric_changes(first.run.overall.metrics, other.run.overall.metrics, pair) for other, pair in both]
+    )
+    corrected = adjusted([_correction_changes(first, other, pair) for other, pair in both])
     return Comparison(
         warnings=warnings,
         sides=[_side(source, sample) for source, sample in zip(sources, samples, strict=True)],
         contrasts=[
-            _contrast(first, other, (samples[0], sample), changes)
-            for other, sample, changes in zip(others, samples[1:], adjusted(tested), strict=True)
+            _contrast(first, other, pair, *found)
+            for other, pair, *found in zip(others, pairs, changes, corrected, strict=True)
         ],
+        corrections=list(first.corrections),
         matrix=_matrix(sources),
     )
 
@@ -81,7 +88,28 @@ def _side(source: Source, sample: Sample) -> Side:
     )
 
 
-def _contrast(first: Source, other: Source, samples: tuple[Sample, Sample], changes: dict[str, Change]) -> Contrast:
+def _correction_changes(first: Source, other: Source, samples: tuple[Sample, Sample]) -> dict[str, Tested]:
+    """Metrics of every correction that both sides have by the same definition, as `name/key`."""
+    return {
+        f"{correction.name}/{key}": tested
+        for correction in first.corrections
+        if correction in other.corrections
+        for key, tested in metric_changes(
+            first.run.overall.corrections[correction.name],
+            other.run.overall.corrections[correction.name],
+            samples,
+            correction,
+        ).items()
+    }
+
+
+def _contrast(
+    first: Source,
+    other: Source,
+    samples: tuple[Sample, Sample],
+    changes: dict[str, Change],
+    corrected: dict[str, Change],
+) -> Contrast:
     shared, same = samples[0].shared(samples[1]), samples[0].has_same_tokens(samples[1])
     tokens, why = pair_tokens(first, other)
     return Contrast(
@@ -90,10 +118,20 @@ def _contrast(first: Source, other: Source, samples: tuple[Sample, Sample], chan
         same_tokens=same,
         paired=_paired(first, samples, shared, same=same),
         changes=changes,
+        corrections=_by_correction(corrected),
         decompositions=_decompositions(first, other),
         tokens=tokens,
         tokens_status=why,
     )
+
+
+def _by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
+    """`name/key` -> change, as name -> key -> change; a name may hold slashes, a key does not."""
+    found: dict[str, dict[str, Change]] = {}
+    for place, change in changes.items():
+        name, _, key = place.rpartition("/")
+        found.setdefault(name, {})[key] = change
+    return found
 
 
 def _paired(first: Source, samples: tuple[Sample, Sample], shared: int, *, same: bool) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.compare.model import CONFIDENCE, Change, Interval
+from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.metrics import Metric
 from mismatchctl.resample import Draws, Sample, TableMetric, find_metric, holm, interval, p_above_zero, resample
@@ -30,11 +31,14 @@ class Tested:
 
 
 def metric_changes(
-    reference: Mapping[str, Value], other: Mapping[str, Value], samples: tuple[Sample, Sample]
+    reference: Mapping[str, Value],
+    other: Mapping[str, Value],
+    samples: tuple[Sample, Sample],
+    correction: Correction | None = None,
 ) -> dict[str, Tested]:
-    """Each metric that both sides have, in the order of the reference; the p-values are raw."""
+    """Each metric (of a correction) that both sides have, in the order of the reference; the p-values are raw."""
     keys = [key for key in reference if key in other]
-    metrics = {key: metric for key in keys if (metric := _known(key)) is not None}
+    metrics = {key: metric for key in keys if (metric := _known(key, correction)) is not None}
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
@@ -42,7 +46,7 @@ def metric_changes(
 
 
 def adjusted(families: Sequence[Mapping[str, Tested]]) -> list[dict[str, Change]]:
-    """Changes of every contrast with p-values by Holm: K3 of all contrasts is one family, all the rest another."""
+    """Changes of every contrast with p-values by Holm: K3 of all contrasts is one family, the rest another."""
     adjusted_p: dict[tuple[int, str], float] = {}
     for headline in (True, False):
         places = [
@@ -64,9 +68,9 @@ def adjusted(families: Sequence[Mapping[str, Tested]]) -> list[dict[str, Change]
     ]
 
 
-def _known(key: str) -> TableMetric | None:
+def _known(key: str, correction: Correction | None) -> TableMetric | None:
     try:
-        return find_metric(key)
+        return find_metric(key, correction)
     except ConfigError:
         return None  # of another version
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from mismatchctl import __version__
+from mismatchctl.correction import Correction
 from mismatchctl.result import Breakdown, Distribution, Value
 
 FORMAT = 1
@@ -157,13 +158,17 @@ class PairedTokens(_Model):
 
 
 class Contrast(_Model):
-    """One side against the reference; `paired` says what the two have in common."""
+    """One side against the reference; `paired` says what the two have in common.
+
+    `corrections` are changes of the metrics of each correction that both sides were analyzed with.
+    """
 
     other: str
     clusters_shared: int
     same_tokens: bool
     paired: str
     changes: dict[str, Change]
+    corrections: dict[str, dict[str, Change]] = Field(default_factory=dict)
     decompositions: list[Decomposition]
     tokens: PairedTokens | None = None
     tokens_status: str = "ok"
@@ -196,6 +201,7 @@ class Comparison(_Model):
     confidence: float = CONFIDENCE
     warnings: list[str] = Field(default_factory=list)
     sides: list[Side]
+    corrections: list[Correction] = Field(default_factory=list)
     contrasts: list[Contrast]
     matrix: Matrix | None = None
 

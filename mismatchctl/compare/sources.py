@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from mismatchctl.analyze import analyze
+from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
@@ -35,6 +36,7 @@ class Reading:
     """How dumps are read: as `analyze` takes it."""
 
     rename: Mapping[str, str]
+    corrections: Sequence[Correction] = ()
     by: Sequence[str] = ()
     on_bad: Literal["error", "skip"] = "error"
     threads: int | None = None
@@ -45,7 +47,7 @@ class Reading:
 class Source:
     """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump.
 
-    `alone` says that its argument holds no other run.
+    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Source:
     run_name: str
     run: RunResult
     alone: bool
+    corrections: tuple[Correction, ...] = ()
     reading: Reading | None = None
 
     @cached_property
@@ -103,7 +106,8 @@ def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], 
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
-        sources += [Source(name, argument, name, run, len(result.runs) == 1, how) for name, run in result.runs.items()]
+        corrections, alone = tuple(result.corrections), len(result.runs) == 1
+        sources += [Source(name, argument, name, run, alone, corrections, how) for name, run in result.runs.items()]
     if len(sources) < 2:
         raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
     return _named(sources), warnings
@@ -121,7 +125,8 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
         return read_result(argument.path), None
     how = reading
     result = analyze(
-        [argument.path], rename=how.rename, by=how.by, on_bad=how.on_bad, threads=how.threads, progress=how.progress,
+        [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, threads=how.threads,
+        progress=how.progress,
         every_cluster=True,
     )  # fmt: skip
     return result, reading

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mismatchctl.compare.model import Comparison, Contrast, Decomposition, Matrix, PairedTokens
+from mismatchctl.compare.model import Change, Comparison, Decomposition, Matrix, PairedTokens
 from mismatchctl.render.compare_words import (
     MATRIX,
     details,
@@ -48,6 +48,7 @@ class Section:
     figures: list[Figure]
     changes: Table
     every_change: Table
+    corrections: list[Table]
     parts: list[Table]
     moved: Table | None
 
@@ -76,7 +77,7 @@ def render_comparison_page(comparison: Comparison) -> str:
 
 def prepare(comparison: Comparison) -> Page:
     """All data of the page, without any layout."""
-    registry = Registry()
+    registry = Registry(comparison.corrections)
     names = [clean(contrast.other) for contrast in comparison.contrasts]
     page = Page(
         version=clean(comparison.version),
@@ -90,7 +91,7 @@ def prepare(comparison: Comparison) -> Page:
         figures=_laid_over(comparison),
         sections=[_section(comparison, index, registry) for index in range(len(comparison.contrasts))],
     )
-    page.glossary = registry.entries("m")
+    page.glossary = [*registry.entries("m"), *registry.entries("c")]
     return page
 
 
@@ -123,10 +124,12 @@ def _section(comparison: Comparison, index: int, registry: Registry) -> Section:
         after=change.other,
         verdicts=[clean(line) for line in details(contrast)],
         figures=[figure for figure in figures if figure is not None],
-        changes=_changes(
-            "The main metrics, and what else changed significantly.", main_metrics(contrast), contrast, registry
-        ),
-        every_change=_changes("All metrics", list(contrast.changes), contrast, registry),
+        changes=_changes(MAIN_CAPTION, main_metrics(contrast), contrast.changes, registry),
+        every_change=_changes("All metrics", list(contrast.changes), contrast.changes, registry),
+        corrections=[
+            _changes(f"Correction {clean(name)}", list(changes), changes, registry, "c")
+            for name, changes in contrast.corrections.items()
+        ],
         parts=[_parts(decomposition) for decomposition in contrast.decompositions],
         moved=None if contrast.tokens is None else _moved(contrast.tokens),
     )
@@ -149,7 +152,9 @@ def _anchor(index: int) -> str:
     return f"contrast-{index - 1}"
 
 
-def _changes(caption: str, keys: Sequence[str], contrast: Contrast, registry: Registry) -> Table:
+def _changes(
+    caption: str, keys: Sequence[str], changes: Mapping[str, Change], registry: Registry, scope: str = "m"
+) -> Table:
     """One row per metric, linked to its meaning."""
     heads = [
         Head("metric", numeric=False), Head("reference"), Head("other"), Head("difference"),
@@ -158,13 +163,13 @@ def _changes(caption: str, keys: Sequence[str], contrast: Contrast, registry: Re
     ]  # fmt: skip
     table = Table(caption, heads, sortable=True)
     for key in keys:
-        change, metric = contrast.changes[key], registry.metric(key)
+        change, metric = changes[key], registry.metric(key, scope)
         ends = DASH if change.interval is None else " to ".join(signed(end) for end in change.interval)
         mark = "" if change.status == "ok" else table.note(change.status)
         word = verdict(change)
         table.rows.append(
             [
-                Cell(metric.title, kind="name", anchor=f"m-{key}"),
+                Cell(metric.title, kind="name", anchor=f"{scope}-{key}"),
                 table.value(change.reference, metric.unit),
                 table.value(change.other, metric.unit),
                 _amount(change.difference, signed),

@@ -9,6 +9,7 @@ from rich.text import Text
 from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, Part
 from mismatchctl.render.compare_words import (
     MATRIX,
+    correction_rows,
     details,
     headline,
     k3_change,
@@ -27,6 +28,12 @@ from mismatchctl.render.tables import known_metric
 DETAILED = 3
 """Up to so many comparisons, each has its tables."""
 MOST_ROWS = 24
+CORRECTION_COLUMNS = (
+    ("rejected tokens", "rejected_tokens", 0),
+    ("ESS of tokens", "ess_token", 0),
+    ("ESS of sequences", "ess_sequence", 1),
+)
+"""(heading, key, how early it goes where there is little room)."""
 PARTS = 3
 """Contributions that are shown of each quantity."""
 
@@ -42,6 +49,7 @@ def render_comparison(comparison: Comparison, console: Console) -> None:
         _print_sentences(comparison, contrast, console)
         if len(comparison.contrasts) <= DETAILED:
             _print_changes(comparison, contrast, console)
+            _print_corrections(contrast, console)
             _print_parts(contrast, console)
     console.print(Text(glyphs.text(method(comparison)), style="dim"))
     for warning in comparison.warnings:
@@ -100,6 +108,26 @@ def _print_changes(comparison: Comparison, contrast: Contrast, console: Console)
     rest = len(contrast.changes) - len(keys)
     names = Column("metric", keys)
     print_grid(console, f"Metrics ({rest} more in --json and --html)", names, columns)
+
+
+def _print_corrections(contrast: Contrast, console: Console) -> None:
+    """What each correction takes, before and after."""
+    rows = dict(correction_rows(contrast))
+    if not rows:
+        return
+    columns = [
+        Column(heading, [_moved(changes.get(key)) for changes in rows.values()], drop=drop)
+        for heading, key, drop in CORRECTION_COLUMNS
+    ]
+    title = "Corrections: reference → other (* significant)"
+    print_grid(console, title, Column("correction", list(rows)), columns)
+
+
+def _moved(change: Change | None) -> str:
+    if change is None:
+        return DASH
+    mark = " *" if change.significant else ""
+    return f"{number(change.reference.value, 'fraction')} → {number(change.other.value, 'fraction')}{mark}"
 
 
 def _interval(change: Change) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mismatchctl.compare.model import Carrier, Change, Comparison, Contrast, Decomposition, PairedTokens, Part
 from mismatchctl.render.numbers import number
@@ -25,6 +25,8 @@ MATRIX = (
 """What a matrix shows of each pair of engines: (title, field, unit)."""
 MOST_LABELS = 6
 """Values that a sentence names."""
+EFFECTS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")
+"""What a correction that does nothing leaves at zero."""
 MIX_MATTERS = 0.1
 """From this share of the change on, a change of mix is told."""
 TOP = 100
@@ -74,6 +76,13 @@ def main_metrics(contrast: Contrast) -> list[str]:
     """Keys of the metrics that are read first, then of those that changed significantly."""
     main = [key for key in MAIN if key in contrast.changes]
     return [*main, *(key for key, change in contrast.changes.items() if change.significant and key not in main)]
+
+
+def correction_rows(contrast: Contrast) -> Iterator[tuple[str, Mapping[str, Change]]]:
+    """Each correction with its changes, those that do anything."""
+    for name, changes in contrast.corrections.items():
+        if any(change.reference.value or change.other.value for key, change in changes.items() if key in EFFECTS):
+            yield name, changes
 
 
 def verdict(change: Change) -> str:
@@ -211,7 +220,7 @@ def method(comparison: Comparison) -> str:
     return (
         f"Intervals are {100 * comparison.confidence:.0f} % percentile intervals over resampled clusters, "
         f"each for itself. Significant is what keeps the family-wise error below {level} by Holm: "
-        f"K3{several} is one family, all other metrics together another."
+        f"K3{several} is one family, all other metrics together another, those of corrections a third."
     )
 
 
