@@ -311,6 +311,23 @@ def test_a_result_stands_in_for_its_dump(tmp_path: Path) -> None:
     assert carrier(mixed, "worker") == "worker 1"
 
 
+def test_a_folded_table_still_tells_steps_apart(tmp_path: Path) -> None:
+    """More clusters than a Result keeps: errors of the steps come from their own K3."""
+    base = make_tokens(3, prompts=600, steps=2, longest=12)
+    worse = base.scaled(lambda index, _, __: 3.0 if base.step[index] == 1 else 1.0)
+    paths = [tmp_path / "base.json", tmp_path / "worse.json"]
+    for path, tokens in zip(paths, (base, worse), strict=True):
+        analyze([str(write_tokens(path.with_suffix(".parquet"), tokens))]).write(path)
+    found = compare([str(path) for path in paths])
+    assert carrier(found, "step") == "step 1"
+    one = decomposition(found, "step")
+    own = spread(base, base.step) == 1
+    change = (k3(worse) - k3(base))[own].sum() / len(own)
+    assert one.parts[0].level == pytest.approx(change, rel=1e-6)
+    assert one.parts[0].se is not None
+    assert found.contrasts[0].changes["k3"].significant
+
+
 def test_the_runs_of_one_result_are_compared(tmp_path: Path) -> None:
     paths = [write_tokens(tmp_path / f"{name}.parquet", make_tokens(seed)) for seed, name in enumerate("abc")]
     kept = tmp_path / "all.json"

@@ -7,6 +7,7 @@ since shares add up to 1 on either side. A part that one side lacks has the othe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,8 +61,7 @@ def by_bin(reference: Breakdown, other: Breakdown) -> Decomposition:
         sides.append(Parts(_picked([float(count) for count in side.tokens], rows, 0.0), _picked(side.k3, rows, np.nan)))
         errors.append(_picked(side.k3_se, rows, np.nan))
     mix, level = contributions(*sides)
-    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
-    se = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
+    se = _level_errors(sides, errors)
     bounds = [{"low": low, "high": highs[low]} for low in lows]
     return _decomposition(reference.quantity, True, bounds, sides, (mix, level), se)
 
@@ -78,6 +78,13 @@ def by_values(column: str, reference: RunResult, other: RunResult) -> Decomposit
         return sample_of_value(run, column, index)
 
     return _by_label(column, False, (reference, other), (reference.by[column], other.by[column]), sample)
+
+
+def _level_errors(sides: Sequence[Parts], errors: Sequence[Float64s]) -> Float64s:
+    """Standard error of each level, from those of K3 on either side, as if nothing were paired."""
+    shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
+    found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
+    return found
 
 
 SampleOf = Callable[[RunResult, int], Sample]
@@ -99,6 +106,9 @@ def _by_label(
     sides = [_of_groups(side, own) for side, own in zip(groups, rows, strict=True)]
     mix, level = contributions(*sides)
     se = _resampled_errors(runs, rows, sample)
+    if se is None:
+        errors = [side.metrics["k3"].se or [None] * len(side.labels) for side in groups]
+        se = _level_errors(sides, [_picked(own, places, np.nan) for own, places in zip(errors, rows, strict=True)])
     return _decomposition(quantity, ordered, [{"label": label} for label in labels], sides, (mix, level), se)
 
 
@@ -109,15 +119,15 @@ def _of_groups(side: Groups, rows: Sequence[int | None]) -> Parts:
 
 def _resampled_errors(
     runs: tuple[RunResult, RunResult], rows: Sequence[Sequence[int | None]], sample: SampleOf
-) -> Float64s:
-    """Standard error of each contribution, paired where the two share clusters; NaN where tables do not tell."""
+) -> Float64s | None:
+    """Standard error of each contribution, paired where the two share clusters; None where tables do not tell."""
     count = len(rows[0])
     metrics = [find_metric("tokens"), find_metric("k3")]
     places = [(side, part, index) for side in (0, 1) for part, index in enumerate(rows[side]) if index is not None]
     try:
         samples = [sample(runs[side], index) for side, _, index in places]
     except DataError:
-        return np.full(count, np.nan)
+        return None
     drawn = [
         Parts(np.zeros((_REPLICATES, count)), np.full((_REPLICATES, count), np.nan)),
         Parts(np.zeros((_REPLICATES, count)), np.full((_REPLICATES, count), np.nan)),
@@ -174,8 +184,8 @@ def _carrier(parts: Sequence[Part], ordered: bool) -> Carrier | None:
     weight = k3 / k3.sum() if k3.sum() > 0 else tokens[:, 1]
     carried = total / total.sum()
     chosen = _stretch(carried, weight) if ordered else carried > weight
-    se = np.array([part.se if part.se is not None else np.nan for part in parts])[chosen]
-    sure = abs(total[chosen].sum()) > SURE * float(np.sqrt(np.nansum(se**2)))
+    errors = [part.se for part, is_in in zip(parts, chosen, strict=True) if is_in and part.se is not None]
+    sure = bool(errors) and abs(total[chosen].sum()) > SURE * math.hypot(*errors)
     share, own = float(carried[chosen].sum()), float(weight[chosen].sum())
     if not sure or chosen.all() or share < max(MOST, STANDS_OUT * own):
         return None

@@ -66,7 +66,7 @@ class Part(_Model):
 
     `mix`: more or fewer tokens there, where K3 differs from the mean; `level`: larger or smaller K3 there. A bin is
     `low` <= quantity < `high` (null: open), a value has a `label`. `tokens` are shares of each side. `se` is of the
-    whole contribution for values, of the level alone for bins; null where there is none.
+    whole contribution where the cluster tables tell, as for steps and values, else of the level alone, as for bins.
     """
 
     label: Label = None
