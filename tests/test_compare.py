@@ -350,6 +350,20 @@ def test_many_comparisons_share_their_error(tmp_path: Path) -> None:
     assert all(float(a or 0) <= float(b or 0) for a, b in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize("runs", [["first", "second"], [3, 4], [3.0, 4.0]])
+def test_runs_in_a_column_are_paired_by_token(tmp_path: Path, runs: list[Any]) -> None:
+    """Two runs whose rows alternate in one file."""
+    other = BASE.scaled(lambda _, __, ___: 1.5)
+    both = Tokens(**{name: getattr(BASE, name) + getattr(other, name) for name in vars(BASE)})
+    count = len(BASE.name)
+    order = [row for index in range(count) for row in (index, count + index)]
+    path = write_tokens(tmp_path / "both.parquet", both.chosen(order), run=runs * count)
+    found = compare([str(path)]).contrasts[0].tokens
+    assert found is not None
+    assert (found.sequences, found.unmatched) == (count, (0, 0))
+    assert found.k3_change.value == pytest.approx(k3(other).mean() - k3(BASE).mean(), rel=1e-9)
+
+
 def test_names_stay_apart(tmp_path: Path) -> None:
     one, two = (write_tokens(tmp_path / name / "dump.parquet", BASE) for name in "ab")
     found = compare([str(one), str(two), str(one)])

@@ -16,14 +16,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Ints, Segments, TokenBatch
 from mismatchctl.compare.model import PairedTokens
 from mismatchctl.compare.moved import Moved
 from mismatchctl.compare.sources import Source
 from mismatchctl.dumps import Problems
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums.clusters import Hashes, hash_values, mix
-from mismatchctl.sums.reduce import cut, gather
+from mismatchctl.sums.reduce import gather
 
 MOST_HELD = 1 << 24
 """Tokens of the reference in memory at once."""
@@ -73,10 +73,18 @@ def _batches(source: Source) -> Iterator[TokenBatch]:
     assert dump is not None
     for unit in dump.units:
         for batch in dump.read(unit, Problems()):
-            for run, _, part in cut(batch, unit.file.run, ()):
-                if run == source.run_name:
-                    full = np.flatnonzero(part.segments.nonempty)
-                    yield part if len(full) == len(part) else gather(part, full)
+            chosen = np.flatnonzero(batch.segments.nonempty & _is_of_run(batch, unit.file.run, source.run_name))
+            if len(chosen):
+                yield batch if len(chosen) == len(batch) else gather(batch, chosen)
+
+
+def _is_of_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
+    """Which sequences belong to a run; those that name none belong to that of their file."""
+    runs = batch.columns.get("run")
+    if runs is None:
+        return np.full(len(batch), default == wanted)
+    names = [int(run) if isinstance(run, float) and run.is_integer() else run for run in runs.tolist()]
+    return np.array([(default if run is None or run != run else str(run)) == wanted for run in names])
 
 
 def _index(source: Source, with_ids: bool, names: list[str]) -> _Index:

@@ -106,11 +106,12 @@ def carriers(contrast: Contrast) -> Iterator[str]:
     """What carries the change of K3, what stands out most first."""
     found = [(d, d.carrier) for d in contrast.decompositions if d.carrier is not None]
     for decomposition, carrier in sorted(found, key=lambda pair: -pair[1].carried / max(pair[1].weight, 1e-9)):
-        weight = number(round(carrier.weight, 4), "fraction")
-        many = "s" if len(carrier.labels) != 1 or decomposition.quantity in ("position", "length", "surprisal") else ""
+        is_one = len(carrier.labels) == 1
+        own = f"{number(round(carrier.weight, 4), 'fraction')} of the reference's K3 and "
         yield (
-            f"{carrier_name(decomposition, carrier)} {'carry' if many else 'carries'} {_whole(carrier.carried)} of it, "
-            f"with {weight} of the reference's K3 and {number(round(carrier.tokens, 4), 'fraction')} of tokens"
+            f"{carrier_name(decomposition, carrier)} {'carries' if is_one else 'carry'} {_whole(carrier.carried)} of it"
+            f", with {own if k3_change(contrast).reference.value else ''}"
+            f"{number(round(carrier.tokens, 4), 'fraction')} of tokens"
         )
 
 
