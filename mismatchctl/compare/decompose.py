@@ -100,6 +100,8 @@ def _by_label(
 ) -> Decomposition | None:
     first, second = groups
     labels = [*first.labels, *(label for label in second.labels if label not in first.labels)]
+    if all(isinstance(label, (int, float)) for label in labels):
+        labels.sort(key=lambda label: float(label or 0))
     if len(labels) < 2 or not any(label in second.labels for label in first.labels):
         return None
     rows = [[side.labels.index(name) if name in side.labels else None for name in labels] for side in groups]
@@ -128,10 +130,8 @@ def _resampled_errors(
         samples = [sample(runs[side], index) for side, _, index in places]
     except DataError:
         return None
-    drawn = [
-        Parts(np.zeros((_REPLICATES, count)), np.full((_REPLICATES, count), np.nan)),
-        Parts(np.zeros((_REPLICATES, count)), np.full((_REPLICATES, count), np.nan)),
-    ]
+    shape = _REPLICATES, count
+    drawn = [Parts(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
     for (side, part, _), (tokens, k3) in zip(places, resample(samples, metrics, _REPLICATES), strict=True):
         drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens.resampled, k3.resampled
     with np.errstate(all="ignore"):
