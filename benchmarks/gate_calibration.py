@@ -20,7 +20,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from mismatchctl.gate import LEVEL, TOLERANCE
-from mismatchctl.resample import weights
+from mismatchctl.gate.power import detectable
+from mismatchctl.resample import Draws, weights
 from mismatchctl.sums.clusters import hash_values
 
 Array = NDArray[np.float64]
@@ -243,12 +244,38 @@ def tolerances(runs: dict[str, Run]) -> Iterator[str]:
     yield from table(heads, rows)
 
 
+def powers(runs: dict[str, Run]) -> Iterator[str]:
+    """What the gate says it could have found, planted: it should fail in four of five."""
+    rows = []
+    for family, name in FAMILIES.items():
+        run = runs[name]
+        for words, (first, second) in (("other prompts, 16", halves(run, 16)), ("same prompts, 32", within(run, 32))):
+            new, base = side(first, run, run.k3()), side(second, run, run.k3())
+            drawn = weights(run.keys, 0, REPLICATES)
+            with np.errstate(all="ignore"):
+                above, below = (drawn @ each.k3.T / (drawn @ each.tokens.T) for each in (new, base))
+            noise = (Draws(new.value[i] / base.value[i], above[:, i] / below[:, i]) for i in range(SPLITS))
+            said = np.array([detectable(1 + TOLERANCE, each, LEVEL) or np.nan for each in noise])
+            planted = Side(new.k3 * np.nanmedian(said), new.tokens)
+            low, middle, high = (f"{factor:.2f}" for factor in np.nanquantile(said, [0.1, 0.5, 0.9]))
+            failed = gate(planted, base, run.keys, TOLERANCE)[2]
+            rows.append((family, words, middle, f"{low} to {high}", percent(failed)))
+    heads = (
+        "model",
+        "compared, prompts a side",
+        "K3 x, as said (median)",
+        "in four of five splits",
+        "failed when planted",
+    )
+    yield from table(heads, rows)
+
+
 def main(folder: Path) -> None:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.endswith("_bitwise"))
     runs = {name: Run.read(folder / name) for name in names}
     tables = {
         "FALSE": false_failures, "TOLERANCE": tolerances, "DETECTION": detection, "TOKENS": same_tokens,
-        "MIXTURES": mixtures,
+        "MIXTURES": mixtures, "POWER": powers,
     }  # fmt: skip
     text = OUT.read_text(encoding="utf-8")
     for mark, made in tables.items():

@@ -210,6 +210,8 @@ def test_drift_in_small_steps_shows_as_a_trend() -> None:
     steady = judge(accepted(1e-3), rules_from_text("k3:increase=25%"), Against("history", [accepted(1e-3)] * 6))
     assert steady.outcome == "passed"
     assert len(judge(accepted(1e-3), rules_from_text("k3"), Against("history", history[:2])).checks) == 1
+    quantile = judge(accepted(1e-3), rules_from_text("abs_diff_p99:increase=1000%"), Against("history", history))
+    assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
 def test_a_trend_is_the_rise_of_the_line_of_least_squares() -> None:
@@ -251,7 +253,7 @@ def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
         rollout = [-rng.exponential(1.0, 4) for _ in range(3000)]
         train = [x + rng.normal(0, 0.05, 4) - 0.2 for x in rollout]
         names = np.arange(3000)
-        recorder.write(rollout_log_probs=rollout, train_log_probs=train, prompt_id=names, worker=names % 2)
+        recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=train, prompt_id=names, worker=names % 2)
     rules = rules_from_text("k3:increase=5%") + rules_from_text("k3:increase=5%,per=worker")
     new = open_result([str(tmp_path / "run")], rules)
     place = write_baseline(as_baseline(new, judge(new, rules), rules, by_hand=True), tmp_path / "baseline.json")

@@ -97,6 +97,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("{equal} --rule k3:min=1e-12", 3),
         ("{same} --plan 20%", 0),
         ("{same} --plan much", 2),
+        ("{same} --plan 20% --junit new.xml", 2),
+        ("{result} --correction none", 2),
         ("{same} --rule k3:maxx=1", 2),
         ("{same} --rule k33:max=1", 2),
         ("{same} --rule loss:correction=nonsense,max=1", 2),

@@ -96,6 +96,16 @@ def test_shared_clusters_are_paired_and_others_are_not() -> None:
     assert not sample([1.0, 2.0]).has_same_tokens(sample([1.0, 2.0], [100.0, 99.0]))
 
 
+def test_a_sequence_belongs_to_its_step_and_a_prompt_to_all() -> None:
+    clusters = table([1.0, 2.0, 3.0, 4.0], hashes=[1, 2, 1, 2], groups=[0, 0, 1, 1])
+    prompts = sample_of_run(result(clusters, steps=(5, 6)).runs["run"])
+    assert prompts.column("k3").tolist() == [4.0, 6.0]
+    by_sequence = clusters.model_copy(update={"by": "sequence"})
+    sequences = sample_of_run(result(by_sequence, steps=(5, 6)).runs["run"])
+    assert sorted(sequences.column("k3").tolist()) == [1.0, 2.0, 3.0, 4.0]
+    assert sequences.shared(sample_of_run(result(by_sequence, steps=(5, 7)).runs["run"])) == 2
+
+
 @FEW
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=12), st.data())
 def test_every_replicate_is_monotone_in_every_value(k3: list[float], data: st.DataObject) -> None:

@@ -19,13 +19,11 @@ from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, column_aliases
 from mismatchctl.result import Result
-from mismatchctl.sums import OVERALL_CAP, Plan, Sums, reduce_batch
+from mismatchctl.sums import Plan, Sums, reduce_batch
 from mismatchctl.sums.reduce import Value
 
 WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
 """Optional columns that the pass makes use of."""
-DETAILED_CAP = 1 << 14
-"""Rows of a cluster table where every cluster is wanted."""
 
 
 @dataclass
@@ -77,14 +75,7 @@ def analyze(
     needed = [*WANTED, *(["micro_batch"] if scoped else [])]
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
     _check_columns(corrections, dump)
-    plan = Plan(
-        tuple(corrections),
-        tuple(by),
-        dump.has("current_log_probs"),
-        sequences is not None,
-        DETAILED_CAP if every_cluster else OVERALL_CAP,
-        every_cluster,
-    )
+    plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None, every_cluster)
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)

@@ -290,12 +290,12 @@ def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any
 
 
 class _Tables:
-    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_column` all of them."""
+    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_cluster` all of them."""
 
     def __init__(self, plan: Plan, dump: Dump, columns: Mapping[str, int]) -> None:
         self._cap = plan.most_clusters
         self._by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
-        chosen = [name for name in columns if plan.every_column or _is_mismatch(name)]
+        chosen = [name for name in columns if plan.every_cluster or _is_mismatch(name)]
         self._chosen = [columns[name] for name in chosen]
         self._names = [_column_title(name, plan) for name in chosen]
 

@@ -89,6 +89,8 @@ def gate(
         raise ConfigError("--json and --markdown - both write to stdout: give one of them")
     if accept and save_baseline is None:
         raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
+    if plan is not None and (save_baseline or junit or markdown):
+        raise ConfigError("--plan judges nothing: leave --save-baseline, --junit and --markdown out")
     into_folder = save_baseline is not None and save_baseline.is_dir()
     check_places(None if into_folder else save_baseline, junit, None if to_stdout else markdown, force=force)
 

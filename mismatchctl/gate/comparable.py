@@ -34,10 +34,9 @@ def first_difference(rule: Rule, run: str, result: Result, baseline_run: str, ba
             return f"the baseline has no correction {rule.correction}"
         if found[0] != found[1]:
             return f"correction {rule.correction} is defined otherwise in the baseline"
-    frameworks = result.provenance.framework, baseline.provenance.framework
-    if frameworks[0] != frameworks[1]:
-        here, there = (name or "no framework" for name in frameworks)
-        return f"framework version: {here} here, {there} in the baseline"
+    version_here, version_there = result.provenance.framework, baseline.provenance.framework
+    if version_here and version_there and version_here != version_there:
+        return f"framework version: {version_here} here, {version_there} in the baseline"
     return None
 
 

@@ -14,10 +14,11 @@ import numpy as np
 
 from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
+from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable
 from mismatchctl.gate.rules import Allowance, Rule, metric_of
-from mismatchctl.gate.verdict import Check, Kind, Pairing, Verdict, worst
+from mismatchctl.gate.verdict import LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
 from mismatchctl.resample import Draws, Sample, TableMetric, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 
@@ -25,10 +26,7 @@ LEVEL = 0.05
 """The chance of any false failure that is allowed for."""
 LEAST_HISTORY = 3
 """Accepted results from which a trend is judged."""
-LOWER = ("min", "decrease", "falling trend")
-"""Kinds of bounds that a value may not fall below."""
 NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
-WITHIN_NOISE = "beyond the limit, but within noise"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Against:
 
 @dataclass
 class _Case:
-    """A check in the making; `reason` says why it cannot be judged, `excess` by how much it exceeds its limit."""
+    """A check to be made: a bound at a place, what it is compared with, and `reason` if it cannot be judged."""
 
     rule: Rule
     run: str
@@ -93,13 +91,16 @@ def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:
 def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
     """The comparison with the baseline, and with the trend of enough accepted results."""
     case.reason = incomparable
-    try:
-        history = [counterpart(case.rule, place, run) for run in accepted]
-    except DataError as error:
-        case.reason, history = str(error), []
+    history: list[Place] = []
+    for run in reversed(accepted):
+        try:
+            history.insert(0, counterpart(case.rule, place, run))
+        except DataError as error:
+            case.reason = "" if history else str(error)
+            break
     case.accepted = history[-1:]
     yield case
-    if len(history) >= LEAST_HISTORY and case.rule.per != "step":
+    if len(history) >= LEAST_HISTORY and case.rule.per != "step" and case.metric.is_resampled:
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend", accepted=history)
 
 
@@ -140,6 +141,7 @@ class _Judging:
         )
         if case.place is None:
             return check
+        check.clustered_by = case.place.run.clusters.by
         try:
             (self._resampled if case.metric.is_resampled else _recorded)(check, case, case.place)
         except DataError as error:
@@ -150,17 +152,17 @@ class _Judging:
         sample, value = _drawn(place, case.metric)
         others = [self._baseline(each, case.metric) for each in case.accepted]
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
-        check.value, check.interval = _finite(value.value), interval(value)
         if others:
             check.baseline, check.baseline_interval = _finite(others[-1][1].value), interval(others[-1][1])
             check.pairing = _pairing(sample, others[-1][0])
-        if check.reason:
-            return
         drawn = [draws for _, draws in others]
         judged = _rise(value, drawn) if case.kind.endswith("trend") else value
+        check.value, check.interval = _finite(judged.value), interval(judged)
+        if check.reason:
+            return
         limit = _limit(case, drawn)
         excess = limit - judged if case.kind in LOWER else judged - limit
-        check.value, check.interval, check.limit = _finite(judged.value), interval(judged), _finite(limit.value)
+        check.limit = _finite(limit.value)
         check.reason = _too_little(check, case.rule, min([len(sample), *(len(other) for other, _ in others)]))
         if math.isnan(excess.value):
             status = place.recorded(case.rule.metric, case.rule.correction).status
@@ -215,43 +217,18 @@ def _mean(others: list[Draws]) -> Draws:
 
 
 def _recorded(check: Check, case: _Case, place: Place) -> None:
-    """Judge what cannot be resampled: facts of the dump, and quantiles by the interval that they have."""
-    found = place.recorded(case.rule.metric, case.rule.correction)
+    """Judge a value that the Result holds without knowing how it scatters."""
+    key, correction = case.rule.metric, case.rule.correction
+    found = place.recorded(key, correction)
     check.value, check.interval = found.value, found.interval
     check.sequences = int(place.recorded("sequences", None).value or 0)
     check.clusters = int(place.recorded("prompts", None).value or 0)
-    if found.value is None:
-        check.reason = found.status
-    low, high = found.interval or (found.value, found.value)
-    reach: tuple[float | None, float | None, float | None] = (None, None, None)
-    if not isinstance(case.bound, Allowance):
-        check.limit = case.bound
-        reach = case.bound, case.bound, case.bound
-    elif case.kind.endswith("trend") or case.metric.metric.quantile is None:
-        check.reason = check.reason or f"{case.rule.metric} has no known noise to compare with: give it max or min"
-    elif case.accepted:
-        other = case.accepted[-1].recorded(case.rule.metric, case.rule.correction)
-        check.baseline, check.baseline_interval = other.value, other.interval
-        check.reason = check.reason or ("" if other.value is not None else f"the baseline's value: {other.status}")
-        reach = tuple(_reach(case, end) for end in (other.value, *(other.interval or (other.value, other.value))))  # type: ignore[assignment]
-        check.limit = reach[0]
+    baseline = case.accepted[-1].recorded(key, correction) if case.accepted else None
+    is_quantile = case.metric.metric.quantile is not None
+    limits = limits_of(check, case.kind, case.bound, baseline, is_quantile=is_quantile)
     check.reason = check.reason or _too_little(check, case.rule, None)
-    if check.reason or found.value is None or low is None or high is None or None in reach:
-        return
-    limit, least, most = (float(end) for end in reach if end is not None)
-    exceeds, surely = found.value > limit, low > most
-    if case.kind in LOWER:
-        exceeds, surely = found.value < limit, high < least
-    check.outcome = "failed" if exceeds and surely else "undecided" if exceeds else "passed"
-    check.reason = WITHIN_NOISE if check.outcome == "undecided" else ""
-
-
-def _reach(case: _Case, baseline: float | None) -> float | None:
-    """How far a value may go from a baseline's."""
-    if baseline is None or not isinstance(case.bound, Allowance):
-        return None
-    room = abs(baseline) * case.bound.relative + case.bound.absolute
-    return baseline + room if case.kind == "increase" else baseline - room
+    if limits is not None and not check.reason:
+        judge_fact(check, found, limits)
 
 
 def _too_little(check: Check, rule: Rule, clusters: int | None) -> str:

@@ -78,7 +78,7 @@ class Rule(_Strict):
     sequences: int = Field(default=0, ge=0, description="fewer sequences than this cannot be judged")
 
     @model_validator(mode="after")
-    def _holds_something(self) -> Rule:
+    def _in_order(self) -> Rule:
         if self.max is not None and self.min is not None and self.min > self.max:
             raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         return self
@@ -99,11 +99,9 @@ class Rule(_Strict):
 
 
 def _shown(value: Any) -> str:
-    return (
-        f"{value:.17g}"
-        if isinstance(value, float) and float(f"{value:g}") != value
-        else (f"{value:g}" if isinstance(value, float) else str(value))
-    )
+    """A setting as text; a float in as few digits as say it."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and float(short) != value else short
 
 
 DEFAULT_RULES = (Rule(increase=Allowance(relative=TOLERANCE)), Rule(metric="bitwise_all", max=0.0))

@@ -11,6 +11,10 @@ Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling tr
 Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
 Interval = tuple[float, float]
 
+LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
+"""Kinds of bounds that a value may not fall below."""
+WITHIN_NOISE = "beyond the limit, but within noise"
+
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
@@ -31,7 +35,8 @@ class Check(_Strict):
         allowance: as the rule gives it.
         baseline: the baseline's value and its interval.
         p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
-        clusters: number of clusters and `sequences`; `pairing` says how far the baseline has the same.
+        clusters: number of clusters, prompts if they are `clustered_by` prompt, and `sequences`; `pairing` says how far
+            the baseline has the same.
         detectable: the smallest value that would have failed in four of five such dumps.
         reason: why it is undecided, or what limits the judgement.
     """
@@ -51,6 +56,7 @@ class Check(_Strict):
     baseline_interval: Interval | None = None
     p: float | None = None
     clusters: int = 0
+    clustered_by: str = ""
     sequences: int = 0
     pairing: Pairing = "none"
     detectable: float | None = None

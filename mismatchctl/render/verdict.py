@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.gate import Check, Need, Verdict
+from mismatchctl.gate.verdict import LOWER
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.numbers import DASH, number
@@ -21,7 +22,6 @@ _MEANING = {
     "undecided": "not everything could be judged",
     "failed": "worse than allowed, beyond noise",
 }
-_LOWER = ("min", "decrease", "falling trend")
 _PAIRED = {
     "none": "",
     "some clusters": ", some of them the baseline's too",
@@ -68,7 +68,7 @@ def statement(check: Check) -> str:
     if check.limit is None:
         return f"{head}{number(check.value, check.unit)}{_range(check)}"
     value, limit = apart(check.value, check.limit, check.unit)
-    beyond, side = exceeds(check), "below" if check.kind in _LOWER else "above"
+    beyond, side = exceeds(check), "below" if check.kind in LOWER else "above"
     return f"{head}{_what(check)}{value}{_range(check)} is {'' if beyond else 'not '}{side} {limit}{_origin(check)}"
 
 
@@ -81,7 +81,7 @@ def exceeds(check: Check) -> bool:
     """Whether the value is beyond its limit, noise aside."""
     if check.value is None or check.limit is None:
         return False
-    return check.value < check.limit if check.kind in _LOWER else check.value > check.limit
+    return check.value < check.limit if check.kind in LOWER else check.value > check.limit
 
 
 def _range(check: Check) -> str:
@@ -113,7 +113,8 @@ def basis(check: Check) -> str:
     if check.sequences:
         parts.append(f"{check.sequences:,} sequences")
     if check.clusters:
-        parts.append(f"{check.clusters:,} clusters{_PAIRED[check.pairing]}")
+        word = "prompts" if check.clustered_by == "prompt" else "clusters"
+        parts.append(f"{check.clusters:,} {word}{_PAIRED[check.pairing]}")
     if check.p is not None and exceeds(check):
         parts.append(f"p = {number(check.p)}")
     if check.detectable is not None:
@@ -131,8 +132,7 @@ def _relative(check: Check) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The outcome in a few words."""
-    counts = {name: sum(check.outcome == name for check in verdict.checks) for name in _STYLES}
-    tally = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    tally = _tally(verdict.checks)
     against = "" if verdict.baseline is None else f" against {clean(verdict.baseline)}"
     return f"{verdict.outcome}{against}: {_MEANING[verdict.outcome]} ({tally or 'nothing was judged'})"
 

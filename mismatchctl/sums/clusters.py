@@ -17,6 +17,8 @@ GROUP_CAP = 4096
 """Clusters of a group that are kept apart; beyond, they are folded by their hash."""
 OVERALL_CAP = 1024
 """Rows, one per cluster and group, that are kept apart of a whole run."""
+DETAILED_CAP = 1 << 14
+"""The same where every cluster is wanted."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:

@@ -16,7 +16,7 @@ from mismatchctl.correction import Correction, apply
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import BUCKETS, CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.clusters import DETAILED_CAP, OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
 from mismatchctl.sums.losses import loss_columns, plain_loss_columns, token_loss
 
 MISMATCH, DRIFT = "mismatch", "drift"
@@ -34,16 +34,15 @@ class Plan:
         by: columns to break down by.
         drift: whether the dump has current log-probs.
         sequences: whether a row per sequence is wanted too.
-        most_clusters: rows, one per cluster and group, that are kept apart of a whole run.
-        every_column: whether the Result's cluster tables hold the columns of the drift and of corrections too.
+        every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
+            corrections too, rather than at the size of a file.
     """
 
     corrections: tuple[Correction, ...] = ()
     by: tuple[str, ...] = ()
     drift: bool = False
     sequences: bool = False
-    most_clusters: int = OVERALL_CAP
-    every_column: bool = False
+    every_cluster: bool = False
 
     @property
     def pairs(self) -> dict[str, str]:
@@ -62,6 +61,11 @@ class Plan:
         )
         additive, maxima = _block_columns(block, _ratios(block, self), self)
         return tuple(additive), tuple(maxima)
+
+    @property
+    def most_clusters(self) -> int:
+        """Rows, one per cluster and group, that are kept apart of a whole run."""
+        return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
     def scoped(self) -> bool:
