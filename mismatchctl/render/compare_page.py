@@ -83,7 +83,7 @@ def prepare(comparison: Comparison) -> Page:
         version=clean(comparison.version),
         reference=clean(comparison.reference.name),
         title=names[0] if len(names) == 1 else f"{len(names)} runs",
-        facts=[f"{len(comparison.sides)} runs", *_sizes(comparison)],
+        facts=_facts(comparison),
         notes=[clean(warning) for warning in comparison.warnings],
         method=method(comparison),
         matrix=[] if comparison.matrix is None else _matrix(comparison.matrix),
@@ -95,10 +95,10 @@ def prepare(comparison: Comparison) -> Page:
     return page
 
 
-def _sizes(comparison: Comparison) -> list[str]:
-    """Tokens and clusters, of all runs."""
+def _facts(comparison: Comparison) -> list[str]:
+    """How much was compared, in a few phrases."""
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
-    return [f"{tokens:,} tokens"]
+    return [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
 
 
 def _laid_over(comparison: Comparison) -> list[Figure]:
