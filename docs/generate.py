@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
@@ -117,7 +118,17 @@ def schema() -> str:
     return json.dumps(result_schema(), indent=1) + "\n"
 
 
-DOCUMENTS = {"contract.md": contract, "metrics.md": metrics, "result.schema.json": schema}
+def comparison() -> str:
+    """The JSON Schema of a Comparison."""
+    return json.dumps(comparison_schema(), indent=1) + "\n"
+
+
+DOCUMENTS = {
+    "contract.md": contract,
+    "metrics.md": metrics,
+    "result.schema.json": schema,
+    "comparison.schema.json": comparison,
+}
 
 if __name__ == "__main__":
     for name, document in DOCUMENTS.items():

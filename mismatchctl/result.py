@@ -65,12 +65,31 @@ class Overall(_Model):
     corrections: dict[str, dict[str, Value]]
 
 
+class Clusters(_Model):
+    """Sums by cluster and group, one row each: what uncertainty, comparisons and baselines are read from.
+
+    `hashes` name the clusters, `groups` are indices into the labels. Where there are too many rows, they are folded:
+    each stands for several clusters of any group, and `groups` is empty. Columns of a correction are `name/column`.
+    """
+
+    by: Literal["prompt", "sequence", "content"]
+    columns: list[str]
+    hashes: list[str]
+    groups: list[int] = Field(default_factory=list)
+    folded: bool = False
+    sums: list[list[float]]
+
+
 class Groups(_Model):
-    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over."""
+    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over.
+
+    `clusters` is the table by value of a `--by` column, where it is small; that of the steps is the run's.
+    """
 
     labels: list[str | int | float | bool | None]
     metrics: dict[str, Series]
     corrections: dict[str, dict[str, Series]]
+    clusters: Clusters | None = None
 
 
 class Distribution(_Model):
@@ -101,15 +120,6 @@ class Joint(_Model):
     x: list[float]
     y: list[float]
     tokens: list[int]
-
-
-class Clusters(_Model):
-    """The overall cluster table of the mismatch: what uncertainty, comparisons and baselines are read from."""
-
-    by: Literal["prompt", "sequence", "content"]
-    columns: list[str]
-    hashes: list[str]
-    sums: list[list[float]]
 
 
 class WorstToken(_Model):
@@ -179,6 +189,14 @@ class LeftOut(_Model):
     example: str
 
 
+class Acceptance(_Model):
+    """Why a Result may serve as a baseline: the gate passed it under these rules, or somebody accepted it as it was."""
+
+    verdict: Literal["passed", "failed", "undecided"]
+    by_hand: bool
+    rules: list[str]
+
+
 class Provenance(_Model):
     """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran."""
 
@@ -189,6 +207,7 @@ class Provenance(_Model):
     by: list[str] = Field(default_factory=list)
     framework: str | None = None
     replay: dict[str, str | int] | None = None
+    accepted: Acceptance | None = None
 
 
 class Result(_Model):

@@ -47,6 +47,7 @@ def analyze(
     join: str | Path | None = None,
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
+    every_cluster: bool = False,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -62,6 +63,8 @@ def analyze(
         join: bring the columns of this Parquet file along there.
         framework: replay each step with each correction that it can do; memory grows by one step.
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
+        every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
+            from such a Result is not limited, but neither is its size.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -74,7 +77,12 @@ def analyze(
     _check_columns(corrections, dump)
     expected = sum(unit.tokens for unit in dump.units)
     plan = Plan(
-        tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None, kernel_for(expected)
+        tuple(corrections),
+        tuple(by),
+        dump.has("current_log_probs"),
+        sequences is not None,
+        kernel_for(expected),
+        every_cluster,
     )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())

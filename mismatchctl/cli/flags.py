@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Annotated
 
 import typer
 
 from mismatchctl.errors import ConfigError
 
+OUT = "Outputs"
+"""The panel of flags that say what is written where."""
+
+
+class OnBad(str, Enum):
+    """What to do with bad rows and files."""
+
+    error = "error"
+    skip = "skip"
+
+
+By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
+Corrections = Annotated[
+    list[str] | None,
+    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
+OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite what was written before.", rich_help_panel=OUT)]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),

@@ -16,7 +16,9 @@ Hashes = NDArray[np.uint64]
 GROUP_CAP = 4096
 """Clusters of a group that are kept apart; beyond, they are folded by their hash."""
 OVERALL_CAP = 1024
-"""The same for a whole run."""
+"""Rows, one per cluster and group, that are kept apart of a whole run."""
+DETAILED_CAP = 1 << 14
+"""The same where every cluster is wanted."""
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -99,6 +101,11 @@ class ClusterTable:
             return self  # once folded, always folded: what comes later must meet what was folded before
         return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
-    def salted(self, salt: np.uint64) -> ClusterTable:
-        """The same rows under new cluster names: clusters of one group are not those of another."""
-        return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima, self.is_folded)
+    def of_scope(self, scope: np.uint64) -> ClusterTable:
+        """The same rows in one scope: they stay apart from the rows of other scopes."""
+        return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
+
+    def folded_across_scopes(self, cap: int) -> ClusterTable:
+        """The clusters of every scope, each its own, folded into `cap` by their hash."""
+        names = mix(self.clusters, self.scopes) % np.uint64(cap)
+        return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)

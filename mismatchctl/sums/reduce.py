@@ -16,7 +16,7 @@ from mismatchctl.correction import Correction, apply
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.clusters import DETAILED_CAP, OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
 from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
 from mismatchctl.sums.losses import loss_columns, plain_loss_columns, token_loss
 from mismatchctl.sums.plain import PLAIN
@@ -37,6 +37,8 @@ class Plan:
         drift: whether the dump has current log-probs.
         sequences: whether a row per sequence is wanted too.
         kernel: what does the arithmetic over tokens.
+        every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
+            corrections too, rather than at the size of a file.
     """
 
     corrections: tuple[Correction, ...] = ()
@@ -44,6 +46,7 @@ class Plan:
     drift: bool = False
     sequences: bool = False
     kernel: Kernel = PLAIN
+    every_cluster: bool = False
 
     @property
     def pairs(self) -> dict[str, str]:
@@ -64,6 +67,11 @@ class Plan:
         nothing = np.zeros((len(TOKEN_SUMS), 1)), np.zeros((len(TOKEN_MAXIMA), 1))
         additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), self)
         return tuple(additive), tuple(maxima)
+
+    @property
+    def most_clusters(self) -> int:
+        """Rows, one per cluster and group, that are kept apart of a whole run."""
+        return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
     def scoped(self) -> bool:
