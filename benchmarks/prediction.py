@@ -91,8 +91,16 @@ def by_prompt(sample: Sample, share: float, number: int) -> tuple[Sample, Sample
 
 
 def coverage(samples: dict[str, Sample]) -> str:
-    rows = ["| rejected | of | shown | cases | covered by the 90 % interval | mean width |", "|---|---|---|---|---|---|"]
-    cases = [(SHARES, "sequences", 0.5), (SHARES, "tokens", 0.5), (SHARES, "sequences", 0.25), ((0.02,), "sequences", 0.5)]
+    rows = [
+        "| rejected | of | shown | cases | covered by the 90 % interval | mean width |",
+        "|---|---|---|---|---|---|",
+    ]
+    cases = [
+        (SHARES, "sequences", 0.5),
+        (SHARES, "tokens", 0.5),
+        (SHARES, "sequences", 0.25),
+        ((0.02,), "sequences", 0.5),
+    ]
     for shares, unit, shown in cases:
         hits, widths = [], []
         for sample in samples.values():
@@ -104,7 +112,8 @@ def coverage(samples: dict[str, Sample]) -> str:
                     hits.append(hit)
                     widths.append(width)
         said = "2 %" if len(shares) == 1 else "5 to 95 %"
-        rows.append(f"| {said} | {unit} | {shown:.0%} of prompts | {len(hits):,} | {np.mean(hits):.1%} | {np.mean(widths):.1%} |")
+        figures = f"{len(hits):,} | {np.mean(hits):.1%} | {np.mean(widths):.1%}"
+        rows.append(f"| {said} | {unit} | {shown:.0%} of prompts | {figures} |")
     return "\n".join(rows)
 
 

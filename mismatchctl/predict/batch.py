@@ -33,13 +33,13 @@ def batch_rejection(sample: Sample, correction: int, sequences: int, unit: Unit 
         sequences: size of the batch.
         unit: whether tokens or whole sequences are counted; a sequence is rejected when nothing of it is kept.
     """
-    quantity = f"rejected_{unit}"
+    quantity, question = f"rejected_{unit}", f"a batch of {sequences:,} sequences"
     kept = sample.kept[:, correction]
     size = sample.tokens.astype(np.float64) if unit == "tokens" else np.ones(len(sample))
     rejected = size - kept if unit == "tokens" else (kept == 0).astype(np.float64)
     clusters, steps, table = _by_cluster(sample, np.stack([rejected, size], axis=1))
     if len(clusters) < 2:
-        return unknown(quantity, "fewer than 2 prompts", _MODEL)
+        return unknown(question, quantity, "fewer than 2 prompts", _MODEL)
     random = generator(clusters, f"{quantity} {sequences}")
     differ = steps_differ(table, steps, generator(clusters, "permutation"))
     per_cluster = len(sample) / len(clusters)
@@ -48,7 +48,7 @@ def batch_rejection(sample: Sample, correction: int, sequences: int, unit: Unit 
     status = "ok" if sample.is_complete else "from a subsample of the prompts"
     if differ:
         status = "not stationary: the steps differ, and the next one may differ again"
-    return Prediction(quantity, value, middle(draws), status, _MODEL)
+    return Prediction(question, quantity, value, middle(draws), status, _MODEL)
 
 
 def _by_cluster(sample: Sample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:

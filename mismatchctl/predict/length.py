@@ -43,24 +43,26 @@ def at_length(sample: Sample, correction: Correction, length: int) -> list[Predi
     Returns:
         Predictions with the check of the model on the dump; without a value where a gate or weight is not modelled.
     """
+    question = f"{length:,} tokens a response"
     gates = [gate for gate in correction.gates if gate.level != "token"]
     refused = next((why for gate in gates if (why := _refused(gate))), "")
     wanted = ["rejected_sequences", *(["ess_sequence"] if _weighs_sequences(correction.weight) else [])]
     if refused or len(sample) < FEWEST:
         why = refused or f"{len(sample)} sequences: too few"
-        return [unknown(quantity, why, _MODEL) for quantity in wanted]
+        return [unknown(question, quantity, why, _MODEL) for quantity in wanted]
     check = _check(sample, gates) if gates else None
     weights = _resampled(sample)
     results = []
     if gates:
         rates = rejected_at(sample, gates, length, weights)
-        results.append(_prediction("rejected_sequences", rates, check, sample))
+        results.append(_prediction(question, "rejected_sequences", rates, check, sample))
     else:
-        results.append(Prediction("rejected_sequences", 0.0, (0.0, 0.0), "no gate rejects sequences", _MODEL))
+        none = Prediction(question, "rejected_sequences", 0.0, (0.0, 0.0), "no gate rejects sequences", _MODEL)
+        results.append(none)
     if _weighs_sequences(correction.weight):
         assert correction.weight is not None
         draws = ess_at(sample, correction.weight, gates, length, weights)
-        results.append(_prediction("ess_sequence", draws, check, sample))
+        results.append(_prediction(question, "ess_sequence", draws, check, sample))
     return results
 
 
@@ -75,7 +77,7 @@ def _weighs_sequences(weight: Weight | None) -> bool:
     return weight is not None and weight.level != "token" and weight.source == "train/rollout"
 
 
-def _prediction(quantity: str, draws: Float64s, check: Check | None, sample: Sample) -> Prediction:
+def _prediction(question: str, quantity: str, draws: Float64s, check: Check | None, sample: Sample) -> Prediction:
     """From the value (first) and its replicates; the interval is widened by what the check shows the model to miss."""
     value, (low, high) = float(draws[0]), middle(draws[1:])
     miss = check.excess if check is not None else 0.0
@@ -86,7 +88,7 @@ def _prediction(quantity: str, draws: Float64s, check: Check | None, sample: Sam
         status = f"the model misses by {miss:.0%} on this dump's own longer responses"
     if not sample.is_complete:
         status = f"{status}; from a subsample of the prompts"
-    return Prediction(quantity, value, (low, high), status, _MODEL, check)
+    return Prediction(question, quantity, value, (low, high), status, _MODEL, check)
 
 
 _BAD_MISS = 0.10

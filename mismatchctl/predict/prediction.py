@@ -50,6 +50,7 @@ class Prediction:
     """One predicted number.
 
     Attributes:
+        question: of what, in a few words: "a batch of 64 sequences".
         quantity: registry key of what is predicted, `rejected_sequences` for instance.
         value: None where nothing can be said; `status` says why.
         interval: central interval of LEVEL, None with the value.
@@ -58,6 +59,7 @@ class Prediction:
         check: how the model fared on the dump, where it can be tried.
     """
 
+    question: str
     quantity: str
     value: float | None
     interval: tuple[float, float] | None
@@ -66,9 +68,9 @@ class Prediction:
     check: Check | None = None
 
 
-def unknown(quantity: str, status: str, model: str) -> Prediction:
+def unknown(question: str, quantity: str, status: str, model: str) -> Prediction:
     """A prediction that cannot be made."""
-    return Prediction(quantity, None, None, status, model)
+    return Prediction(question, quantity, None, None, status, model)
 
 
 def middle(draws: Float64s) -> tuple[float, float]:

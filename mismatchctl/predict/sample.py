@@ -160,17 +160,14 @@ def _of_block(block: TokenBatch, corrections: Sequence[Correction]) -> tuple[Flo
     kept = [apply(correction, ratios, block).kept.counts for correction in corrections]
     own, offsets = ratios["train/rollout"], block.segments.offsets
     ends = offsets[:-1, None] + np.minimum(GRID, block.segments.lengths[:, None])
-    sums = np.empty((len(block), OCTAVES, 3))
-    for column, values in enumerate((own.log_ratio, own.k3, own.excess)):
-        running = np.concatenate([[0.0], np.cumsum(values)])
-        sums[:, :, column] = running[ends] - running[offsets[:-1, None]]
-    lowest, highest = (_running(reduction, own.log_ratio, offsets, ends) for reduction in (np.minimum, np.maximum))
-    return np.reshape(kept, (len(kept), len(block))).T, sums, lowest, highest
+    sums = [_running(np.add, 0.0, values, offsets, ends) for values in (own.log_ratio, own.k3, own.excess)]
+    lowest = _running(np.minimum, np.inf, own.log_ratio, offsets, ends)
+    highest = _running(np.maximum, -np.inf, own.log_ratio, offsets, ends)
+    return np.reshape(kept, (len(kept), len(block))).T, np.stack(sums, axis=2), lowest, highest
 
 
-def _running(reduction: np.ufunc, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
-    """Running extreme of each sequence at `ends` [S, OCTAVES]."""
-    neutral = np.inf if reduction is np.minimum else -np.inf
+def _running(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
+    """Running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
     starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
     filled = starts < ends
     found = np.full(ends.shape, neutral)

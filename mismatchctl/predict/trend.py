@@ -33,6 +33,7 @@ def at_step(
         ahead: steps after the last one, in the unit of the labels.
         is_fraction: whether values lie in [0, 1].
     """
+    question = f"{ahead:+g} steps"
     scale = "log odds" if is_fraction else "the logarithm"
     pairs = [
         (float(step), float(value))
@@ -40,7 +41,9 @@ def at_step(
         if isinstance(step, (int, float)) and not isinstance(step, bool) and value is not None
     ]
     if len(pairs) < FEWEST:
-        return unknown(quantity, f"{len(pairs)} steps with a number: too few for a trend", _MODEL.format(scale=scale))
+        return unknown(
+            question, quantity, f"{len(pairs)} steps with a number: too few for a trend", _MODEL.format(scale=scale)
+        )
     x, y = np.array(sorted(pairs)).T
     straight = _Scale(y, is_fraction)
     model = _MODEL.format(scale=straight.words)
@@ -50,7 +53,7 @@ def at_step(
         place, spread = float(centre.mean()), _flat_spread(centre)
     low, high = (float(straight.back(np.array(place + side * spread))) for side in (-1, 1))
     status = "ok" if abs(slope) > 1 else "no trend"
-    return Prediction(quantity, float(straight.back(np.array(place))), (low, high), status, model)
+    return Prediction(question, quantity, float(straight.back(np.array(place))), (low, high), status, model)
 
 
 class _Scale:
