@@ -20,7 +20,7 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 
 def _ess_token(t: Totals) -> Number:
     squares = t["squared_kept_weight"]
-    some = squares if np.any(np.real(squares)) else np.nan
+    some = np.where(np.real(squares) == 0, np.nan, squares)
     return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * some)
 
 

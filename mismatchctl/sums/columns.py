@@ -160,7 +160,7 @@ def correction_columns(
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
             columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
     columns |= _catastrophic(correction, ratios, batch)
-    for name, values in _compared(batch).items():
+    for name, values in compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
         filled = np.where(known, values, 0.0)
         for side, part in (("kept", share), ("rejected", some - share)):
@@ -236,7 +236,7 @@ def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: T
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 
-def _compared(batch: TokenBatch) -> Columns:
+def compared(batch: TokenBatch) -> Columns:
     """Reward, mean advantage and length of each sequence; NaN where unknown."""
     unknown = np.full(len(batch), np.nan)
     reward = np.asarray(batch.columns.get("reward", unknown), np.float64)

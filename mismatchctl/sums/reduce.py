@@ -56,7 +56,7 @@ class Plan:
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        additive, maxima = _block_columns(block, _ratios(block, self), self)
+        additive, maxima = _block_columns(block, ratios_of(block, self), self)
         return tuple(additive), tuple(maxima)
 
     @property
@@ -150,12 +150,12 @@ def _plain(value: Any) -> Value:
 def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     additive_names, maxima_names = plan.columns
     collectors = {name: PairCollector() for name in plan.pairs}
-    clusters, named = _clusters(batch)
+    clusters, named = named_clusters(batch)
     rows: list[dict[str, Float64s]] = []
     hashes: list[Hashes] = []
     overall = RunCollector()
     for start, block in batch.blocks():
-        ratios = _ratios(block, plan)
+        ratios = ratios_of(block, plan)
         additive, maxima = _block_columns(block, ratios, plan)
         unnamed = [additive["tokens"], additive["log_ratio"], additive["reference_log_ppl"]]
         within = slice(start, start + len(block))
@@ -167,7 +167,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
         overall.add(ratios["train/rollout"], additive, block, buckets)
         rows.append(additive | {f"max {name}": values for name, values in maxima.items()})
         hashes.append(keys)
-    scopes = _scopes(batch, plan)
+    scopes = scopes_of(batch, plan)
     merged = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     table = ClusterTable.of(
         np.concatenate(hashes),
@@ -180,7 +180,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     return Sums({(run, cell): sums}, {run: overall.sums()}, sequences)
 
 
-def _ratios(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
+def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     """One Ratios per source that a metric or a correction looks at."""
     made = {"train/rollout": Ratios(block.train, block.rollout, block.segments)}
     if plan.drift and block.current is not None:
@@ -221,7 +221,7 @@ def _block_columns(
     return additive, maxima
 
 
-def _clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
+def named_clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
     """Hash of each sequence's prompt, or of its own id where it names no prompt; and which have either."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
@@ -235,7 +235,8 @@ def _clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
     return hashes, named
 
 
-def _scopes(batch: TokenBatch, plan: Plan) -> Hashes:
+def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
+    """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.scoped else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl import __version__
 from mismatchctl.metrics import Metric
+from mismatchctl.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
 from mismatchctl.sweep.study import Study
 
@@ -71,6 +75,7 @@ class Sweep:
         targets: thresholds solved for.
         marks: presets that fall on the axes.
         by: columns broken down by.
+        folder: what holds `groups` where they lie on disk; goes with the sweep.
     """
 
     studies: tuple[Study, ...]
@@ -83,6 +88,7 @@ class Sweep:
     targets: tuple[Target, ...] = ()
     marks: tuple[Mark, ...] = ()
     by: tuple[str, ...] = ()
+    folder: tempfile.TemporaryDirectory[str] | None = None
     version: str = __version__
 
     @property
@@ -98,6 +104,16 @@ class Sweep:
     def study(self, name: str) -> Study:
         """The study of a correction."""
         return next(study for study in self.studies if study.name == name)
+
+    def reason(self, row: Mapping[str, Any], key: str) -> str:
+        """Why a value of a row is undefined: the status that `analyze` gives; "ok" where it is not."""
+        value, metric = row[key], self.metrics[key]
+        if value is not None and math.isfinite(value):
+            return "ok"
+        weight = self.study(row["correction"]).corrections[row["point"]].weight
+        if key == "normalization_factor" and (weight is None or weight.normalize == "none"):
+            return metric.undefined
+        return why_undefined(metric, math.nan if value is None else value, empty=row["tokens"] == 0)
 
     def rows(self, run: str, correction: str) -> pl.DataFrame:
         """The overall rows of one study on one run, in the order of its points."""

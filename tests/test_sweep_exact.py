@@ -1,0 +1,145 @@
+"""A sweep is `analyze` once per point: every key of every point, group and overall, on random dumps and sample data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
+
+from mismatchctl.analyze import analyze, build
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import preset
+from mismatchctl.result import Groups, Value
+from mismatchctl.sweep import Axis, Study, Sweep, sweep
+from mismatchctl.sweep.model import WITH_ERRORS
+
+SAMPLE = Path(__file__).parent.parent / "sample_data"
+COUNTS = ("kept_tokens", "tokens", "sequences")
+MANY = settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(autouse=True)
+def _all_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "CORRECTION_DIGITS", 17)
+
+
+def brute_force(paths: Sequence[str], studies: Sequence[Study], by: Sequence[str] = ()) -> Any:
+    """What `analyze` says of each point: the Result, and the names that stand for (correction, point)."""
+    named = {
+        f"{study.name}-{point}": correction.model_copy(update={"name": f"{study.name}-{point}"})
+        for study in studies
+        for point, correction in enumerate(study.corrections)
+    }
+    return analyze(paths, list(named.values()), by=by, threads=1)
+
+
+def check(found: Sweep, truth: Any) -> int:
+    """Every value of a sweep against those of `analyze`; the number of values compared."""
+    groups = found.groups.collect()
+    compared = 0
+    for run, expected in truth.runs.items():
+        for row in found.overall.filter(pl.col("run") == run).to_dicts():
+            wanted = expected.overall.corrections[f"{row['correction']}-{row['point']}"]
+            compared += check_row(found, row, wanted, errors=True)
+        for scope, series in {"group": expected.groups, **expected.by}.items():
+            rows = groups.filter((pl.col("run") == run) & (pl.col("scope") == scope)).to_dicts()
+            by_label = {(row["correction"], row["point"], text(row["group"])): row for row in rows}
+            for name, (index, label) in itertools.product(series.corrections, enumerate(series.labels)):
+                correction, _, point = name.rpartition("-")
+                row = by_label.pop((correction, int(point), text(label)))
+                compared += check_row(found, row, at(series, name, index), errors=False)
+            assert not by_label
+    return compared
+
+
+def text(label: Any) -> str | None:
+    return None if label is None else str(label)
+
+
+def at(groups: Groups, correction: str, index: int) -> dict[str, Value]:
+    return {
+        key: Value(value=series.value[index], status=series.status_at(index))
+        for key, series in groups.corrections[correction].items()
+    }
+
+
+def check_row(found: Sweep, row: dict[str, Any], wanted: dict[str, Value], *, errors: bool) -> int:
+    for key, value in wanted.items():
+        where = f"{row['correction']} {row['point']} {row['scope']} {row['group']} {key}: {row[key]} {value.value}"
+        status = found.reason(row, key)
+        assert status == value.status, f"{where}: {status!r}, {value.status!r}"
+        if value.value is not None:
+            assert math.isclose(row[key], value.value, rel_tol=1e-9, abs_tol=1e-13), where
+            assert key not in COUNTS or row[key] == value.value, where
+        if errors and key in WITH_ERRORS and value.value is not None:
+            se = row[f"{key}_se"]
+            assert (se is None) == (value.se is None), where
+            assert se is None or math.isclose(se, value.se or 0.0, rel_tol=1e-7, abs_tol=1e-10), (
+                f"{where} {se} {value.se}"
+            )
+    assert all(row[key] is None for key in found.metrics if key not in wanted)
+    return len(wanted)
+
+
+def paths_of(correction: Correction) -> list[str]:
+    """Bounds of a correction that can vary."""
+    found = []
+    weight = correction.weight
+    if weight is not None:
+        found += ["weight.truncate"] if weight.truncate is not None else []
+        found += [f"weight.{name}.{i}" for name in ("clip", "zero") if getattr(weight, name) for i in (0, 1)]
+        found += ["weight.normalize"]
+    found += [f"gates.{number}.keep.{i}" for number in range(len(correction.gates)) for i in (0, 1)]
+    return found
+
+
+@st.composite
+def a_study(draw: st.DrawFn, shape: Shape, name: str) -> Study:
+    """A correction whose bounds vary along up to three axes; combinations that are no correction are drawn anew."""
+    correction = draw(corrections(shape, name))
+    paths = paths_of(correction)
+    if not paths:
+        correction, paths = Correction(name=name, weight={"truncate": 2.0}), ["weight.truncate"]  # type: ignore[arg-type]
+    chosen = draw(st.lists(st.sampled_from(paths), min_size=1, max_size=3, unique=True))
+    axes = []
+    for path in chosen:
+        ratio = path.startswith("weight") or correction.gates[int(path.split(".")[1])].statistic == "ratio"
+        bounds = st.sampled_from(
+            ["none", "token", "sequence"] if path.endswith("normalize") else RATIO_BOUNDS if ratio else BOUNDS
+        )
+        values = draw(st.lists(bounds, min_size=1, max_size=4, unique=True))
+        axes.append(Axis(path, tuple(values)))
+    study = Study(correction, tuple(axes))
+    try:
+        assert study.corrections
+    except ConfigError:
+        return draw(a_study(shape, name))
+    return study
+
+
+@MANY
+@given(st.data())
+def test_random_studies_on_random_dumps(data: st.DataObject) -> None:
+    shape = data.draw(shapes())
+    rows = make_rows(shape)
+    studies = [data.draw(a_study(shape, name)) for name in ("a", "b")]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [str(write(rows, Files(Path(folder) / "run", shape.row_group, shape.float32, shape.mask_type)))]
+        by = ["worker"] if data.draw(st.booleans()) else []
+        check(sweep(paths, studies, by=by, threads=1), brute_force(paths, studies, by))
