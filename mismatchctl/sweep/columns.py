@@ -34,6 +34,7 @@ class BlockColumns:
     Attributes:
         flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
         passing: columns by name where the sequence passes.
+        shared: of those, columns that are a factor per sequence [S, 1, ...] times another passing column, by name.
         failing: those that are not 0 where it does not.
         fixed: columns that do not depend on it.
         maxima: the largest over the block [weights, 1, ...].
@@ -41,6 +42,7 @@ class BlockColumns:
 
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)
+    shared: dict[str, tuple[NDArray[Any], str]] = field(default_factory=dict)
     failing: Arrays = field(default_factory=dict)
     fixed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
@@ -48,10 +50,14 @@ class BlockColumns:
     def totals(self) -> Arrays:
         """Each column summed over the sequences, [weights, gate variants ...]."""
         sums: Arrays = {name: values.sum(axis=0) for name, values in self.fixed.items()}
+        flags = np.ones_like(self.fixed["tokens"]) if self.flags is None else self.flags
         for name, values in self.passing.items():
-            sums[name] = values.sum(axis=0) if self.flags is None else _product(self.flags, values)
-            if self.flags is not None and name in self.failing:
-                sums[name] = sums[name] + _product(1.0 - self.flags, self.failing[name])
+            sums[name] = _product(flags, values)
+        for name, (factor, other) in self.shared.items():
+            sums[name] = _product(flags, self.passing[other], factor)
+        if self.flags is not None:
+            for name, values in self.failing.items():
+                sums[name] = sums[name] + _product(1.0 - self.flags, values)
         return sums
 
     def of_sequences(self, name: str) -> NDArray[Any]:
@@ -60,14 +66,19 @@ class BlockColumns:
             return self.fixed[name]
         if self.flags is None:
             return self.passing[name]
-        values: NDArray[Any] = self.passing[name] * self.flags
+        values: NDArray[Any] = self.passing[name] * self.flags  # none of the columns by cluster is infinite
         return values + self.failing[name] * (1.0 - self.flags) if name in self.failing else values
 
 
-def _product(flags: Float64s, values: NDArray[Any]) -> NDArray[Any]:
-    """Sum over sequences of flags times values; the two vary along different axes."""
+def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
+    """Sum over sequences of flags times values, times a factor per sequence; the two vary along different axes."""
     shape = np.broadcast_shapes(flags.shape[1:], values.shape[1:])
-    product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
+    if isinstance(factor, np.ndarray):
+        flags, values = (flags * factor, values) if flags.size < values.size else (flags, values * factor)
+    with np.errstate(invalid="ignore"):
+        product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
+    if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
+        product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
     return product.reshape(shape)
 
 
@@ -133,9 +144,7 @@ class _Binned:
         kept = self._kept_tokens()
         self._weights(kept)
         made.fixed |= self._catastrophic()
-        for name, values in self._compared(kept["count"]).items():
-            side = made.failing if name.startswith("all_") else made.passing
-            side[name.removeprefix("all_")] = values
+        self._compare(kept["count"])
         return made
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
@@ -221,7 +230,7 @@ class _Binned:
             made.maxima = dict.fromkeys(("raw_weight", "weight"), self._extreme(1.0))
             made.maxima |= dict.fromkeys(("-raw_weight", "-weight"), self._extreme(-1.0))
         elif rule.level == "token":
-            self._token_weights(weigh(rule, self.ratios[rule.source]), kept)
+            self._token_weights(weigh(rule, self.ratios[rule.source]), zero)
         else:
             self._sequence_weights(weigh(rule, self.ratios[rule.source]), kept)
         n = self._wide(self.n)
@@ -237,7 +246,7 @@ class _Binned:
         there = value if self.segments.tokens else -np.inf
         return np.full((1,) * len(self.family.grid), there)
 
-    def _token_weights(self, weights: Weights, kept: Arrays) -> None:
+    def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
         """One weight per token: bins of the weight, and of gates on tokens."""
         made, bounds, ratios = self.columns_made, self.family.bounds, self.ratios[weights.rule.source]
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
@@ -251,12 +260,8 @@ class _Binned:
             wanted |= {"gradient_product": product, "w gradient_product": weight * product}
             wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
         table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
-        of_all = dict(zip(wanted, table.sum(axis=tuple(range(3, table.ndim))), strict=True))
-        of_kept = of_all
-        if self.on_tokens:
-            for axis, (_, thresholds) in enumerate(self.on_tokens):
-                table = thresholds.inside.sums(table, axis=axis + 3)
-            of_kept = dict(zip(wanted, table, strict=True))
+        of_each = dict(zip(wanted, table, strict=True))
+        of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in ("count", "e", "ee")}
         every = _Bounded(bounds, of_all)
         made.fixed |= {
             "raw_weight_excess": self._wide(of_all["e"].sum(axis=1)),
@@ -266,15 +271,26 @@ class _Binned:
             "weight_low": self._wide(bounds.watched.sums(of_all["count"])),
             "weight_high": self._wide(bounds.thresholds.above.sums(of_all["count"])),
         }
-        left = _Bounded(bounds, of_kept)
-        made.passing["kept_excess"] = self._from_tokens(left.sum("e", "count", origin=1.0), True)
-        made.passing["squared_kept_weight"] = self._from_tokens(left.sum("ww", "count", power=2), True)
+        left = _Bounded(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
+        made.passing["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
+        made.passing["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
         for name in self._linear:
             power = 2 if name == "squared_gradient" else 1
             known = self.loss is not None
-            sums = left.sum(f"{'w' * power} {name}", name, power=power) if known else np.zeros((len(self.n), 1))
-            made.passing[name] = self._from_tokens(sums, True) if known else self._wide(sums)
+            made.passing[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
         made.maxima = self._token_maxima(ratios, ratio, weights)
+
+    def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
+        """A table [columns, S, bins of the weight, bins of gates ...] over what gates keep that do not vary."""
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            table = thresholds.inside.sums(table, axis=axis + 3) if thresholds.variants == 1 else table
+        return table
+
+    def _kept(self, sums: NDArray[Any]) -> NDArray[Any]:
+        """Sums [S, weights, bins of gates on tokens ...] over what each variant of the other gates keeps."""
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
+        return self._from_tokens(sums, True)
 
     def _token_maxima(self, ratios: Ratios, ratio: Float64s, weights: Weights) -> Arrays:
         bounds, grid = self.family.bounds, self.family.grid
@@ -345,17 +361,15 @@ class _Binned:
             "catastrophic_sequences": self._wide((tokens > 0).astype(np.float64), axis + 1),
         }
 
-    def _compared(self, count: NDArray[Any]) -> Arrays:
-        """Reward, advantage and length, by the share of tokens kept and rejected; `all_` where all are rejected."""
-        columns: Arrays = {}
-        n, some = self._wide(self.n), self.segments.nonempty
-        kept, rejected = count / n, (self._wide(self.lengths) - count) / n
+    def _compare(self, count: NDArray[Any]) -> None:
+        """Reward, advantage and length, by the share of tokens kept and rejected."""
+        made, n, some = self.columns_made, self._wide(self.n), self.segments.nonempty
+        made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
         for name, values in compared(self.batch).items():
             known = ~np.isnan(values) & some
             for key, column in ((name, np.where(known, values, 0.0)), (f"{name}_known", known.astype(np.float64))):
-                wide = self._wide(column)
-                columns |= {f"kept_{key}": wide * kept, f"rejected_{key}": wide * rejected, f"all_rejected_{key}": wide}
-        return columns
+                made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
+                made.failing[f"rejected_{key}"] = self._wide(column)
 
 
 class _Bounded:

@@ -44,17 +44,30 @@ class Intervals:
         table = np.moveaxis(table, axis, -1)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
-            starts, stops = self.starts[runs], self.stops[runs]
-            first, last = int(starts.min()), int(stops.max())
-            part = np.zeros((*table.shape[:-1], last - pivot + 1))
-            np.cumsum(table[..., pivot:last], axis=-1, out=part[..., 1:])
-            split = part[..., stops - pivot]
-            if first < pivot:
-                part = np.zeros((*table.shape[:-1], pivot - first + 1))
-                np.cumsum(table[..., first:pivot][..., ::-1], axis=-1, out=part[..., 1:])
-                split += part[..., pivot - starts]
-            result[..., runs] = split
+            up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
+            found = _pick(_running(table[..., pivot : pivot + up.max()]), up)
+            if down.any():
+                found = found + _pick(_running(table[..., pivot - down.max() : pivot][..., ::-1]), down)
+            result[..., _slice(runs)] = found
         return np.moveaxis(result, -1, axis)
+
+
+def _running(values: Float64s) -> Float64s:
+    """Sums of the first 0, 1, 2, ... entries along the last axis."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums
+
+
+def _pick(values: Float64s, places: Ints) -> Float64s:
+    """Entries along the last axis; one alone where all places are the same."""
+    return values[..., places[:1]] if (places == places[0]).all() else values[..., _slice(places)]
+
+
+def _slice(places: Ints) -> Ints | slice:
+    """Adjacent places as a slice, which copies nothing."""
+    adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,11 @@ class Thresholds:
     def bins(self) -> int:
         """Number of bins."""
         return len(self.edges) + 1
+
+    @property
+    def variants(self) -> int:
+        """Number of intervals V."""
+        return len(self.inside.starts)
 
     @cached_property
     def below(self) -> Intervals:
