@@ -261,7 +261,7 @@ class _Binned:
             wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
         table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))
-        of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in ("count", "e", "ee")}
+        of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
         every = _Bounded(bounds, of_all)
         made.fixed |= {
             "raw_weight_excess": self._wide(of_all["e"].sum(axis=1)),
@@ -269,10 +269,13 @@ class _Binned:
             "weight_excess": self._wide(every.sum("e", "count", origin=1.0)),
             "squared_weight_excess": self._wide(every.sum("ee", "count", power=2, origin=1.0)),
             "weight_low": self._wide(bounds.watched.sums(of_all["count"])),
-            "weight_high": self._wide(bounds.thresholds.above.sums(of_all["count"])),
+            "weight_high": zero if (high := every.sum_beyond("above", "count")) is None else self._wide(high),
         }
-        left = _Bounded(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
-        made.passing["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
+        left, excess_left = every, made.fixed["weight_excess"]
+        if self.on_tokens:
+            left = _Bounded(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
+            excess_left = self._kept(left.sum("e", "count", origin=1.0))
+        made.passing["kept_excess"] = excess_left
         made.passing["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
         for name in self._linear:
             power = 2 if name == "squared_gradient" else 1
@@ -377,18 +380,27 @@ class _Bounded:
 
     def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
         self.bounds, self.table = bounds, table
+        self._beyond: dict[tuple[str, str], Float64s] = {}
 
     def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
         """Sum of (w - origin)^power times something: `inside` holds the product, `outside` the something."""
-        thresholds, values = self.bounds.thresholds, self.table[outside]
-        total = thresholds.inside.sums(self.table[inside], axis=1)
-        trailing = (-1, *(1,) * (values.ndim - 2))
-        for bins, bound in ((thresholds.below, self.bounds.low), (thresholds.above, self.bounds.high)):
-            beyond = bins.starts < bins.stops
-            if beyond.any():
-                factor = np.where(beyond, np.where(np.isfinite(bound), bound - origin, 0.0) ** power, 0.0)
-                total += bins.sums(values, axis=1) * factor.reshape(trailing)
+        total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
+        for side in ("below", "above"):
+            bound = self.bounds.low if side == "below" else self.bounds.high
+            beyond = self.sum_beyond(side, outside)
+            if beyond is not None:
+                factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
+                total += beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
         return total
+
+    def sum_beyond(self, side: str, column: str) -> Float64s | None:
+        """Sum of a column over the weights below or above the bounds; None where there is no such bound."""
+        runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
+        if not (runs.starts < runs.stops).any():
+            return None
+        if (side, column) not in self._beyond:
+            self._beyond[side, column] = runs.sums(self.table[column], axis=1)
+        return self._beyond[side, column]
 
 
 def _extremes_within(bounds: WeightBounds, ratio: Float64s, log_ratio: Float64s) -> tuple[Float64s, Float64s]:
