@@ -19,6 +19,7 @@ from mismatchctl.analyze import analyze, build
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
+from mismatchctl.metrics.corrections import COSTS
 from mismatchctl.result import Groups, Value
 from mismatchctl.sweep import Axis, Study, Sweep, sweep
 from mismatchctl.sweep.model import WITH_ERRORS
@@ -93,7 +94,15 @@ def check_row(found: Sweep, row: dict[str, Any], wanted: dict[str, Value], *, er
             assert se is None or math.isclose(se, value.se or 0.0, rel_tol=1e-7, abs_tol=1e-10 / smallness(row)), (
                 f"{where} {se} {value.se}"
             )
-    assert all(row[key] is None for key in found.metrics if key not in wanted)
+    costs = {metric.key for metric in COSTS}
+    assert all(row[key] is None for key in found.metrics if key not in wanted and key not in costs)
+    if row["weight_mean"] is not None:
+        bias, mean_square = (
+            row["weight_mean"] - row["raw_weight_mean"],
+            row["weight_std"] ** 2 + row["weight_mean"] ** 2,
+        )
+        assert math.isclose(row["weight_bias"], bias, rel_tol=1e-9, abs_tol=1e-12 * max(1.0, row["raw_weight_mean"]))
+        assert math.isclose(row["weight_chi2"], mean_square - 1, rel_tol=1e-9, abs_tol=1e-11 / smallness(row) ** 2)
     return len(wanted)
 
 

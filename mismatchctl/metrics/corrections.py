@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.correction import Correction
 from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, largest, per_sequence, per_token, std
+from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
@@ -125,6 +125,23 @@ _COMMON: tuple[Metric, ...] = (
         undefined=NOTHING_KEPT, formula=lambda t: t["kept_k3"] / t["kept"],
     ),
 )  # fmt: skip
+
+
+COSTS: tuple[Metric, ...] = (
+    Metric(
+        "weight_bias", "bias of the bound", "ratio",
+        "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
+        "What bounding and normalizing move the mean weight by; 0 costs nothing.",
+        undefined=NO_TOKEN, formula=lambda t: (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"], better="",
+    ),
+    Metric(
+        "weight_chi2", "chi2 of the weights", "-",
+        "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
+        "What is left of chi2 after the bound: the variance that the weights bring.",
+        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="",
+    ),
+)  # fmt: skip
+"""What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:

@@ -8,10 +8,11 @@ from typing import Literal
 from mismatchctl.analyze.build import input_files, left_out
 from mismatchctl.analyze.reading import Reading, check_names
 from mismatchctl.batch import TokenBatch
-from mismatchctl.metrics import correction_metrics
+from mismatchctl.frameworks import presets
 from mismatchctl.sums import Plan
 from mismatchctl.sweep.accumulate import SweepAccumulator
 from mismatchctl.sweep.family import families
+from mismatchctl.sweep.front import marks, with_front
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.study import USUAL, Axis, Study, studies
 from mismatchctl.sweep.sums import CellsOfBatch, SweepPlan, reduce_families
@@ -63,15 +64,16 @@ def sweep(
         accumulator.close(may_grow)
     accumulator.close()
     accumulator.finish_by()
-    metrics = {m.key: m for family in plan.families for m in correction_metrics(family.correction, drift)}
+    metrics = {metric.key: metric for found in accumulator.metrics for metric in found}
     return Sweep(
         studies=tuple(chosen),
         metrics=metrics,
-        overall=accumulator.overall(),
+        overall=with_front(accumulator.overall(), chosen),
         groups=accumulator.table.frames(),
         inputs=input_files(reading.dump, reading.tokens),
         left_out=left_out(reading.problems),
         warnings=list(reading.dump.warnings),
+        marks=marks(chosen, presets()),
         by=tuple(by),
         folder=accumulator.table.folder,
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.metrics import correction_metrics
+from mismatchctl.metrics.corrections import COSTS
 from mismatchctl.sums import GROUP_CAP, OVERALL_CAP
 from mismatchctl.sums.close import normalization_factor, normalized
 from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_values
@@ -72,7 +73,7 @@ class SweepAccumulator:
         self.table = RowTable(studies)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
         drift = plan.base.drift
-        self._metrics = [correction_metrics(family.correction, drift) for family in plan.families]
+        self.metrics = [(*correction_metrics(family.correction, drift), *COSTS) for family in plan.families]
 
     def add(self, sums: CellsOfBatch) -> None:
         """Merge the sums of the next unit."""
@@ -123,7 +124,7 @@ class SweepAccumulator:
             for number, closed in enumerate(totals.overall):
                 family, layout = self.plan.families[number], self.plan.layouts[number][2]
                 rows = layout.arrays(merged(closed.rows).folded(OVERALL_CAP).sums)
-                wanted = [metric for metric in self._metrics[number] if metric.key in WITH_ERRORS]
+                wanted = [metric for metric in self.metrics[number] if metric.key in WITH_ERRORS]
                 errors = estimates.errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
                 frames.append(self.table.frame(self._rows(number, closed, run, OVERALL, None) | found))
@@ -132,7 +133,7 @@ class SweepAccumulator:
     def _rows(self, number: int, closed: Closed, run: str, scope: str, group: Value) -> dict[str, Any]:
         """One row per point of a family, by column."""
         family, study = self.plan.families[number], self.of_study[number]
-        found = estimates.values(self._metrics[number], closed.totals, closed.maxima, family.grid)
+        found = estimates.values(self.metrics[number], closed.totals, closed.maxima, family.grid)
         weight = family.correction.weight
         if weight is None or weight.normalize == "none":
             found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
