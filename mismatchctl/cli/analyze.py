@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Quiet, renamed
+from mismatchctl.cli.flags import (
+    OUTPUTS,
+    By,
+    Columns,
+    Configs,
+    Corrections,
+    Force,
+    Html,
+    OnBad,
+    OnBadRows,
+    Paths,
+    Quiet,
+    Threads,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -18,27 +31,8 @@ if TYPE_CHECKING:
     from mismatchctl.result import Result
 
 
-class OnBad(str, Enum):
-    """What to do with bad rows and files."""
-
-    error = "error"
-    skip = "skip"
-
-
 _RULE = "One more correction, from flags"
-_OUT = "Outputs"
 
-Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
-Corrections = Annotated[
-    list[str] | None,
-    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
-]
-Configs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
-    ),
-]
 FrameworkName = Annotated[
     str,
     typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
@@ -47,24 +41,19 @@ MicroBatch = Annotated[int | None, typer.Option(min=1, help="Rows per micro-batc
 Against = Annotated[
     Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
 ]
-By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
-OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
 
 ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=_OUT)
+    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUTPUTS)
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=_OUT)
+    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=OUTPUTS)
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=_OUT)]
-Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=_OUT)]
+Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=OUTPUTS)]
 Join = Annotated[
-    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=_OUT)
+    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUTPUTS)
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and sequences.", rich_help_panel=_OUT)]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=_OUT)
+    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
 ]
 
 IsLevel = Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)]

@@ -12,6 +12,7 @@ from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, p
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
+_NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added
 
 
 def _mean(excess: str) -> Callable[[Totals], Number]:
@@ -26,6 +27,11 @@ def _ess_token(t: Totals) -> Number:
 
 def _ess_sequence(t: Totals) -> Number:
     return t["sequence_weight"] ** 2 / (t["sequences"] * t["squared_sequence_weight"])
+
+
+def _bias(t: Totals) -> Number:
+    moved = (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"]
+    return np.where(np.abs(np.real(moved)) < _NO_BIAS, moved * 0.0, moved)
 
 
 def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, ...]:
@@ -132,7 +138,7 @@ COSTS: tuple[Metric, ...] = (
         "weight_bias", "bias of the bound", "ratio",
         "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
         "What bounding and normalizing move the mean weight by; 0 costs nothing.",
-        undefined=NO_TOKEN, formula=lambda t: (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"], better="",
+        undefined=NO_TOKEN, formula=_bias, better="",
     ),
     Metric(
         "weight_chi2", "chi2 of the weights", "-",

@@ -16,6 +16,7 @@ from mismatchctl.sweep.front import marks, with_front
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.study import USUAL, Axis, Study, studies
 from mismatchctl.sweep.sums import CellsOfBatch, SweepPlan, reduce_families
+from mismatchctl.sweep.targets import Between, Wish, brackets, collect, studies_of
 
 __all__ = ["USUAL", "Axis", "Study", "Sweep", "studies", "sweep"]
 
@@ -29,6 +30,7 @@ def sweep(
     on_bad: Literal["error", "skip"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    wishes: Sequence[Wish] = (),
 ) -> Sweep:
     """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
 
@@ -40,18 +42,23 @@ def sweep(
         on_bad: whether bad rows and files stop the sweep or are left out and counted.
         threads: units read at once; the result does not depend on it.
         progress: called with (tokens read, tokens expected).
+        wishes: what thresholds are to be solved for; takes a second pass.
 
     Raises:
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
     check_names([study.correction for study in chosen])
-    parts = [(number, family) for number, study in enumerate(chosen) for family in families(study.corrections)]
-    kinds = [family.correction.model_copy(update={"name": str(number)}) for number, (_, family) in enumerate(parts)]
+    every = (*chosen, *studies_of(wishes))
+    parts = [(number, family) for number, study in enumerate(every) for family in families(study.corrections)]
+    kinds = [
+        family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
+        for study, family in parts
+    ]
     reading = Reading(paths, kinds, rename or {}, by, on_bad)
     drift = reading.dump.has("current_log_probs")
     plan = SweepPlan(Plan(tuple(kinds), tuple(by), drift), tuple(family for _, family in parts))
-    accumulator = SweepAccumulator(plan, chosen, [number for number, _ in parts])
+    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))
 
     def work(batches: Iterable[TokenBatch], run: str) -> CellsOfBatch:
         done = CellsOfBatch()
@@ -64,15 +71,26 @@ def sweep(
         accumulator.close(may_grow)
     accumulator.close()
     accumulator.finish_by()
-    metrics = {metric.key: metric for found in accumulator.metrics for metric in found}
+    overall = accumulator.overall()
+    open_wishes, targets = brackets(overall, wishes)
+    if open_wishes:
+        again = Reading(paths, (), rename or {}, (), on_bad)
+        found: dict[int, Between] = {}
+        for more, _ in again.units(lambda batches, run: collect(batches, run, open_wishes), threads, progress):
+            found |= {number: found[number] + part if number in found else part for number, part in more.items()}
+        targets += [bracket.solved(found[number]) for number, bracket in enumerate(open_wishes)]
+    overall = overall.filter(overall["correction"].is_in([study.name for study in chosen]))
+    order = list(wishes)
+    metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
     return Sweep(
         studies=tuple(chosen),
         metrics=metrics,
-        overall=with_front(accumulator.overall(), chosen),
+        overall=with_front(overall, chosen),
         groups=accumulator.table.frames(),
         inputs=input_files(reading.dump, reading.tokens),
         left_out=left_out(reading.problems),
         warnings=list(reading.dump.warnings),
+        targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
         marks=marks(chosen, presets()),
         by=tuple(by),
         folder=accumulator.table.folder,

@@ -67,8 +67,16 @@ class _Run:
 class SweepAccumulator:
     """Adds up units in the order of the input; memory is that of the open groups, and of one run's overall sums."""
 
-    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
-        self.plan, self.studies, self.of_study = plan, studies, of_study
+    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int], listed: int) -> None:
+        """Start with nothing.
+
+        Args:
+            plan: the pass.
+            studies: all of them.
+            of_study: the study of each family of the plan.
+            listed: the first so many studies have rows by group.
+        """
+        self.plan, self.of_study, self.listed = plan, of_study, listed
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
@@ -97,7 +105,8 @@ class SweepAccumulator:
             whole = reduce(add, parts)
             closing = _Closing(family, self.plan.layouts[number], whole.totals)
             group = closing.close(whole)
-            self.table.add(self._rows(number, group, run, GROUP, step))
+            if self.of_study[number] < self.listed:
+                self.table.add(self._rows(number, group, run, GROUP, step))
             totals.overall[number].add(group, salt)
             if not self.plan.base.by:
                 continue
@@ -113,6 +122,8 @@ class SweepAccumulator:
             for column, found in totals.by.items():
                 for value, sums in found.items():
                     for number, closed in enumerate(sums):
+                        if self.of_study[number] >= self.listed:
+                            continue
                         self.table.add(self._rows(number, closed, run, column, value))
 
     def overall(self) -> pl.DataFrame:

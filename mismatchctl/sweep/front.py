@@ -41,13 +41,16 @@ def with_front(overall: pl.DataFrame, studies: Sequence[Study]) -> pl.DataFrame:
     """The overall rows with `pareto`: of each correction on each run, the points that no other beats.
 
     They are compared by the share of rejected tokens, the effective sample size of tokens, and the bias: how far the
-    bound moves the mean weight, or, where nothing is weighted, the K3 that is left in what is kept.
+    bound moves the mean weight where tokens are weighted, and the K3 left in what is kept where some are rejected.
     """
     import polars as pl
 
     weighted = {study.name for study in studies if study.correction.weight is not None}
-    bias = pl.when(pl.col("correction").is_in(weighted)).then(pl.col("weight_bias").abs()).otherwise(pl.col("k3_kept"))
-    costs = overall.select("rejected_tokens", -pl.col("ess_token"), bias.alias("bias")).to_numpy().astype(np.float64)
+    gated = {study.name for study in studies if study.correction.gates}
+    moved = pl.when(pl.col("correction").is_in(weighted)).then(pl.col("weight_bias").abs()).otherwise(0.0)
+    left = pl.when(pl.col("correction").is_in(gated)).then(pl.col("k3_kept")).otherwise(0.0)
+    ranked = overall.select("rejected_tokens", -pl.col("ess_token"), moved.alias("moved"), left.alias("left"))
+    costs = ranked.fill_null(math.nan).to_numpy().astype(np.float64)
     groups = overall.select(pl.struct("run", "correction").rank("dense")).to_series().to_numpy()
     flags = np.zeros(len(overall), np.bool_)
     for group in np.unique(groups):
