@@ -109,17 +109,8 @@ def _print_points(study: Study, rows: Sequence[Row], console: Console, front: bo
         if any(row[key] != rows[0][key] for row in rows) or key in ("rejected_tokens", "ess_token"):
             cells = [estimate(row[key], row.get(f"{key}_se"), unit) for row in chosen]
             columns.append(Column(heading, cells, drop=drop, brief=[number(row[key], unit) for row in chosen]))
-    title = f"{len(chosen)} of {all_of} {kind} that no other beats" if best else "no point has every figure"
-    print_grid(
-        console,
-        title,
-        Column(paths[0] if paths else "point", [threshold(_first(row, paths)) for row in chosen]),
-        columns,
-    )
-
-
-def _first(row: Row, paths: Sequence[str]) -> Any:
-    return row[paths[0]] if paths else row["point"]
+    title = f"{len(chosen)} of {len(best)} points that no other beats" if best else "no point has every figure"
+    print_grid(console, title, Column(paths[0], [threshold(row[paths[0]]) for row in chosen]), columns)
 
 
 def _thinned(rows: Sequence[Row], most: int) -> list[Row]:

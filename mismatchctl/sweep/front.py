@@ -66,7 +66,7 @@ def marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[Mark
             names: dict[float, list[str]] = {}
             for preset in presets.values():
                 for value in _values(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
-                    names.setdefault(float(f"{value:.12g}"), []).append(preset.name)
+                    names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
             inside = {value: who for value, who in sorted(names.items()) if _holds(axis, value)}
             found += [Mark(study.name, axis.path, value, tuple(who)) for value, who in inside.items()]
     return tuple(found)
