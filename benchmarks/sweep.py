@@ -2,8 +2,8 @@
 
     python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write docs/benchmarks-sweep.md
 
-Every case runs in a fresh process (its whole wall time counts, imports included), the cases interleaved; the table gives
-medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
+Every case runs in a fresh process (its whole wall time counts, imports included), the cases interleaved; the table
+gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
 """
 
 from __future__ import annotations
@@ -135,9 +135,8 @@ def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> s
         seconds, memory = measure(RUNS, folder)
         lines.append(f"| {RUNS} (once, one process) | {seconds:.1f} | {seconds / base:.0f} | {memory:,.0f} |")
         seconds, memory = measure(PADDED, folder)
-        lines.append(
-            f"| {PADDED}, {PADDED_THRESHOLDS} truncations (once) | {seconds:.1f} | {seconds / base:.0f} | {memory:,.0f} |"
-        )
+        name = f"{PADDED}, {PADDED_THRESHOLDS} truncations (once)"
+        lines.append(f"| {name} | {seconds:.1f} | {seconds / base:.0f} | {memory:,.0f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -166,10 +165,10 @@ def main() -> None:
 
 HEAD = f"""# What a sweep costs
 
-Made by `benchmarks/sweep.py`. Each case is a fresh process on one thread, imports included; the cases of a round follow
-each other, ratios are within a round. {POINTS:,} points each; {SWEEPS["sweep, 32 x 32 weights and rejections"][0]} has 1,024. The
-padded loop computes one truncation after the other, four numbers each, without errors, groups or any other key; its time
-grows with their number. The goal was 1.5 times one `analyze` at most.
+Made by `benchmarks/sweep.py` on a machine that did other work too: ratios, within rounds of cases that follow each other,
+mean more than seconds. Each case is a fresh process on one thread, imports included. Sweeps have {POINTS:,} points, the
+grid 1,024. The padded loop computes one truncation after the other, four numbers each, without errors, groups or any other
+key, and its time grows with their number. The goal was 1.5 times one `analyze` at most.
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -22,7 +21,7 @@ from mismatchctl.sums.reduce import Value
 from mismatchctl.sweep import estimates
 from mismatchctl.sweep.columns import Arrays
 from mismatchctl.sweep.family import Family
-from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS
+from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
 from mismatchctl.sweep.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
 
@@ -130,7 +129,7 @@ class SweepAccumulator:
         """The overall rows of every run, with errors."""
         import polars as pl
 
-        frames = []
+        frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
         for run, totals in self.runs.items():
             for number, closed in enumerate(totals.overall):
                 family, layout = self.plan.families[number], self.plan.layouts[number][2]
@@ -138,8 +137,10 @@ class SweepAccumulator:
                 wanted = [metric for metric in self.metrics[number] if metric.key in WITH_ERRORS]
                 errors = estimates.errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
-                frames.append(self.table.frame(self._rows(number, closed, run, OVERALL, None) | found))
-        return pl.concat(frames, how="diagonal_relaxed")
+                frame = self.table.frame(self._rows(number, closed, run, OVERALL, None) | found)
+                frames.setdefault((run, self.of_study[number]), []).append(frame)
+        ordered = [pl.concat(parts, how="diagonal_relaxed").sort("point") for parts in frames.values()]
+        return pl.concat(ordered, how="diagonal_relaxed")
 
     def _rows(self, number: int, closed: Closed, run: str, scope: str, group: Value) -> dict[str, Any]:
         """One row per point of a family, by column."""
@@ -223,7 +224,7 @@ class RowTable:
         self._frames: list[pl.DataFrame] = []
         self._held = 0
         self._labels: list[Value] = []
-        self.folder: tempfile.TemporaryDirectory[str] | None = None
+        self.folder: Folder | None = None
         self._parts: list[Path] = []
 
     def add(self, columns: Mapping[str, Any]) -> None:
@@ -258,8 +259,8 @@ class RowTable:
     def _spill(self) -> None:
         import polars as pl
 
-        self.folder = self.folder or tempfile.TemporaryDirectory(prefix="mismatchctl-")
-        part = Path(self.folder.name) / f"{len(self._parts):06d}.parquet"
+        self.folder = self.folder or Folder()
+        part = self.folder.path / f"{len(self._parts):06d}.parquet"
         pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
         self._parts.append(part)
         self._frames, self._held = [], 0

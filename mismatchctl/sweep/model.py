@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl import __version__
@@ -61,6 +64,14 @@ class Target:
     status: str = "ok"
 
 
+class Folder:
+    """A temporary folder that goes when nothing refers to it any more."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="mismatchctl-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
 @dataclass
 class Sweep:
     """The result of `sweep`.
@@ -88,7 +99,7 @@ class Sweep:
     targets: tuple[Target, ...] = ()
     marks: tuple[Mark, ...] = ()
     by: tuple[str, ...] = ()
-    folder: tempfile.TemporaryDirectory[str] | None = None
+    folder: Folder | None = None
     version: str = __version__
 
     @property
