@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Float64s, Ints
 
 Hashes = NDArray[np.uint64]
 
@@ -17,6 +17,8 @@ GROUP_CAP = 4096
 """Clusters of a group that are kept apart; beyond, they are folded by their hash."""
 OVERALL_CAP = 1024
 """The same for a whole run."""
+
+_WIDE = 512  # columns beyond which `reduceat`, which goes along each, is slower than adding whole rows
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -41,6 +43,18 @@ def hash_content(columns: list[Float64s]) -> Hashes:
     for column in columns:
         hashes = mix(hashes, (column + 0.0).view(np.uint64))
     return hashes
+
+
+def add_rows(rows: Float64s, starts: Ints) -> Float64s:
+    """Sums of `rows` [S, ...] from each start to the next, [len(starts), ...]."""
+    if len(starts) == len(rows):
+        return rows
+    if rows[0].size < _WIDE:
+        return np.add.reduceat(rows, starts, axis=0)
+    result, stops = np.empty((len(starts), *rows.shape[1:])), [*starts[1:].tolist(), len(rows)]
+    for row, start, stop in zip(result, starts.tolist(), stops, strict=True):
+        np.add.reduce(rows[start:stop], axis=0, out=row)
+    return result
 
 
 @dataclass(frozen=True)
@@ -76,7 +90,7 @@ class ClusterTable:
         return cls(
             clusters[starts],
             scopes[starts],
-            np.add.reduceat(sums[order], starts, axis=0),
+            add_rows(sums[order], starts),
             np.maximum.reduceat(maxima[order], starts, axis=0),
             is_folded,
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import Plan
-from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content
+from mismatchctl.sums.clusters import ClusterTable, Hashes, add_rows, hash_content
 from mismatchctl.sums.columns import base_columns
 from mismatchctl.sums.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.sums.reduce import Cell, cut, gather, named_clusters, ratios_of, scopes_of
@@ -165,9 +165,7 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
             sums = {name: _by_cluster(made.of_sequences(name), order, firsts) for name in (*SHARED, *BY_CLUSTER)}
             rows[number].append(_table(keys[order][firsts], scope, by_cluster.flat(sums)))
     return [
-        FamilySums(
-            _table(np.zeros(1, np.uint64), scope, np.sum(total, axis=0), np.max(largest, axis=0)), (merged(parts),)
-        )
+        FamilySums(_table(np.zeros(1, np.uint64), scope, np.sum(total, axis=0), np.max(largest, axis=0)), tuple(parts))
         for total, largest, parts in zip(totals, maxima, rows, strict=True)
     ]
 
@@ -198,9 +196,7 @@ def _one_row(arrays: Arrays) -> Arrays:
 
 def _by_cluster(values: NDArray[Any], order: Ints, firsts: Ints) -> NDArray[Any]:
     """Sums of sequences [S, ...] over runs of the same cluster in `order`, [R, ...]."""
-    if len(firsts) == len(order):
-        return values[order]
-    return np.add.reduceat(values[order], firsts, axis=0)
+    return add_rows(values[order], firsts)
 
 
 def _table(clusters: Hashes, scope: np.uint64, sums: Float64s, maxima: Float64s | None = None) -> ClusterTable:
