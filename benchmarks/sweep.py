@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 STEPS, PER_PROMPT, LONGEST = 16, 8, 16384
-SINGLE_RUNS, PADDED_THRESHOLDS, POINTS = 50, 5, 1000
+SINGLE_RUNS, PADDED_THRESHOLDS = 50, 5
 COLUMNS = ("rollout_log_probs", "train_log_probs")
 ANALYZE, RUNS, PADDED = "analyze, 1 correction", f"analyze, {SINGLE_RUNS} times", "padded torch loop"
 SWEEPS = {
@@ -163,12 +163,12 @@ def main() -> None:
         given.write.write_text(text, encoding="utf-8")
 
 
-HEAD = f"""# What a sweep costs
+HEAD = """# What a sweep costs
 
-Made by `benchmarks/sweep.py` on a machine that did other work too: ratios, within rounds of cases that follow each other,
-mean more than seconds. Each case is a fresh process on one thread, imports included. Sweeps have {POINTS:,} points, the
-grid 1,024. The padded loop computes one truncation after the other, four numbers each, without errors, groups or any other
-key, and its time grows with their number. The goal was 1.5 times one `analyze` at most.
+Made by `benchmarks/sweep.py` on a machine that did other work too: ratios, within rounds of cases that follow each
+other, mean more than seconds. Each case is a fresh process on one thread, imports included. The padded loop computes
+one truncation after the other, four numbers each, without errors, groups or any other key, and its time grows with
+their number. The goal was 1.5 times one `analyze` at most.
 """
 
 

@@ -134,8 +134,11 @@ def sweep(
 
 def _show(found: Sweep, quiet: bool, *, as_json: bool, front: bool) -> None:
     if as_json:
+        from mismatchctl.render.notes import left_out_notes
         from mismatchctl.sweep.export import to_json
 
+        for sentence in (*found.warnings, *left_out_notes(found.left_out)):
+            say(f"warning: {sentence}", quiet)
         typer.echo(to_json(found), nl=False)
     elif not quiet:
         from mismatchctl.render.sweep import render_sweep

@@ -21,7 +21,7 @@ from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sums.columns import compared, correction_columns, correction_maxima
 from mismatchctl.sums.losses import TokenLoss, loss_columns, token_loss
 from mismatchctl.sweep.family import Family
-from mismatchctl.sweep.thresholds import WeightBounds, token_table
+from mismatchctl.sweep.thresholds import BoundedSums, token_table
 
 Arrays = dict[str, NDArray[Any]]
 _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
@@ -262,7 +262,7 @@ class _Binned:
         table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))
         of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
-        every = _Bounded(bounds, of_all)
+        every = BoundedSums(bounds, of_all)
         made.fixed |= {
             "raw_weight_excess": self._wide(of_all["e"].sum(axis=1)),
             "squared_raw_weight_excess": self._wide(of_all["ee"].sum(axis=1)),
@@ -273,7 +273,7 @@ class _Binned:
         }
         left, excess_left = every, made.fixed["weight_excess"]
         if self.on_tokens:
-            left = _Bounded(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
+            left = BoundedSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
             excess_left = self._kept(left.sum("e", "count", origin=1.0))
         made.passing["kept_excess"] = excess_left
         made.passing["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
@@ -302,7 +302,7 @@ class _Binned:
         low, high = np.exp(np.clip(ratios.extent, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
         least, most = np.clip(low, bounds.low, bounds.high), np.clip(high, bounds.low, bounds.high)
         if bounds.zeroes.any():
-            within = _extremes_within(bounds, ratio, weights.log_ratio)
+            within = bounds.extremes(ratio, weights.log_ratio)
             least = np.where(bounds.zeroes, within[0], least)
             most = np.where(bounds.zeroes, within[1], most)
         shape = (-1, *(1,) * (len(grid) - 1))
@@ -373,48 +373,3 @@ class _Binned:
             for key, column in ((name, np.where(known, values, 0.0)), (f"{name}_known", known.astype(np.float64))):
                 made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
                 made.failing[f"rejected_{key}"] = self._wide(column)
-
-
-class _Bounded:
-    """Sums of bounded weights over bins [S, bins, ...]: inside they are as they are, outside what the bound makes."""
-
-    def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
-        self.bounds, self.table = bounds, table
-        self._beyond: dict[tuple[str, str], Float64s] = {}
-
-    def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
-        """Sum of (w - origin)^power times something: `inside` holds the product, `outside` the something."""
-        total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
-        for side in ("below", "above"):
-            bound = self.bounds.low if side == "below" else self.bounds.high
-            beyond = self.sum_beyond(side, outside)
-            if beyond is not None:
-                factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
-                total += beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
-        return total
-
-    def sum_beyond(self, side: str, column: str) -> Float64s | None:
-        """Sum of a column over the weights below or above the bounds; None where there is no such bound."""
-        runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
-        if not (runs.starts < runs.stops).any():
-            return None
-        if (side, column) not in self._beyond:
-            self._beyond[side, column] = runs.sums(self.table[column], axis=1)
-        return self._beyond[side, column]
-
-
-def _extremes_within(bounds: WeightBounds, ratio: Float64s, log_ratio: Float64s) -> tuple[Float64s, Float64s]:
-    """Smallest and largest weight [W] where those outside the bounds are 0."""
-    thresholds, count = bounds.thresholds, bounds.thresholds.bins
-    bins = thresholds.bin(ratio)
-    low, high = np.full(count, np.inf), np.full(count, -np.inf)
-    np.minimum.at(low, bins, log_ratio)
-    np.maximum.at(high, bins, log_ratio)
-    least, most = [], []
-    for start, stop in zip(thresholds.inside.starts.tolist(), thresholds.inside.stops.tolist(), strict=True):
-        outside = bool(np.isfinite(low[:start]).any() or np.isfinite(low[stop:]).any())
-        ends = low[start:stop].min(initial=np.inf), high[start:stop].max(initial=-np.inf)
-        inside = np.exp(np.clip(ends, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if np.isfinite(ends[0]) else (0.0, 0.0)
-        least.append(0.0 if outside else float(inside[0]))
-        most.append(float(inside[1]))
-    return np.array(least), np.array(most)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
+from mismatchctl.ratios import LOG_RATIO_BOUND
 
 _SAMPLE = 64
 
@@ -162,6 +163,50 @@ class WeightBounds:
         self.watched = Intervals(np.zeros_like(starts[:count]), starts[count:])
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
+
+    def extremes(self, ratio: Float64s, log_ratio: Float64s) -> tuple[Float64s, Float64s]:
+        """Smallest and largest weight [W] where those outside the bounds are 0."""
+        thresholds, count = self.thresholds, self.thresholds.bins
+        bins = thresholds.bin(ratio)
+        low, high = np.full(count, np.inf), np.full(count, -np.inf)
+        np.minimum.at(low, bins, log_ratio)
+        np.maximum.at(high, bins, log_ratio)
+        least, most = [], []
+        for start, stop in zip(thresholds.inside.starts.tolist(), thresholds.inside.stops.tolist(), strict=True):
+            outside = bool(np.isfinite(low[:start]).any() or np.isfinite(low[stop:]).any())
+            ends = low[start:stop].min(initial=np.inf), high[start:stop].max(initial=-np.inf)
+            inside = np.exp(np.clip(ends, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if np.isfinite(ends[0]) else (0.0, 0.0)
+            least.append(0.0 if outside else float(inside[0]))
+            most.append(float(inside[1]))
+        return np.array(least), np.array(most)
+
+
+class BoundedSums:
+    """Sums of bounded weights over bins [S, bins, ...]: inside they are as they are, outside what the bound makes."""
+
+    def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
+        self.bounds, self.table = bounds, table
+        self._beyond: dict[tuple[str, str], Float64s] = {}
+
+    def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
+        """Sum of (w - origin)^power times something: `inside` holds the product, `outside` the something."""
+        total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
+        for side in ("below", "above"):
+            bound = self.bounds.low if side == "below" else self.bounds.high
+            beyond = self.sum_beyond(side, outside)
+            if beyond is not None:
+                factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
+                total += beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
+        return total
+
+    def sum_beyond(self, side: str, column: str) -> Float64s | None:
+        """Sum of a column over the weights below or above the bounds; None where there is no such bound."""
+        runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
+        if not (runs.starts < runs.stops).any():
+            return None
+        if (side, column) not in self._beyond:
+            self._beyond[side, column] = runs.sums(self.table[column], axis=1)
+        return self._beyond[side, column]
 
 
 Rule = tuple[Float64s, Thresholds]
