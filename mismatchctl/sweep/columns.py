@@ -131,15 +131,15 @@ class _Binned:
         self.n = np.maximum(self.lengths, 1.0)
         own = plain if self.correction.loss == "ppo" else token_loss(self.correction.loss, batch)
         self.loss = None if own is None or plain is None or not losses else (own, plain)
-        self.everything = Selection.everything(batch.segments)
         gates = [self.correction.gates[gate] for gate in family.order]
-        measured = [measure(gate, ratios[gate.source], self.everything) for gate in gates]
-        self.on_tokens = list(zip(measured, family.thresholds, strict=True))[: family.token_gates]
-        self.on_sequences = list(zip(measured, family.thresholds, strict=True))[family.token_gates :]
-        self.columns_made = BlockColumns()
+        everything = Selection.everything(batch.segments)
+        measured = [measure(gate, ratios[gate.source], everything) for gate in gates]
+        rules = list(zip(measured, family.thresholds, strict=True))
+        self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
+        self.made = BlockColumns()
 
     def columns(self) -> BlockColumns:
-        made = self.columns_made
+        made = self.made
         self._sequence_gates()
         kept = self._kept_tokens()
         self._weights(kept)
@@ -168,10 +168,10 @@ class _Binned:
             gate = self.family.order[axis - 1]
             for side, rejected in (("low", low), ("high", high)):
                 self._note(gate, side, axis, rejected * self.lengths[:, None], rejected)
-        self.columns_made.flags = None if flags is None else flags.astype(np.float64)
+        self.made.flags = None if flags is None else flags.astype(np.float64)
 
     def _note(self, gate: int, side: str, axis: int, tokens: NDArray[Any], sequences: NDArray[Any]) -> None:
-        fixed = self.columns_made.fixed
+        fixed = self.made.fixed
         fixed[f"gate{gate}_tokens_{side}"] = self._wide(tokens, axis)
         fixed[f"gate{gate}_sequences_{side}"] = self._wide(sequences.astype(np.float64), axis)
 
@@ -180,12 +180,10 @@ class _Binned:
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
         if self.loss is not None:
             own, plain = self.loss
-            wanted |= {
-                "clipped": own.clipped,
-                "loss": own.losses,
-                "gradient_product": own.gradient * plain.gradient,
-                "squared_gradient": own.gradient**2,
-            }
+            wanted["clipped"] = own.clipped
+            if self.correction.weight is None or self.correction.weight.level != "token":
+                wanted |= {"loss": own.losses, "gradient_product": own.gradient * plain.gradient}
+                wanted["squared_gradient"] = own.gradient**2
         table = token_table(self.on_tokens, list(wanted.values()), self.segments)
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
@@ -201,7 +199,7 @@ class _Binned:
 
     def _count(self, kept: Arrays) -> None:
         """Columns of how many tokens are kept."""
-        made, count = self.columns_made, kept["count"]
+        made, count = self.made, kept["count"]
         length, some = self._wide(self.lengths), self._wide(self.segments.nonempty.astype(np.float64))
         zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
         made.passing |= {
@@ -221,7 +219,7 @@ class _Binned:
 
     def _weights(self, kept: Arrays) -> None:
         """Columns of weights, of all tokens and of kept ones."""
-        rule, made, zero = self.correction.weight, self.columns_made, np.zeros_like(self._wide(self.lengths))
+        rule, made, zero = self.correction.weight, self.made, np.zeros_like(self._wide(self.lengths))
         if rule is None:
             names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high")
             made.fixed |= dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
@@ -248,7 +246,7 @@ class _Binned:
 
     def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
         """One weight per token: bins of the weight, and of gates on tokens."""
-        made, bounds, ratios = self.columns_made, self.family.bounds, self.ratios[weights.rule.source]
+        made, bounds, ratios = self.made, self.family.bounds, self.ratios[weights.rule.source]
         excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
         small = ratios.extent[0] < _SMALL_WEIGHT
         weight = np.exp(np.clip(ratios.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if small else ratio
@@ -315,7 +313,7 @@ class _Binned:
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> None:
         """One weight per sequence."""
-        made, bounds = self.columns_made, self.family.bounds
+        made, bounds = self.made, self.family.bounds
         raw, lengths, some = weights.raw_excess[:, None], self.lengths[:, None], self.segments.nonempty[:, None]
         low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
         watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
@@ -366,7 +364,7 @@ class _Binned:
 
     def _compare(self, count: NDArray[Any]) -> None:
         """Reward, advantage and length, by the share of tokens kept and rejected."""
-        made, n, some = self.columns_made, self._wide(self.n), self.segments.nonempty
+        made, n, some = self.made, self._wide(self.n), self.segments.nonempty
         made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
         for name, values in compared(self.batch).items():
             known = ~np.isnan(values) & some
