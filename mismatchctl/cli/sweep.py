@@ -35,7 +35,11 @@ _ASK = "Targets"
 
 Vary = Annotated[
     list[str] | None,
-    typer.Option("--vary", help="PATH=a:b:n, a:b:n:log or a,b,c: a field of every --correction; repeat for a grid."),
+    typer.Option(
+        "--vary",
+        help="PATH=values: a field of every --correction, as in weight.clip.1=1.1:4:30 (30 values), 1.1:4:30:log or "
+        "1.5,2,4; repeat for a grid.",
+    ),
 ]
 StudyFile = Annotated[
     Path | None, typer.Option("--sweep", help="A YAML file: a list of {correction: NAME, vary: {PATH: values}}.")
