@@ -2,8 +2,8 @@
 
     python benchmarks/sweep.py --tokens 20e6 --repeat 3 --write docs/benchmarks-sweep.md
 
-Every case runs in a fresh process (its whole wall time counts, imports included), the cases interleaved; the table
-gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
+Every case runs in a fresh process on one thread (its processor time counts, imports included), the cases interleaved;
+the table gives medians and their ratio to one `analyze` of the same round, and the peak of resident memory (VmHWM).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -108,13 +108,15 @@ def padded_loop(folder: Path) -> None:
 
 
 def measure(case: str, folder: Path) -> tuple[float, float]:
-    """(seconds, MB) of a case in a fresh process."""
+    """(seconds of processor time, MB) of a case in a fresh process."""
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    start = time.perf_counter()
     command = [sys.executable, __file__, "--case", case, "--folder", str(folder)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return time.perf_counter() - start, json.loads(done.stdout) / 1000
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return seconds, json.loads(done.stdout) / 1000
 
 
 def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> str:
@@ -143,7 +145,7 @@ def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=20e6)
-    parser.add_argument("--means", type=int, nargs="+", default=[2500, 400], help="mean lengths, a dump each")
+    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a dump each")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--write", type=Path, help="write the tables here")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -156,7 +158,7 @@ def main() -> None:
     for number, mean in enumerate(given.means):
         with tempfile.TemporaryDirectory() as name:
             make_dump(Path(name), int(given.tokens), mean)
-            tables.append(table_of(Path(name), int(given.tokens), mean, given.repeat, once=number == 0))
+            tables.append(table_of(Path(name), int(given.tokens), mean, given.repeat, once=number == len(given.means) - 1))
             print(tables[-1], flush=True)
     text = "\n".join([HEAD, *tables])
     if given.write:
@@ -165,10 +167,10 @@ def main() -> None:
 
 HEAD = """# What a sweep costs
 
-Made by `benchmarks/sweep.py` on a machine that did other work too: ratios, within rounds of cases that follow each
-other, mean more than seconds. Each case is a fresh process on one thread, imports included. The padded loop computes
-one truncation after the other, four numbers each, without errors, groups or any other key, and its time grows with
-their number. The goal was 1.5 times one `analyze` at most.
+Made by `benchmarks/sweep.py` on a machine that did other work too: processor time of fresh processes on one thread,
+imports included, ratios within rounds of cases that follow each other. The padded loop computes one truncation after
+the other, four numbers each, without errors, groups or any other key, and its time grows with their number. The goal
+was 1.5 times one `analyze` at most.
 """
 
 
