@@ -105,7 +105,8 @@ class Ratios:
     @cached_property
     def excess(self) -> Float64s:
         """Token ratio minus 1, log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
-        return self.exp_minus_one if self.is_within(LOG_RATIO_BOUND) else bounded_excess(self.log_ratio)
+        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.given[0]) else True
+        return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
     @cached_property
     def highest(self) -> Float64s:
@@ -117,9 +118,10 @@ class Ratios:
         """Smallest log ratio of each sequence, [S]; +inf where it is empty."""
         return self.segments.min(self.log_ratio)
 
-    def is_within(self, bound: float) -> bool:
-        """Whether no token's |log ratio| is above `bound`."""
-        return bool(self.highest.max(initial=-np.inf) <= bound and self.lowest.min(initial=np.inf) >= -bound)
+    @cached_property
+    def extent(self) -> Float64s:
+        """Smallest and largest log ratio of the block, [2]; +inf and -inf when there is no token."""
+        return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
 
     @cached_property
     def absolute(self) -> Float64s:

@@ -101,8 +101,8 @@ def _extended(total: CellSums | None, closed: CellSums, scope: np.uint64, cap: i
     if total is None:
         merged = CellSums(table, closed.pairs)
     else:
-        folded = total.table.is_folded  # what comes later must meet what was folded before
-        merged = total + CellSums(table.folded_across_scopes(cap) if folded else table, closed.pairs)
-    if merged.table.is_folded or len(merged.table) <= cap:
+        across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
+        merged = total + CellSums(table.folded_across_scopes(cap) if across else table, closed.pairs)
+    if len(merged.table) <= cap:
         return merged
     return CellSums(merged.table.folded_across_scopes(cap), merged.pairs)

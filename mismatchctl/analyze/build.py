@@ -64,16 +64,20 @@ def build_result(
         name: _run(accumulator.runs[name], plan, accumulator, dump)
         for name in sorted(accumulator.runs, key=natural_key)
     }
-    inputs = [
+    provenance = Provenance(inputs=input_files(dump, tokens), left_out=left_out(problems), by=list(plan.by))
+    corrections, warnings = list(plan.corrections), list(dump.warnings)
+    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
+
+
+def input_files(dump: Dump, tokens: Mapping[int, int]) -> list[InputFile]:
+    """The files of a dump, with the valid `tokens` read from each."""
+    return [
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
             layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in MEASURED},
         )
         for file in dump.files
     ]  # fmt: skip
-    provenance = Provenance(inputs=inputs, left_out=_left_out(problems), by=list(plan.by))
-    corrections, warnings = list(plan.corrections), list(dump.warnings)
-    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
 def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
@@ -338,7 +342,8 @@ def _column_title(column: str, plan: Plan) -> str:
     return f"{plan.corrections[int(number)].name}/{name}" if slash else column
 
 
-def _left_out(problems: Problems) -> list[LeftOut]:
+def left_out(problems: Problems) -> list[LeftOut]:
+    """What was left out, by file and reason."""
     rows = [
         LeftOut(
             file=file,

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import OUT, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.flags import (
+    OUTPUTS,
+    By,
+    Columns,
+    Configs,
+    Corrections,
+    Force,
+    Html,
+    OnBad,
+    OnBadRows,
+    Paths,
+    Quiet,
+    Threads,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -34,13 +48,6 @@ class Reducer(str, Enum):
 
 _RULE = "One more correction, from flags"
 
-Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
-Configs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
-    ),
-]
 FrameworkName = Annotated[
     str,
     typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
@@ -57,18 +64,17 @@ Against = Annotated[
 ]
 
 ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUT)
+    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUTPUTS)
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=OUT)
+    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=OUTPUTS)
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUT)]
-Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=OUT)]
+Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=OUTPUTS)]
 Join = Annotated[
-    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUT)
+    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUTPUTS)
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUT)
+    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
 ]
 
 IsLevel = Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)]

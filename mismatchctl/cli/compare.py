@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import OUT, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.flags import OUTPUTS, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -22,12 +22,13 @@ Paths = Annotated[
     ),
 ]
 ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.", rich_help_panel=OUT)
+    bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.", rich_help_panel=OUTPUTS)
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the comparison (JSON); - is stdout.", rich_help_panel=OUT)
+    Path | None,
+    typer.Option("--output", "-o", help="Write the comparison (JSON); - is stdout.", rich_help_panel=OUTPUTS),
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.", rich_help_panel=OUT)]
+Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.", rich_help_panel=OUTPUTS)]
 
 
 def compare(

@@ -17,10 +17,11 @@ from mismatchctl.metrics.measure import (
     Quantity,
 )
 from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, largest, per_sequence, per_token, std
+from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
+_NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added
 
 
 def _mean(excess: str) -> Callable[[Totals], Number]:
@@ -29,12 +30,17 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 
 def _ess_token(t: Totals) -> Number:
     squares = t["squared_kept_weight"]
-    some = squares if np.any(np.real(squares)) else np.nan
+    some = np.where(np.real(squares) == 0, np.nan, squares)
     return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * some)
 
 
 def _ess_sequence(t: Totals) -> Number:
     return t["sequence_weight"] ** 2 / (t["sequences"] * t["squared_sequence_weight"])
+
+
+def _bias(t: Totals) -> Number:
+    moved = (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"]
+    return np.where(np.abs(np.real(moved)) < _NO_BIAS, moved * 0.0, moved)
 
 
 def _weights(name: str, title: str, words: str, meaning: str, basis: str) -> tuple[Metric, ...]:
@@ -143,6 +149,23 @@ _COMMON: tuple[Metric, ...] = (
         undefined=NOTHING_KEPT, formula=lambda t: t["kept_k3"] / t["kept"],
     ),
 )  # fmt: skip
+
+
+COSTS: tuple[Metric, ...] = (
+    Metric(
+        "weight_bias", "bias of the bound", "ratio",
+        "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
+        "What bounding and normalizing move the mean weight by; 0 costs nothing.",
+        undefined=NO_TOKEN, formula=_bias, better="",
+    ),
+    Metric(
+        "weight_chi2", "chi2 of the weights", "-",
+        "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
+        "What is left of chi2 after the bound: the variance that the weights bring.",
+        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="",
+    ),
+)  # fmt: skip
+"""What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:

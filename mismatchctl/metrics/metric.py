@@ -10,7 +10,8 @@ from mismatchctl.metrics.measure import Measure
 from mismatchctl.sums import PairSums
 
 Number = Any
-"""A float, or complex numbers while a gradient is taken: formulas use arithmetic, np.sqrt and np.exp only."""
+"""A float, an array of them, or complex ones while a gradient is taken: formulas use arithmetic, np.sqrt, np.exp and
+np.where only."""
 
 
 class Totals(Protocol):
@@ -67,7 +68,7 @@ class Metric:
     undefined: str = "undefined"
     formula: Callable[[Totals], Number] | None = None
     uncertain: bool = True
-    extreme: Callable[[Mapping[str, float]], float] | None = None
+    extreme: Callable[[Mapping[str, Any]], Any] | None = None
     quantile: float | None = None
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"

@@ -53,7 +53,7 @@ def std(column: str) -> Callable[[Totals], Number]:
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
-        return np.sqrt(variance) if np.any(np.real(variance)) else variance * 0.0
+        return np.where(np.real(variance) == 0, variance * 0.0, np.sqrt(variance))
 
     return value
 
@@ -61,13 +61,13 @@ def std(column: str) -> Callable[[Totals], Number]:
 def _variance(square: Number, mean: Number) -> Number:
     """Mean square minus squared mean; exactly 0 where no more than rounding is left of it."""
     variance = square - mean * mean
-    return variance * 0.0 if np.all(np.real(variance) < _ROUNDING * np.real(square)) else variance
+    return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def _spread(square: Number, mean: Number) -> Number:
     """A variance to divide by: NaN where there is none."""
     variance = _variance(square, mean)
-    return variance if np.any(np.real(variance)) else variance * np.nan
+    return np.where(np.real(variance) == 0, np.nan, variance)
 
 
 def _prob_corr(t: Totals) -> Number:

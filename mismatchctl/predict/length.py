@@ -18,6 +18,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.correction.apply import gate_bounds
 from mismatchctl.predict.prediction import Check, Prediction, generator, middle, unknown
 from mismatchctl.predict.sample import GRID, Sample
 from mismatchctl.ratios import LOG_RATIO_BOUND
@@ -229,12 +230,6 @@ def _first_beyond(sample: Sample, gate: Gate) -> tuple[Float64s, Float64s, Bools
     rows = np.arange(len(sample))
     start = np.where(first > 0, grid[rows, first - 1], 0)
     return start.astype(np.float64), grid[rows, first].astype(np.float64), beyond[:, -1]
-
-
-def gate_bounds(gate: Gate) -> tuple[float, float]:
-    """The interval of log ratios that a ratio gate keeps."""
-    low, high = gate.keep
-    return (math.log(low) if low else -math.inf), (math.inf if high is None else math.log(high))
 
 
 def _check(sample: Sample, gates: Sequence[Gate]) -> Check | None:

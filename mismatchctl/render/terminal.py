@@ -54,7 +54,7 @@ def render_summary(result: Result, console: Console) -> None:
                 _print_groups(f"{name} by {column}" if several else f"By {column}", column, groups, console)
     if len(result.runs) > DETAILED:
         _print_effects(result, console)
-    _print_notes(notes(result), console)
+    print_notes(notes(result), console)
 
 
 def _print_headline(name: str, run: RunResult, console: Console) -> None:
@@ -225,7 +225,8 @@ def _percent(share: float | None) -> str:
     return ">99" if rounded == 100 and share < 1 else str(rounded)
 
 
-def _print_notes(sentences: Sequence[str], console: Console) -> None:
+def print_notes(sentences: Sequence[str], console: Console) -> None:
+    """Print what a reader should not overlook."""
     glyphs = Glyphs(console)
     rows = Table.grid(padding=(0, 1, 0, 0))
     rows.add_column(style="yellow", width=1)

@@ -121,7 +121,7 @@ def correction_columns(
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
             columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
     columns |= _catastrophic(correction, ratios, batch)
-    for name, values in _compared(batch).items():
+    for name, values in compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
         filled = np.where(known, values, 0.0)
         for side, part in (("kept", share), ("rejected", some - share)):
@@ -192,12 +192,12 @@ def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: T
         return {}
     limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
     tokens = np.zeros(len(batch))
-    if looked_at.lowest.min(initial=np.inf) < limit:
+    if looked_at.extent[0] < limit:
         tokens = looked_at.segments.sum(looked_at.log_ratio < limit)
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 
-def _compared(batch: TokenBatch) -> Columns:
+def compared(batch: TokenBatch) -> Columns:
     """Reward, mean advantage and length of each sequence; NaN where unknown."""
     unknown = np.full(len(batch), np.nan)
     reward = np.asarray(batch.columns.get("reward", unknown), np.float64)

@@ -63,7 +63,7 @@ class Plan:
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        ratios = _ratios(block, self)
+        ratios = ratios_of(block, self)
         nothing = np.zeros((len(TOKEN_SUMS), 1)), np.zeros((len(TOKEN_MAXIMA), 1))
         additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), self)
         return tuple(additive), tuple(maxima)
@@ -168,7 +168,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     rows: list[dict[str, Float64s]] = []
     worst = RunCollector(plan.kernel)
     for start, block in batch.blocks(plan.kernel.block_tokens):
-        ratios = _ratios(block, plan)
+        ratios = ratios_of(block, plan)
         within = slice(start, start + len(block))
         reduced = {
             name: collectors[name].reduce(
@@ -180,7 +180,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
         worst.add(ratios["train/rollout"], block)
         additive, maxima = _block_columns(block, ratios, reduced, plan)
         rows.append(additive | {f"max {name}": values for name, values in maxima.items()})
-    scopes = _scopes(batch, plan)
+    scopes = scopes_of(batch, plan)
     merged = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     table = ClusterTable.of(
         clusters,
@@ -193,7 +193,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     return Sums({(run, cell): sums}, {run: worst.sums(merged, batch, buckets)}, sequences)
 
 
-def _ratios(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
+def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     """One Ratios per source that a metric or a correction looks at."""
     made = {"train/rollout": plan.kernel.ratios(block.train, block.rollout, block.segments)}
     if plan.drift and block.current is not None:
@@ -251,7 +251,8 @@ def cluster_hashes(batch: TokenBatch) -> Hashes:
     return np.where(named, hashes, hash_content(held))
 
 
-def _scopes(batch: TokenBatch, plan: Plan) -> Hashes:
+def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
+    """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.scoped else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 
