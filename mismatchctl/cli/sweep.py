@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _SHORT = "One correction, from flags; each takes a value, a range or a list"
 _ASK = "Targets"
+_AHEAD = "Predictions, each with its interval, model and check"
 
 Vary = Annotated[
     list[str] | None,
@@ -59,6 +60,16 @@ TargetRejection = Annotated[
 TargetEss = Annotated[
     list[float] | None,
     typer.Option(min=0, max=1, help="Solve for this effective sample size of tokens; repeat.", rich_help_panel=_ASK),
+]
+Batch = Annotated[
+    int | None, typer.Option(min=1, help="What a batch of so many sequences would lose.", rich_help_panel=_AHEAD)
+]
+AtLength = Annotated[
+    list[int] | None,
+    typer.Option(min=1, help="Rejection and ESS at so many tokens a response; repeat.", rich_help_panel=_AHEAD),
+]
+AtStep = Annotated[
+    float | None, typer.Option(help="Rejection so many steps after the last, as in +100.", rich_help_panel=_AHEAD)
 ]
 IsLevel = Annotated[Level, typer.Option(help="Level of the weights.", rich_help_panel=_SHORT)]
 IsThreshold = Annotated[str | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_SHORT)]
@@ -88,6 +99,9 @@ def sweep(
     pareto: Front = False,
     target_rejection: TargetRejection = None,
     target_ess: TargetEss = None,
+    batch: Batch = None,
+    at_length: AtLength = None,
+    at_step: AtStep = None,
     is_level: IsLevel = Level.token,
     is_threshold: IsThreshold = None,
     rs_level: RsLevel = Level.sequence,
@@ -114,7 +128,7 @@ def sweep(
         *([_shortcut(named, is_level.value, rs_level.value)] if named else []),
     ]
 
-    from mismatchctl.sweep import USUAL
+    from mismatchctl.sweep import USUAL, Outlook
     from mismatchctl.sweep import sweep as run
 
     with progress_bar(quiet) as progress:
@@ -127,6 +141,7 @@ def sweep(
             threads=threads,
             progress=progress,
             wishes=wishes,
+            outlook=Outlook(batch, tuple(at_length or ()), at_step),
         )
     if output is not None:
         from mismatchctl.sweep import export

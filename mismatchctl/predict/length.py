@@ -86,7 +86,7 @@ def _prediction(question: str, quantity: str, draws: Float64s, check: Check | No
     low, high = (max(0.0, value - math.hypot(value - low, spread)), min(1.0, value + math.hypot(high - value, spread)))
     status = "ok" if check is not None else "not checked: no response is twice as long as enough others"
     if check is not None and miss > _BAD_MISS:
-        status = f"the model misses by {miss:.0%} on this dump's own longer responses"
+        status = f"the model misses: by {miss:.0%} on this dump's own longer responses"
     if not sample.is_complete:
         status = f"{status}; from a subsample of the prompts"
     return Prediction(question, quantity, value, (low, high), status, _MODEL, check)

@@ -99,7 +99,7 @@ _ARRAYS = tuple(field.name for field in fields(Sample) if field.name != "is_comp
 def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> Sample:
     """What one batch adds; `run` names the rows that carry no run of their own."""
     parts = [_of_cell(part, name, step, corrections) for name, (step, _), part in cut(batch, run, ())]
-    return reduce(add, parts, _empty(len(corrections)))
+    return reduce(add, parts, empty_sample(len(corrections)))
 
 
 def sample_of(
@@ -120,7 +120,7 @@ def sample_of(
     def work(unit: Unit) -> list[Sample]:
         return [collect(batch, unit.file.run, corrections) for batch in dump.read(unit, Problems())]
 
-    sample, done, expected = _empty(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
+    sample, done, expected = empty_sample(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
     for unit, parts in ordered_map(work, dump.units, threads or default_threads()):
         sample = reduce(add, parts, sample)
         done += unit.tokens
@@ -130,7 +130,8 @@ def sample_of(
     return sample
 
 
-def _empty(corrections: int) -> Sample:
+def empty_sample(corrections: int) -> Sample:
+    """A sample without sequences, for so many corrections."""
     none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
     kept = np.zeros((0, corrections))
     return Sample(np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, np.zeros((0, OCTAVES, 3)), flat, flat)

@@ -53,6 +53,8 @@ def at_step(
         place, spread = float(centre.mean()), _flat_spread(centre)
     low, high = (float(straight.back(np.array(place + side * spread))) for side in (-1, 1))
     status = "ok" if abs(slope) > 1 else "no trend"
+    if ahead > x[-1] - x[0]:
+        status = f"too far: the dump spans {x[-1] - x[0]:g} steps" if status == "ok" else status
     return Prediction(question, quantity, float(straight.back(np.array(place))), (low, high), status, model)
 
 

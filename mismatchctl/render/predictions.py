@@ -31,14 +31,22 @@ def render_predictions(predictions: Mapping[str, Sequence[Prediction]], console:
             Column("", [TITLES[found.quantity] for _, found in rows], right=False),
             Column("predicted", [number(found.value, "fraction") for _, found in rows]),
             Column("90 % interval", [interval(found) for _, found in rows], right=False),
-            Column("", ["" if found.status == "ok" else found.status for _, found in rows], right=False, drop=1),
+            Column("", [_brief(found.status) for _, found in rows], right=False),
         ]
         print_grid(console, f"Predicted: {question}", Column("correction", [name for name, _ in rows]), columns)
+        for status in dict.fromkeys(found.status for _, found in rows if found.status != _brief(found.status)):
+            if status != "ok":
+                console.print(Text(glyphs.text(status), style="yellow"))
         for sentence in dict.fromkeys(found.model for _, found in rows):
             console.print(Text(glyphs.text(f"Model: {sentence}."), style="dim"))
         checks = [(name, found.check) for name, found in rows if found.check is not None]
         for words in dict.fromkeys(check_sentence(check) for _, check in checks):
             console.print(Text(glyphs.text(words), style="dim"))
+
+
+def _brief(status: str) -> str:
+    """The part of a status before its colon; nothing where all is well."""
+    return "" if status == "ok" else status.partition(":")[0]
 
 
 def interval(found: Prediction) -> str:

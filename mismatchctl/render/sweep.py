@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.predict import Prediction
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.notes import left_out_notes
 from mismatchctl.render.numbers import DASH, estimate, number
+from mismatchctl.render.predictions import render_predictions
 from mismatchctl.render.terminal import print_notes
 from mismatchctl.sweep.model import Sweep, Target
 from mismatchctl.sweep.study import Study
@@ -62,7 +64,20 @@ def render_sweep(sweep: Sweep, console: Console, *, front: bool = False) -> None
         targets = [target for target in sweep.targets if target.run == run]
         if targets:
             _print_targets(run if len(runs) > 1 else "", targets, console)
+        if sweep.forecasts:
+            render_predictions(predictions_of(sweep, run), console)
     print_notes([glyphs.text(text) for text in [*sweep.warnings, *left_out_notes(sweep.left_out)]], console)
+
+
+def predictions_of(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
+    """The predictions of one run by correction and point."""
+    found: dict[str, Sequence[Prediction]] = {}
+    for forecast in sweep.forecasts:
+        if forecast.run == run:
+            place = sweep.place(forecast.correction, forecast.point)
+            values = ", ".join(f"{path} {threshold(value)}" for path, value in place.items())
+            found[f"{forecast.correction}: {values}"] = forecast.predictions
+    return found
 
 
 def threshold(value: Any) -> str:

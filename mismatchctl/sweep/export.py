@@ -68,6 +68,7 @@ def to_json(sweep: Sweep) -> str:
         ],
         "presets": [asdict(mark) for mark in sweep.marks],
         "targets": [asdict(target) for target in sweep.targets],
+        "predictions": [asdict(forecast) for forecast in sweep.forecasts],
         "table": {name: [_finite(value) for value in table[name].to_list()] for name in table.columns},
     }
     return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"

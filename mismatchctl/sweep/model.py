@@ -15,6 +15,7 @@ from mismatchctl import __version__
 from mismatchctl.metrics import Metric
 from mismatchctl.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
+from mismatchctl.sweep.outlook import Forecast
 from mismatchctl.sweep.study import Study
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Sweep:
             An undefined value is null, one that overflows is infinite; `reason` says why.
         targets: thresholds solved for.
         marks: presets that fall on the axes.
+        forecasts: what some points would do where the dump does not reach, if that was asked.
         by: columns broken down by.
         folder: what holds `groups` where they lie on disk; goes with the sweep.
     """
@@ -98,6 +100,7 @@ class Sweep:
     warnings: list[str] = field(default_factory=list)
     targets: tuple[Target, ...] = ()
     marks: tuple[Mark, ...] = ()
+    forecasts: tuple[Forecast, ...] = ()
     by: tuple[str, ...] = ()
     folder: Folder | None = None
     version: str = __version__
@@ -111,6 +114,11 @@ class Sweep:
     def axis_paths(self) -> list[str]:
         """The paths that some study varies, each a column."""
         return list(dict.fromkeys(axis.path for study in self.studies for axis in study.axes))
+
+    def place(self, correction: str, point: int) -> dict[str, Any]:
+        """The value of each axis of a study at one of its points, by path."""
+        study = self.study(correction)
+        return dict(zip([axis.path for axis in study.axes], study.points[point], strict=True))
 
     def study(self, name: str) -> Study:
         """The study of a correction."""
