@@ -19,10 +19,10 @@ BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
 
 
-def read_wide(unit: Unit, columns: Collection[str]) -> Iterator[Block]:
+def read_wide(unit: Unit, columns: Collection[str], extra: Collection[str] = ()) -> Iterator[Block]:
     """Decode a row group, in pieces where it is big. The pieces depend on the file alone."""
-    for first, table in wide_tables(unit, columns):
-        yield wide_block(unit.file, table, columns, first)
+    for first, table in wide_tables(unit, [*columns, *extra]):
+        yield wide_block(unit.file, table, columns, first, extra)
 
 
 def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -36,7 +36,9 @@ def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.
         first += len(table)
 
 
-def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> Block:
+def wide_block(
+    file: DumpFile, table: pa.Table, columns: Collection[str], first: int, extra: Collection[str] = ()
+) -> Block:
     """Sort out rows whose lists don't match, and lay the others' tokens end to end."""
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
@@ -60,8 +62,22 @@ def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first:
             for column, array in arrays.items()
             if column not in lists
         },
+        extra=_extra(file, {column: single(table.column(file.columns[column])) for column in extra}, keep, lengths),
         faults=faults,
     )
+
+
+def _extra(file: DumpFile, arrays: dict[str, pa.Array], keep: Bools | None, lengths: Ints) -> dict[str, pa.Array]:
+    """Unchecked columns laid end to end; lists that do not fit the tokens are left out."""
+    laid = {}
+    for column, array in arrays.items():
+        if not file.is_list(column):
+            laid[column] = array if keep is None else array.filter(pa.array(keep))
+            continue
+        lists = Lists.of(array)
+        if np.array_equal(lists.lengths if keep is None else lists.lengths[keep], lengths):
+            laid[column] = lists.flat(keep)
+    return laid
 
 
 def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:

@@ -1,0 +1,86 @@
+"""The verb `diagnose`: what causes the mismatch, read from the dump alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mismatchctl.diagnose.causes import CAUSES
+from mismatchctl.diagnose.evidence import Evidence, gather
+from mismatchctl.diagnose.judge import findings
+from mismatchctl.dumps import Dump, Rows, Unit, open_dump
+from mismatchctl.dumps.paths import natural_key
+from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.errors import DataError
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.result import Finding
+
+COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for column in cause.columns))
+"""Optional columns that some cause looks at."""
+
+
+class Collector:
+    """Gathers evidence by run, from rows and from other collectors, in the order of the input."""
+
+    def __init__(self, by: Sequence[str] = ()) -> None:
+        self._by, self.runs = tuple(by), dict[str, Evidence]()
+
+    def watch(self, rows: Rows) -> None:
+        """Take note of some rows."""
+        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES]))
+
+    def add(self, other: Collector) -> None:
+        """Take over what another collector has."""
+        self._add(other.runs)
+
+    def findings(self, run: str, files: Sequence[str]) -> list[Finding]:
+        """The causes of one run's mismatch, strongest first; `files` are the dump's paths, by index."""
+        return findings(self.runs[run], files) if run in self.runs else []
+
+    def _add(self, runs: Mapping[str, Evidence]) -> None:
+        for run, evidence in runs.items():
+            self.runs[run] = self.runs.get(run, Evidence()) + evidence
+
+
+def diagnose(
+    paths: Sequence[str],
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, list[Finding]]:
+    """The causes of the mismatch of each run, strongest first. Values that other verbs refuse are evidence here.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        rename: canonical column -> name in the files.
+        by: columns that may tell a deviating worker, rank or data source, beside `worker`.
+        threads: units read at once; the findings do not depend on it.
+        progress: called with (tokens read, tokens expected).
+
+    Raises:
+        DataError: a dump that cannot be read, or that holds no token.
+        ConfigError: a `--by` or `--column` that the dump lacks.
+    """
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
+    everything, done = Collector(by), 0
+    expected = sum(unit.tokens for unit in dump.units)
+    for unit, part in ordered_map(lambda unit: _collect(dump, unit, by), dump.units, threads or default_threads()):
+        everything.add(part)
+        done += unit.tokens
+        if progress is not None:
+            progress(done, expected)
+    if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
+        raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
+    files = [file.path for file in dump.files]
+    return {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+
+
+def _collect(dump: Dump, unit: Unit, by: Sequence[str]) -> Collector:
+    collector = Collector(by)
+    for rows in dump.rows(unit):
+        collector.watch(rows)
+    return collector
+
+
+__all__ = ["COLUMNS", "Collector", "diagnose"]

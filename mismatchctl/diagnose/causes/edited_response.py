@@ -1,0 +1,95 @@
+"""Responses that were edited or tokenized anew after sampling: agreement up to a position, none after it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Float64s, Ints
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.misaligned import shifts
+from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+
+_LEAST_SIDE = 4
+_T, _JUMP, _FAR, _FEW = 6.0, 2.3, 0.4, 0.2
+
+
+def _test(case: Case) -> Diagnosis | None:
+    if not len(case.x) or case.noise == 0:
+        return None
+    split, score, jump = _changes(case)
+    after = case.place >= split[case.where]
+    size = np.minimum(np.abs(case.x), 5.0)
+    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
+    before = case.sums((np.abs(case.x) > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
+    found = (score > _T) & (jump > _JUMP) & (level > _FAR) & (before < _FEW)
+    if found.sum() < max(2, 0.005 * case.size):
+        return None
+    tokens = np.zeros(len(case.sound), np.bool_)
+    tokens[case.index] = after & found[case.where]
+    shift, _ = shifts(case.without(~tokens), np.flatnonzero(found), 8)
+    moved = shift[found & (shift != 0)]
+    share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
+    examples = loudest(case, found, score)
+    starts = np.cumsum(case.counts) - case.counts
+    at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
+    left = (case.counts - split)[found]
+    agrees = float(np.median(np.abs(case.x[~after & found[case.where]]))) if found.any() else 0.0
+    evidence = [
+        fact("sequences", share, "share of sequences that agree up to a position and not after it"),
+        fact("difference_before", agrees, "median |log ratio| before that position, nats"),
+        fact("difference_after", float(level[found].mean()), "mean |log ratio| after it, nats"),
+        fact("tokens_after", float(np.median(left)), "tokens from there to the end, median"),
+    ]
+    if len(moved) > 0.3 * found.sum():
+        values, counts = np.unique(moved, return_counts=True)
+        evidence.append(fact("shift_after", int(values[np.argmax(counts)]), "the shift at which the rest agrees again"))
+    return Diagnosis(
+        "high",
+        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not after it "
+        f"({level[found].mean():.2g} nats): the response was changed after it was sampled",
+        share=case.share(tokens),
+        evidence=tuple(evidence),
+        where={"sequences": percent(share), "positions": f"from {listed(at[examples], 3)} on in the examples"},
+        examples=examples,
+        positions=at[examples],
+        rivals={
+            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that position on"
+        },
+        leaves=case.without(tokens),
+    )
+
+
+def _changes(case: Case) -> tuple[Ints, Float64s, Float64s]:
+    """The best split of each sequence by the loudness of its tokens: where, its t statistic, and the jump, [S] each."""
+    n = case.counts[case.where].astype(np.float64)
+    starts = (np.cumsum(case.counts) - case.counts)[case.where]
+    running = np.append(0.0, np.cumsum(case.loudness))
+    before = running[np.arange(len(n))] - running[starts]
+    total = case.sums(case.loudness)[case.where]
+    k = case.place.astype(np.float64)
+    inside = (k >= _LEAST_SIDE) & (n - k >= _LEAST_SIDE)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        jump = (total - before) / (n - k) - before / k
+        gain = jump * np.sqrt(k * (n - k) / n)
+    gain = np.where(inside, gain, -np.inf)
+    best = np.full(case.size, -np.inf)
+    np.maximum.at(best, case.where, gain)
+    chosen = np.flatnonzero(np.isfinite(gain) & (gain == best[case.where]))[::-1]
+    split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
+    split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]
+    mean = case.means(case.loudness)
+    spread = case.means((case.loudness - mean[case.where]) ** 2) * case.counts
+    left = np.maximum(spread - np.where(np.isfinite(best), best, 0.0) ** 2, 1e-9) / np.maximum(case.counts - 2, 1)
+    return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, 0.3)), difference
+
+
+CAUSE = Cause(
+    id="edited_response",
+    title="Responses were changed after sampling",
+    test=_test,
+    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping white space, "
+    "cutting at a stop string or repairing JSON changes tokens (verl agent loops: keep response_ids; slime: pass tokens, not "
+    "text; vLLM return_token_ids, SGLang output_ids).",
+    pointless="importance weights and vetoes: they act on tokens that were never sampled",
+)

@@ -1,0 +1,199 @@
+"""What the pass keeps to look for causes: exact counts, sums by step and worker, and a sample of whole rows.
+
+`+` merges, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, Segments
+from mismatchctl.dumps import Rows
+from mismatchctl.sums.clusters import Hashes, mix
+
+SAMPLE_TOKENS = 1 << 17
+"""Tokens of the sample: causes are told from these; counts and the sums by step and worker are of all tokens."""
+PLACES = 3
+LAG = "lag"
+"""The column `train_version` minus `rollout_version`."""
+_CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
+_FLOOR = 1e-9
+
+Value = str | int | float | bool | None
+Flags = Callable[[Rows], dict[str, Bools]]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many valid tokens, in how many sequences, and the first few: (file, row, position)."""
+
+    tokens: int = 0
+    sequences: int = 0
+    places: tuple[tuple[int, int, int], ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        places = tuple(sorted({*self.places, *other.places})[:PLACES])
+        return Tally(self.tokens + other.tokens, self.sequences + other.sequences, places)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Whole rows, chosen by a hash of their content: the lowest hashes, up to `SAMPLE_TOKENS` tokens.
+
+    Equal rows have equal hashes, so that duplicates are sampled together.
+    """
+
+    hashes: Hashes
+    rows: Rows
+
+    @classmethod
+    def of(cls, hashes: Hashes, rows: Rows) -> Sample:
+        """The rows that a sample of these would keep."""
+        order = np.lexsort((rows.rows, rows.file, hashes))
+        before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
+        order = order[before < SAMPLE_TOKENS]
+        return cls(hashes[order], rows.take(order))
+
+    def __add__(self, other: Sample) -> Sample:
+        return Sample.of(np.concatenate([self.hashes, other.hashes]), _concatenated(self.rows, other.rows))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one run.
+
+    Attributes:
+        tallies: tokens that causes have flagged, by name.
+        cells: by (column, step, value): sequences, sums of their level and its square, tokens, sum of |log ratio|.
+        sample: some of the rows; None: there is no row.
+        tokens: valid tokens.
+        sequences: rows, those without a valid token too.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    cells: dict[tuple[str, Value, Value], Float64s] = field(default_factory=dict)
+    sample: Sample | None = None
+    tokens: int = 0
+    sequences: int = 0
+
+    def __add__(self, other: Evidence) -> Evidence:
+        tallies, cells = dict(self.tallies), dict(self.cells)
+        for name, tally in other.tallies.items():
+            tallies[name] = tallies.get(name, Tally()) + tally
+        for key, sums in other.cells.items():
+            cells[key] = cells[key] + sums if key in cells else sums
+        both = [sample for sample in (self.sample, other.sample) if sample is not None]
+        sample = both[0] + both[1] if len(both) == 2 else both[0] if both else None
+        return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
+
+
+def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> dict[str, Evidence]:
+    """The evidence of some rows, by run."""
+    runs = rows.columns["run"]
+    names = sorted({str(run) for run in runs.tolist()})
+    parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
+    return {name: _of_run(part, by, flags) for name, part in parts.items()}
+
+
+def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> Evidence:
+    marked = {name: found for flag in flags for name, found in flag(rows).items()}
+    x = rows.train.astype(np.float64) - rows.rollout
+    sound = rows.mask & np.isfinite(x)
+    return Evidence(
+        tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
+        cells=dict(_cells(rows, x, sound, by)),
+        sample=Sample.of(_content(rows), rows),
+        tokens=int(rows.mask.sum()),
+        sequences=len(rows),
+    )
+
+
+def _tally(rows: Rows, found: Bools) -> Tally:
+    where = np.flatnonzero(found)
+    sequence = np.searchsorted(rows.segments.offsets, where, side="right") - 1
+    firsts = (
+        [(int(rows.file[s]), int(rows.rows[s]), int(rows.position[w])) for w, s in zip(where, sequence, strict=True)]
+        if len(where) <= PLACES
+        else [
+            (int(rows.file[s]), int(rows.rows[s]), int(rows.position[w]))
+            for w, s in zip(where[:PLACES], sequence[:PLACES], strict=True)
+        ]
+    )
+    return Tally(len(where), len(np.unique(sequence)), tuple(firsts))
+
+
+def _content(rows: Rows) -> Hashes:
+    """A hash of each row's log-probs, by their sums and ends."""
+    segments: Segments = rows.segments
+    hashes = segments.lengths.astype(np.uint64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sums = [segments.sum(rows.rollout), segments.sum(rows.train)]
+    for values in sums:
+        hashes = mix(hashes, (values + 0.0).view(np.uint64))
+    return hashes
+
+
+def _cells(
+    rows: Rows, x: Float64s, sound: Bools, by: Sequence[str]
+) -> Iterator[tuple[tuple[str, Value, Value], Float64s]]:
+    """Sums of the sequences' levels by step, and by step and value of each column."""
+    size = np.minimum(np.abs(np.where(sound, x, 0.0)), _CAP)
+    counts, total = rows.segments.sum(sound), rows.segments.sum(size)
+    some = counts > 0
+    level = np.log(total / np.maximum(counts, 1) + _FLOOR)
+    sums = np.stack([np.ones(len(rows)), level, level * level, counts, total], axis=1)[some]
+    steps = _texts(rows, "step")[some]
+    columns = {"": np.full(int(some.sum()), None, object)}
+    columns |= {name: _texts(rows, name)[some] for name in dict.fromkeys(("worker", *by)) if name in rows.columns}
+    lag = version_lag(rows)
+    if lag is not None:
+        columns[LAG] = lag[some]
+    for name, values in columns.items():
+        keys: dict[tuple[Value, Value], list[int]] = {}
+        for index, key in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
+            keys.setdefault(key, []).append(index)
+        for (step, value), members in keys.items():
+            yield (name, step, value), sums[members].sum(axis=0)
+
+
+def version_lag(rows: Rows) -> NDArray[Any] | None:
+    """Updates between the weights that recomputed a sequence and those that sampled it [S]; None: not recorded."""
+    both = [rows.columns.get(name) for name in ("train_version", "rollout_version")]
+    if any(values is None or values.dtype == object for values in both):
+        return None
+    lag: NDArray[Any] = np.asarray(both[0], np.float64) - np.asarray(both[1], np.float64)
+    return lag
+
+
+def _texts(rows: Rows, name: str) -> NDArray[Any]:
+    values = rows.columns.get(name)
+    return np.full(len(rows), None, object) if values is None else values
+
+
+def _concatenated(first: Rows, second: Rows) -> Rows:
+    offsets = np.concatenate([first.segments.offsets, first.segments.tokens + second.segments.offsets[1:]])
+    tokens = {
+        name: np.concatenate([values, second.tokens[name]])
+        for name, values in first.tokens.items()
+        if name in second.tokens and values.shape[1:] == second.tokens[name].shape[1:]
+    }
+    columns = {
+        name: np.concatenate([_texts(first, name), _texts(second, name)]) for name in (*first.columns, *second.columns)
+    }
+    return replace(
+        first,
+        segments=Segments(offsets),
+        rollout=np.concatenate([first.rollout, second.rollout]),
+        train=np.concatenate([first.train, second.train]),
+        mask=np.concatenate([first.mask, second.mask]),
+        position=np.concatenate([first.position, second.position]),
+        tokens=tokens,
+        columns=columns,
+        file=np.concatenate([first.file, second.file]),
+        rows=np.concatenate([first.rows, second.rows]),
+    )
