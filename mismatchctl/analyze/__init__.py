@@ -14,6 +14,7 @@ from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import LoggedSteps, Parts, step_tables
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
+from mismatchctl.diagnose import COLUMNS, Collector
 from mismatchctl.dumps import Dump, DumpFile, Problems, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
@@ -32,6 +33,7 @@ class _UnitDone:
     tokens: int = 0
     problems: Problems = field(default_factory=Problems)
     parts: Parts = field(default_factory=list)
+    causes: Collector = field(default_factory=Collector)
 
 
 def analyze(
@@ -70,10 +72,11 @@ def analyze(
     _check_names(corrections)
     scoped = framework is not None or any(correction.normalizes_micro_batches for correction in corrections)
     needed = [*WANTED, *(["micro_batch"] if scoped else [])]
-    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, wanted=needed, on_bad=on_bad)
+    names = column_aliases()
+    dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=needed, watched=COLUMNS, on_bad=on_bad)
     _check_columns(corrections, dump)
     plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
-    accumulator = Accumulator(plan)
+    accumulator, causes = Accumulator(plan), Collector(by)
     logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
     problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
@@ -90,6 +93,7 @@ def analyze(
             if logged is not None:
                 logged.add(done.parts)
                 logged.close(later.after(unit))
+            causes.add(done.causes)
             problems = problems + done.problems
             tokens[unit.file.index] += done.tokens
             if progress is not None:
@@ -99,6 +103,8 @@ def analyze(
             logged.close()
         dump.require_tokens(sum(tokens.values()))
         result = build_result(dump, plan, accumulator, tokens, problems)
+        for name, run in result.runs.items():
+            run.findings = causes.findings(name, [file.path for file in dump.files])
         if framework is not None and logged is not None:
             _add_logged(result, framework, logged)
         rows.finish(accumulator.factors)
@@ -113,8 +119,8 @@ def _add_logged(result: Result, framework: Framework, logged: LoggedSteps) -> No
 
 
 def _reduce_unit(dump: Dump, unit: Unit, plan: Plan, *, with_rows: bool) -> _UnitDone:
-    done = _UnitDone()
-    for batch in dump.read(unit, done.problems):
+    done = _UnitDone(causes=Collector(plan.by))
+    for batch in dump.read(unit, done.problems, done.causes.watch):
         done.sums = done.sums + reduce_batch(batch, unit.file.run, plan)
         done.tokens += batch.tokens
         if with_rows:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.diagnose.evidence import Evidence
+from mismatchctl.diagnose.evidence import Evidence, column_of
 from mismatchctl.dumps import Rows
 
 _EXTREME = 20.0
@@ -131,7 +131,7 @@ class Case:
 
     def sums(self, values: NDArray[Any]) -> Float64s:
         """Sum of `values` [N] over the sound tokens of each sequence [S]."""
-        return np.bincount(self.where, weights=values, minlength=self.size)
+        return np.bincount(self.where, weights=values, minlength=self.size).astype(np.float64, copy=False)
 
     def means(self, values: NDArray[Any]) -> Float64s:
         """Mean of `values` [N] over the sound tokens of each sequence [S]; 0 where there is none."""
@@ -156,21 +156,24 @@ class Case:
         steps = self.column("step")
         names: dict[Any, int] = {}
         keys = zip(steps.tolist(), prompts.tolist(), range(self.size), strict=True)
-        return np.array(
-            [
-                names.setdefault((step, index if prompt is None else prompt, prompt is None), len(names))
-                for step, prompt, index in keys
-            ],
-            np.int64,
-        )
+        apart = [(step, index if prompt is None else prompt, prompt is None) for step, prompt, index in keys]
+        return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
 
     def column(self, name: str) -> NDArray[Any]:
         """A per-sequence column [S]; None where the dump lacks it."""
-        values = self.rows.columns.get(name)
-        return np.full(self.size, None, object) if values is None else values
+        return column_of(self.rows, name)
 
     def share(self, tokens: Bools) -> float:
         """Share of the summed |log ratio| of the sound tokens that lies on some of them; `tokens` is [T]."""
         size = np.minimum(np.abs(self.x), _EXTREME)
-        total = float(size.sum())
-        return float(size[tokens[self.index]].sum()) / total if total > 0 else 0.0
+        return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
+
+    @cached_property
+    def weight(self) -> float:
+        """Summed |log ratio| of the sound tokens."""
+        return float(np.minimum(np.abs(self.x), _EXTREME).sum())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sample is the whole run."""
+        return self.size == self.evidence.sequences

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,9 +22,10 @@ PLACES = 3
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
 _CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
-_FLOOR = 1e-9
+_FLOOR, _SMALLEST_DOUBT = 1e-9, 0.02
 
 Value = str | int | float | bool | None
+Cells = dict[tuple[str, Value, Value], Float64s]
 Flags = Callable[[Rows], dict[str, Bools]]
 
 
@@ -76,7 +77,7 @@ class Evidence:
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
-    cells: dict[tuple[str, Value, Value], Float64s] = field(default_factory=dict)
+    cells: Cells = field(default_factory=dict)
     sample: Sample | None = None
     tokens: int = 0
     sequences: int = 0
@@ -102,11 +103,10 @@ def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> dict[str, E
 
 def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> Evidence:
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
-    x = rows.train.astype(np.float64) - rows.rollout
-    sound = rows.mask & np.isfinite(x)
+    rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
     return Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
-        cells=dict(_cells(rows, x, sound, by)),
+        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
         sample=Sample.of(_content(rows), rows),
         tokens=int(rows.mask.sum()),
         sequences=len(rows),
@@ -114,17 +114,11 @@ def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> Evidence:
 
 
 def _tally(rows: Rows, found: Bools) -> Tally:
-    where = np.flatnonzero(found)
-    sequence = np.searchsorted(rows.segments.offsets, where, side="right") - 1
-    firsts = (
-        [(int(rows.file[s]), int(rows.rows[s]), int(rows.position[w])) for w, s in zip(where, sequence, strict=True)]
-        if len(where) <= PLACES
-        else [
-            (int(rows.file[s]), int(rows.rows[s]), int(rows.position[w]))
-            for w, s in zip(where[:PLACES], sequence[:PLACES], strict=True)
-        ]
-    )
-    return Tally(len(where), len(np.unique(sequence)), tuple(firsts))
+    counts = rows.segments.sum(found)
+    first = np.flatnonzero(found)[:PLACES]
+    sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
+    places = zip(rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position[first].tolist(), strict=True)
+    return Tally(int(counts.sum()), int((counts > 0).sum()), tuple(places))
 
 
 def _content(rows: Rows) -> Hashes:
@@ -138,27 +132,40 @@ def _content(rows: Rows) -> Hashes:
     return hashes
 
 
-def _cells(
-    rows: Rows, x: Float64s, sound: Bools, by: Sequence[str]
-) -> Iterator[tuple[tuple[str, Value, Value], Float64s]]:
-    """Sums of the sequences' levels by step, and by step and value of each column."""
-    size = np.minimum(np.abs(np.where(sound, x, 0.0)), _CAP)
-    counts, total = rows.segments.sum(sound), rows.segments.sum(size)
+def level_sums(rows: Rows, rollout: Float64s, train: Float64s, sound: Bools, columns: Iterable[str]) -> Cells:
+    """By (column, step, value): sequences, sums of their level and of its square, tokens, sum of |log ratio|.
+
+    The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
+    of it: so content that grows more or less certain does not count as a change. The column "" has no values.
+
+    Args:
+        rows: the rows.
+        rollout: log-probs of the rollout engine [T], float64.
+        train: log-probs of the trainer [T], float64.
+        sound: the tokens that count [T]; such that are not finite do not.
+        columns: per-sequence columns; `LAG` is the version lag.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.minimum(np.abs(train - rollout), _CAP)
+        doubt = 1.0 + _SMALLEST_DOUBT - np.exp(np.minimum(train, 0.0))
+    sound = sound & np.isfinite(size)
+    counts, total = rows.segments.sum(sound), rows.segments.sum(np.where(sound, size, 0.0))
+    expected = rows.segments.sum(np.where(sound, doubt, 0.0))
     some = counts > 0
-    level = np.log(total / np.maximum(counts, 1) + _FLOOR)
-    sums = np.stack([np.ones(len(rows)), level, level * level, counts, total], axis=1)[some]
-    steps = _texts(rows, "step")[some]
-    columns = {"": np.full(int(some.sum()), None, object)}
-    columns |= {name: _texts(rows, name)[some] for name in dict.fromkeys(("worker", *by)) if name in rows.columns}
-    lag = version_lag(rows)
-    if lag is not None:
-        columns[LAG] = lag[some]
-    for name, values in columns.items():
-        keys: dict[tuple[Value, Value], list[int]] = {}
-        for index, key in enumerate(zip(steps.tolist(), values.tolist(), strict=True)):
-            keys.setdefault(key, []).append(index)
-        for (step, value), members in keys.items():
-            yield (name, step, value), sums[members].sum(axis=0)
+    level = np.log(total[some] / expected[some] + _FLOOR)
+    sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)
+    steps = column_of(rows, "step")[some].tolist()
+    cells: Cells = {}
+    for name in dict.fromkeys(columns):
+        values = version_lag(rows) if name == LAG else column_of(rows, name) if name in rows.columns else None
+        if values is None and name:
+            continue
+        keys = [None] * len(steps) if values is None else values[some].tolist()
+        members: dict[tuple[Value, Value], list[int]] = {}
+        for index, key in enumerate(zip(steps, keys, strict=True)):
+            members.setdefault(key, []).append(index)
+        cells |= {(name, step, value): sums[found].sum(axis=0) for (step, value), found in members.items()}
+    return cells
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
@@ -170,7 +177,8 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
     return lag
 
 
-def _texts(rows: Rows, name: str) -> NDArray[Any]:
+def column_of(rows: Rows, name: str) -> NDArray[Any]:
+    """A per-sequence column [S]; None where the rows lack it."""
     values = rows.columns.get(name)
     return np.full(len(rows), None, object) if values is None else values
 
@@ -183,7 +191,8 @@ def _concatenated(first: Rows, second: Rows) -> Rows:
         if name in second.tokens and values.shape[1:] == second.tokens[name].shape[1:]
     }
     columns = {
-        name: np.concatenate([_texts(first, name), _texts(second, name)]) for name in (*first.columns, *second.columns)
+        name: np.concatenate([column_of(first, name), column_of(second, name)])
+        for name in (*first.columns, *second.columns)
     }
     return replace(
         first,

@@ -22,6 +22,7 @@ def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
     if evidence.sample is None or not evidence.tokens:
         return []
     case = Case.of(evidence, evidence.sample.rows)
+    whole = case.weight
     found: list[tuple[Cause, Diagnosis, Case]] = []
     for cause in CAUSES:
         if cause.id == NOISE and any(diagnosis.confidence != "low" for _, diagnosis, _ in found):
@@ -29,7 +30,8 @@ def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
         with np.errstate(all="ignore"):
             diagnosis = cause.test(case)
         if diagnosis is not None:
-            found.append((cause, diagnosis, case))
+            part = case.weight / whole if whole else 1.0
+            found.append((cause, replace(diagnosis, share=diagnosis.share * min(part, 1.0)), case))
             case = replace(diagnosis.leaves or case, explained=(*case.explained, cause.id))
     ranked = sorted(found, key=lambda row: (CONFIDENCES.index(row[1].confidence), -round(row[1].share, 2)))
     return [_finding(cause, diagnosis, seen, files) for cause, diagnosis, seen in ranked]
@@ -43,16 +45,12 @@ def _finding(cause: Cause, diagnosis: Diagnosis, case: Case, files: Sequence[str
         summary=diagnosis.summary,
         share=round(diagnosis.share, 4),
         evidence=list(diagnosis.evidence),
-        where=_where(diagnosis, case),
+        where=dict(diagnosis.where),
         examples=list(_examples(diagnosis, case, files)),
         advice=cause.advice,
         pointless=cause.pointless,
         rivals=[Rival(cause=rival, tell=tell) for rival, tell in diagnosis.rivals.items()],
     )
-
-
-def _where(diagnosis: Diagnosis, case: Case) -> dict[str, str]:
-    return dict(diagnosis.where)
 
 
 def _examples(diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Iterator[Example]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.evidence import Value
+from mismatchctl.diagnose.evidence import Value, level_sums
 
 Cells = dict[tuple[Value, Value], Float64s]
 """(step, value) -> sequences, sum of levels, of squared levels."""
@@ -27,13 +27,12 @@ class Deviation:
 
 
 def cells_of(case: Case, column: str) -> Cells:
-    """The cells of a column, without what is left out of the case."""
+    """The cells of a column, without what is left out of the case: from the sample where that is everything."""
     gone = case.left_out.get(column, frozenset())
-    return {
-        (step, value): sums
-        for (name, step, value), sums in case.evidence.cells.items()
-        if name == column and value not in gone
-    }
+    cells = case.evidence.cells
+    if case.complete:
+        cells = level_sums(case.rows, case.rollout, case.train, case.sound, [column])
+    return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
 def scatter(cells: Iterable[Float64s]) -> float:
@@ -79,7 +78,7 @@ def by_value(cells: Cells) -> dict[Value, Float64s]:
 
 def series(case: Case) -> tuple[list[Any], Float64s, Float64s]:
     """Steps in order, the mean level of their sequences, and its standard error; rows left out do not count."""
-    column = next((name for name, gone in case.left_out.items() if gone), "")
+    column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = cells_of(case, column)
     steps: dict[Value, Float64s] = {}
     for (step, _), sums in cells.items():

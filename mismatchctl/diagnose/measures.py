@@ -13,6 +13,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.result import Fact
 
 _BETTER = 0.25
+_LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
 _ENOUGH = 8
 
 
@@ -142,7 +143,8 @@ def systematic(case: Case, seed: int = 0) -> tuple[float, float]:
     size = np.clip(case.standard, -4, 4)
     _, token = np.unique(ids[case.index], return_inverse=True)
     pairs, inverse = np.unique(token.astype(np.int64) * case.size + case.where, return_inverse=True)
-    sums, counts = np.bincount(inverse, weights=size), np.bincount(inverse).astype(np.float64)
+    sums = np.bincount(inverse, weights=size).astype(np.float64)
+    counts = np.bincount(inverse).astype(np.float64)
     token, sequence = pairs // case.size, pairs % case.size
     others = (np.bincount(token, counts) ** 2 - np.bincount(token, counts**2)).sum()
     power = float((size * size).mean())
@@ -171,12 +173,19 @@ def calibration(case: Case) -> tuple[float, float, float, float]:
     return values[0], values[1], values[2], values[3]
 
 
+def rare(case: Case) -> Bools:
+    """Tokens so unlikely that a temperature must make them likelier or less likely, whatever their context [N]."""
+    found: Bools = case.t < _RARE
+    if found.sum() < _RARE_ENOUGH and len(case.t):
+        found = case.t < np.quantile(case.t, 0.02)
+    return found
+
+
 def coherence(case: Case) -> tuple[float, float, float, float]:
     """How much the log ratios of near-certain tokens go one way (-1 to 1) and its z, then those of unlikely tokens."""
     values = []
     standard = np.clip(case.standard, -4, 4)
-    likely = case.t > -0.5
-    for chosen in (likely, case.t < np.quantile(case.t, 0.1) if len(case.t) else likely):
+    for chosen in (case.t > _LIKELY, rare(case)):
         size = np.abs(case.x[chosen]).sum()
         values += [float(case.x[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.measures import calibration, coherence
+from mismatchctl.diagnose.measures import calibration, coherence, rare
 
 _SURE, _LIKELY, _WITH_TRUNCATION = 0.85, 0.7, 0.4
-_RARE = -3.5
 _RESAMPLES = 50
 
 
@@ -40,7 +39,7 @@ class Tempering:
 
     @property
     def sampled_by(self) -> str:
-        """`rollout` or `train`: whose column is the distribution that sampled; empty where they cannot be told apart."""
+        """`rollout` or `train`: whose column is the distribution that sampled; empty where that cannot be told."""
         if max(abs(self.z), abs(self.inverse_z)) < 4:
             return ""
         return "rollout" if abs(self.excess) < abs(self.inverse_excess) else "train"
@@ -67,19 +66,19 @@ def tempering(case: Case) -> Tempering | None:
     return Tempering(temperature, interval, likely, unlikely, *calibration(case), sure=sure and not truncated)
 
 
-def _exponents(case: Case) -> tuple[Float64s, Float64s]:
+def _exponents(case: Case) -> tuple[Float64s, Ints]:
     """For unlikely tokens, a bound on the exponent b in rollout ~ train^b: logit(rollout) / logit(train).
 
     With q = p^b / Z and Z between p^b + (1 - p)^b (all the rest on one token) and what a spread-out rest makes of
     it, this is exact in the first case and nearer to 1 in all others: the largest ones are the estimate.
     """
-    rare = case.t < _RARE
-    p, q = case.t[rare], np.minimum(case.r[rare], -1e-9)
+    chosen = rare(case)
+    p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)
     exponents: Float64s = (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
-    return exponents, case.where[rare]
+    return exponents, case.where[chosen]
 
 
-def _envelope(exponents: Float64s, sequence: Float64s, colder: bool) -> tuple[float, tuple[float, float]]:
+def _envelope(exponents: Float64s, sequence: Ints, colder: bool) -> tuple[float, tuple[float, float]]:
     """The far end of the exponents as a temperature, with an interval from resampled sequences."""
     level = 0.98 if colder else 0.02
     names, index = np.unique(sequence, return_inverse=True)

@@ -17,13 +17,13 @@ import yaml
 from markupsafe import Markup, escape
 
 import mismatchctl
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.figures import Figure, overview_figure
 from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import bytes_size, estimate, missing, number
 from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result import Result, RunResult, Value
 
 TEMPLATES = "reports_templates"

@@ -9,13 +9,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
 from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.series import lists
 from mismatchctl.render.text import label
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE, Trend, standing, trend
+from mismatchctl.render.trend import Trend, standing, trend
 from mismatchctl.result import Groups, Result, RunResult, Value
 
 DETAILED = 3

@@ -1,4 +1,4 @@
-"""A KV cache (or activations) in low precision: noise above bfloat16's, in no way tied to tokens, growing with position."""
+"""A KV cache (or activations) in low precision: noise above bfloat16's that is tied to no token and grows along."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def _test(case: Case) -> Diagnosis | None:
     confidence: Confidence = "high" if grows and far and z > 6 else "medium" if grows or far else "low"
     return Diagnosis(
         confidence,
-        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes, not tied "
+        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
+        f"bfloat16 makes, not tied "
         f"to tokens of the vocabulary"
         + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else ""),
         evidence=(
@@ -49,7 +50,8 @@ def _test(case: Case) -> Diagnosis | None:
         where={"positions": "late in the response" if grows else "everywhere"},
         examples=loudest(case, case.counts >= _LONG, case.means(np.abs(case.scaled))),
         rivals={
-            "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise smaller?"
+            "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise "
+            "smaller?"
         },
     )
 
@@ -70,7 +72,8 @@ CAUSE = Cause(
     id="cache_quantization",
     title="The KV cache is quantized",
     test=_test,
-    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; if fp8 is "
+    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; "
+    "if fp8 is "
     "wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
     pointless="",
     columns=("token_ids",),

@@ -63,7 +63,8 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Diagnosis(
         "high" if slope < _SURE else "medium",
-        f"the difference is largest at {where} and fades: {first / max(rest, 1e-12):.3g} times larger there than late in the "
+        f"the difference is largest at {where} and fades: {first / max(rest, 1e-12):.3g} times larger there "
+        f"than late in the "
         "response. The two sides saw different contexts",
         evidence=(
             fact("slope", slope, "of log |difference| by octave of the distance, within sequences; below 0: it fades"),
@@ -90,8 +91,10 @@ CAUSE = Cause(
     id="context_mismatch",
     title="The trainer saw another context",
     test=_test,
-    advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system prompt or BOS "
-    "missing, truncated prompts (verl data.truncation, TRL max_prompt_length), thinking stripped from earlier turns, images "
+    advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system "
+    "prompt or BOS "
+    "missing, truncated prompts (verl data.truncation, TRL max_prompt_length), thinking stripped from earlier "
+    "turns, images "
     "left out, position ids that count padding.",
     pointless="importance weights: they would train a policy under a context that nobody samples from",
 )

@@ -54,7 +54,8 @@ CAUSE = Cause(
     id="duplicated_rows",
     title="Rows are there twice",
     test=_test,
-    advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run writing a step "
+    advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run "
+    "writing a step "
     "again, or rows repeated to fill a batch (verl pads batches to a multiple of the world size). Keep one of each.",
     pointless="nothing is wrong with corrections, but standard errors are too small by the repeats",
 )

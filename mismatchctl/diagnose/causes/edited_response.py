@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Ints
+from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.misaligned import shifts
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 
 _LEAST_SIDE = 4
-_T, _JUMP, _FAR, _FEW = 6.0, 2.3, 0.4, 0.2
+_T, _JUMP, _FAR, _FEW, _PERSISTENT = 6.0, 2.3, 0.4, 0.2, 0.4
+_GROSS, _RATE = 1.0, 0.3
+_SURE_SHARE, _LEAST_VARIANCE = 0.03, 0.03
 
 
 def _test(case: Case) -> Diagnosis | None:
     if not len(case.x) or case.noise == 0:
         return None
-    split, score, jump = _changes(case)
-    after = case.place >= split[case.where]
     size = np.minimum(np.abs(case.x), 5.0)
-    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
-    before = case.sums((np.abs(case.x) > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
-    found = (score > _T) & (jump > _JUMP) & (level > _FAR) & (before < _FEW)
-    if found.sum() < max(2, 0.005 * case.size):
+    found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
+    # By loudness, which needs no scale; and by gross differences, which temperature and truncation leave rare.
+    for values, jump in ((case.loudness, _JUMP), ((size > _GROSS).astype(np.float64), _RATE)):
+        at, score, difference = _changes(case, values)
+        new = (score > _T) & (difference > jump) & _breaks(case, size, at) & ~found
+        found, split = found | new, np.where(new, at, split)
+    if found.sum() < max(3, 0.01 * case.size):
         return None
+    after = case.place >= split[case.where]
+    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
     tokens = np.zeros(len(case.sound), np.bool_)
     tokens[case.index] = after & found[case.where]
     shift, _ = shifts(case.without(~tokens), np.flatnonzero(found), 8)
     moved = shift[found & (shift != 0)]
     share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
-    examples = loudest(case, found, score)
+    examples = loudest(case, found, level)
     starts = np.cumsum(case.counts) - case.counts
     at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
     left = (case.counts - split)[found]
@@ -45,8 +50,9 @@ def _test(case: Case) -> Diagnosis | None:
         values, counts = np.unique(moved, return_counts=True)
         evidence.append(fact("shift_after", int(values[np.argmax(counts)]), "the shift at which the rest agrees again"))
     return Diagnosis(
-        "high",
-        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not after it "
+        "high" if share > _SURE_SHARE else "medium",
+        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and "
+        f"not after it "
         f"({level[found].mean():.2g} nats): the response was changed after it was sampled",
         share=case.share(tokens),
         evidence=tuple(evidence),
@@ -54,19 +60,31 @@ def _test(case: Case) -> Diagnosis | None:
         examples=examples,
         positions=at[examples],
         rivals={
-            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that position on"
+            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
+            "position on"
         },
         leaves=case.without(tokens),
     )
 
 
-def _changes(case: Case) -> tuple[Ints, Float64s, Float64s]:
-    """The best split of each sequence by the loudness of its tokens: where, its t statistic, and the jump, [S] each."""
+def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:
+    """Sequences [S] that agree before their split, do not after it, and do not come back."""
+    after = case.place >= split[case.where]
+    half = case.place >= ((case.counts + split) // 2)[case.where]
+    level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
+    stray = case.sums((size > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
+    found: Bools = (level > _FAR) & (stray < _FEW) & (later > _PERSISTENT * level)
+    return found
+
+
+def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
+    """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
+    floor = max(0.3 * float(values.var()), _LEAST_VARIANCE)
     n = case.counts[case.where].astype(np.float64)
     starts = (np.cumsum(case.counts) - case.counts)[case.where]
-    running = np.append(0.0, np.cumsum(case.loudness))
+    running = np.append(0.0, np.cumsum(values))
     before = running[np.arange(len(n))] - running[starts]
-    total = case.sums(case.loudness)[case.where]
+    total = case.sums(values)[case.where]
     k = case.place.astype(np.float64)
     inside = (k >= _LEAST_SIDE) & (n - k >= _LEAST_SIDE)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -78,18 +96,20 @@ def _changes(case: Case) -> tuple[Ints, Float64s, Float64s]:
     chosen = np.flatnonzero(np.isfinite(gain) & (gain == best[case.where]))[::-1]
     split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
     split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]
-    mean = case.means(case.loudness)
-    spread = case.means((case.loudness - mean[case.where]) ** 2) * case.counts
+    mean = case.means(values)
+    spread = case.means((values - mean[case.where]) ** 2) * case.counts
     left = np.maximum(spread - np.where(np.isfinite(best), best, 0.0) ** 2, 1e-9) / np.maximum(case.counts - 2, 1)
-    return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, 0.3)), difference
+    return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
 
 
 CAUSE = Cause(
     id="edited_response",
     title="Responses were changed after sampling",
     test=_test,
-    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping white space, "
-    "cutting at a stop string or repairing JSON changes tokens (verl agent loops: keep response_ids; slime: pass tokens, not "
+    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
+    "white space, "
+    "cutting at a stop string or repairing JSON changes tokens (verl agent loops: keep response_ids; slime: "
+    "pass tokens, not "
     "text; vLLM return_token_ids, SGLang output_ids).",
     pointless="importance weights and vetoes: they act on tokens that were never sampled",
 )

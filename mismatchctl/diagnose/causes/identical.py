@@ -9,6 +9,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, listed, percent
 from mismatchctl.dumps import Rows
+from mismatchctl.result import Fact
 
 _ALL, _ENOUGH_ROWS, _LONG = 0.999, 0.02, 16
 
@@ -22,7 +23,9 @@ def _test(case: Case) -> Diagnosis | None:
     if tally is None or case.evidence.tokens == 0:
         return None
     share = tally.tokens / case.evidence.tokens
-    evidence = (fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),)
+    evidence: tuple[Fact, ...] = (
+        fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),
+    )
     if share >= _ALL:
         return Diagnosis(
             "high",
@@ -60,7 +63,8 @@ CAUSE = Cause(
     test=_test,
     advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy: verl with "
     "rollout_correction.bypass_mode=true and slime with --use-rollout-logprobs take the engine's log-probs as the "
-    "trainer's; make sure that the dump holds a recomputation. Truly bitwise engines (batch-invariant kernels) look the same.",
+    "trainer's; make sure that the dump holds a recomputation. Truly bitwise engines (batch-invariant kernels) "
+    "look the same.",
     pointless="every correction: all ratios are 1",
     flags=_flags,
 )

@@ -98,8 +98,10 @@ CAUSE = Cause(
     id="low_precision_logging",
     title="Log-probs are stored with few digits",
     test=_test,
-    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no float16 tensors "
-    "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the trainer help too.",
+    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no "
+    "float16 tensors "
+    "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
+    "trainer help too.",
     pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
     flags=_flags,
 )

@@ -98,7 +98,8 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
         return None
     return Diagnosis(
         "medium",
-        f"responses to one prompt share their first {np.mean(lengths):.3g} tokens, for {len(hits)} of {len(pairs)} prompts: "
+        f"responses to one prompt share their first {np.mean(lengths):.3g} tokens, for {len(hits)} of "
+        f"{len(pairs)} prompts: "
         "the mask covers the prompt",
         share=case.share(prefix),
         evidence=(

@@ -55,7 +55,8 @@ def _test(case: Case) -> Diagnosis | None:
     return Diagnosis(
         "high",
         f"in {whole} the rollout's log-probs fit the trainer's {abs(common)} position{'s' * (abs(common) != 1)} "
-        f"{'earlier' if common > 0 else 'later'}: the difference is {1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
+        f"{'earlier' if common > 0 else 'later'}: the difference is "
+        f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
         share=case.share(tokens),
         evidence=(
             fact("shift", common, "rollout[i + shift] belongs to train[i]"),
@@ -84,7 +85,8 @@ CAUSE = Cause(
     id="misaligned",
     title="The two columns are shifted against each other",
     test=_test,
-    advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the other does not, "
+    advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
+    "other does not, "
     "or a leading token (BOS, the first sampled token) is dropped on one side. Compare lengths and slices where the "
     "engine's log-probs are joined to the response (SGLang output_token_logprobs, vLLM logprobs; left padding too).",
     pointless="every correction: ratios of different tokens",

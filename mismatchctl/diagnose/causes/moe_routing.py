@@ -94,7 +94,8 @@ def _from_tails(case: Case) -> Diagnosis | None:
     tokens[case.index] = size > _FAR[0]
     return Diagnosis(
         "low",
-        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the K3, as "
+        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} "
+        f"of the K3, as "
         "they do where experts are chosen differently",
         share=case.share(tokens),
         evidence=(
@@ -115,7 +116,8 @@ CAUSE = Cause(
     title="Experts are chosen differently",
     test=_test,
     advice="Replay the engine's routing in the trainer: Miles and slime --use-rollout-routing-replay (R3), verl "
-    "router_replay mode R3; compute the router in float32 on both sides. Record rollout_experts and train_experts to measure it.",
+    "router_replay mode R3; compute the router in float32 on both sides. Record rollout_experts and "
+    "train_experts to measure it.",
     pointless="",
     columns=("rollout_experts", "train_experts"),
 )

@@ -67,7 +67,8 @@ CAUSE = Cause(
     id="numerical_noise",
     title="Numerical noise",
     test=_test,
-    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 for the last "
+    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 "
+    "for the last "
     "layer and the router lowers it (SGLang --enable-fp32-lm-head, batch-invariant kernels).",
     pointless="",
 )

@@ -32,7 +32,8 @@ def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, trai
     after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
     return Diagnosis(
         "high",
-        f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not {before:.3g}",
+        f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not "
+        f"{before:.3g}",
         share=case.share(tokens),
         evidence=(
             fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),

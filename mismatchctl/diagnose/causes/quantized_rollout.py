@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.evidence import LAG
 from mismatchctl.diagnose.measures import along_drift, fact, loudest, systematic
 from mismatchctl.result import Confidence
@@ -24,7 +25,13 @@ def _test(case: Case) -> Diagnosis | None:
     along, along_z = along_drift(case)
     versions = {value for name, _, value in case.evidence.cells if name == LAG}
     excluded = bool(along_z) and along < 0.3
-    confidence: Confidence = "high" if shared > _LARGE and excluded else "medium" if shared > _CLEAR else "low"
+    confidence: Confidence = (
+        "high"
+        if shared > _LARGE and excluded
+        else "medium"
+        if shared > _CLEAR or case.noise > BFLOAT16_NOISE
+        else "low"
+    )
     evidence = [
         fact("systematic", shared, "share of the variance that is the same for a token everywhere: weights differ"),
         fact("z", z, "the same in standard errors"),
@@ -53,7 +60,8 @@ def _test(case: Case) -> Diagnosis | None:
         rivals["numerical_noise"] = "the engine's quantization setting; bfloat16 weights show a trace of this too"
     return Diagnosis(
         confidence,
-        f"{100 * shared:.2g} % of the variance of the log ratio belongs to the token alone, wherever it stands: {level}",
+        f"{100 * shared:.2g} % of the variance of the log ratio belongs to the token alone, wherever it stands: "
+        f"{level}",
         evidence=tuple(evidence),
         examples=loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
         rivals=rivals,
@@ -64,8 +72,10 @@ CAUSE = Cause(
     id="quantized_rollout",
     title="The engine's weights are quantized",
     test=_test,
-    advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or quantization-aware "
-    "training. If not, look at the engine's --quantization, at the dtype of the checkpoint that it loads, and at LoRA adapters "
+    advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or "
+    "quantization-aware "
+    "training. If not, look at the engine's --quantization, at the dtype of the checkpoint that it loads, and "
+    "at LoRA adapters "
     "that one side has not merged.",
     pointless="",
     columns=("token_ids", "current_log_probs"),

@@ -19,7 +19,8 @@ def _test(case: Case) -> Diagnosis | None:
     low, high = sorted(1 / end for end in found.interval)
     return Diagnosis(
         "high" if found.sure else "medium",
-        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.3g} ({low:.3g} to {high:.3g}) of "
+        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.3g} ({low:.3g} "
+        f"to {high:.3g}) of "
         "the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
             fact(
@@ -50,8 +51,7 @@ CAUSE = Cause(
     id="raw_logprobs",
     title="Raw log-probs of processed samples",
     test=_test,
-    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (V1 engines report raw ones by "
-    "default), SGLang returns log-probs after temperature only with return_logprob of the sampled distribution; check after "
-    "every engine upgrade.",
+    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, raw_logprobs, is "
+    "from before temperature), SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB. Check after every engine upgrade.",
     pointless="every correction: the denominators of the ratios are not the sampling probabilities",
 )

@@ -6,22 +6,19 @@ import math
 
 import numpy as np
 
+from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.evidence import LAG
+from mismatchctl.diagnose.evidence import LAG, version_lag
 from mismatchctl.diagnose.levels import by_value, cells_of, slope
 from mismatchctl.diagnose.measures import along_drift, fact, stretch, systematic
-from mismatchctl.result import Confidence
+from mismatchctl.result import Confidence, Fact
 
 _Z, _SYSTEMATIC, _ALONG = 4.0, 0.02, 0.45
 
 
 def _test(case: Case) -> Diagnosis | None:
-    lags = {
-        float(value): sums
-        for value, sums in by_value(cells_of(case, LAG)).items()
-        if isinstance(value, (int, float)) and not math.isnan(value)
-    }
+    lags = _lags(case)
     behind = {lag: sums for lag, sums in lags.items() if lag != 0}
     growth, growth_z = slope(lags) if len(lags) > 1 else (0.0, 0.0)
     shared, shared_z = (0.0, 0.0) if case.reshaped else systematic(case)
@@ -92,12 +89,20 @@ def _test(case: Case) -> Diagnosis | None:
     )
 
 
-def rounded_lags(lags: dict[float, np.ndarray]) -> list[float]:
+def _lags(case: Case) -> dict[float, Float64s]:
+    """Sums by version lag, of the sequences that no cause has taken out."""
+    lag = version_lag(case.rows)
+    left = set() if lag is None else set(lag[case.counts > 0].tolist())
+    found = by_value(cells_of(case, LAG)).items()
+    return {value: sums for value, sums in found if isinstance(value, float) and value in left}
+
+
+def rounded_lags(lags: dict[float, Float64s]) -> list[float]:
     """Lags as whole numbers where they are."""
     return [int(lag) if lag.is_integer() else lag for lag in lags]
 
 
-def _advantage(case: Case) -> list:  # type: ignore[type-arg]
+def _advantage(case: Case) -> list[Fact]:
     values = case.rows.tokens.get("advantages")
     if values is None:
         column = case.rows.columns.get("advantages")
@@ -129,7 +134,8 @@ CAUSE = Cause(
     title="The rollout's weights are older",
     test=_test,
     advice="Expected in asynchronous training: bound the lag (verl trainer staleness_threshold, slime and Miles "
-    "--update-weights-interval, TRL num_iterations and steps_per_generation), and check that every weight sync arrived. Where "
+    "--update-weights-interval, TRL num_iterations and steps_per_generation), and check that every weight sync "
+    "arrived. Where "
     "it is wanted, this is what importance weights are for: truncated token weights, or a decoupled three-policy loss.",
     pointless="",
     columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),

@@ -37,7 +37,8 @@ def _of_column(case: Case, column: str) -> Diagnosis | None:
     others = [row for row in rows if row not in high]
     return Diagnosis(
         "high" if worst.z > _SURE else "medium",
-        f"{column} {listed(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as the others of the "
+        f"{column} {listed(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as "
+        f"the others of the "
         f"same steps: its weights or settings are its own",
         share=case.share(tokens),
         evidence=(
@@ -70,8 +71,10 @@ CAUSE = Cause(
     id="stale_worker",
     title="One worker differs from the others",
     test=_test,
-    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. Compare weight "
-    "checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. verl and slime update all "
+    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. "
+    "Compare weight "
+    "checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. verl and slime "
+    "update all "
     "engines of a step: one that missed NCCL's broadcast stays behind without an error.",
     pointless="thresholds for the whole batch: they would reject this worker's data and hide that it is broken",
     columns=("worker",),

@@ -26,8 +26,10 @@ def _test(case: Case) -> Diagnosis | None:
     low, high = found.interval
     return Diagnosis(
         "high" if found.sure or truncated else "medium",
-        f"the rollout is at temperature {found.temperature:.3g} ({low:.3g} to {high:.3g}) of the trainer's: likely tokens "
-        f"all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all {'gain' if found.likely < 0 else 'lose'}",
+        f"the rollout is at temperature {found.temperature:.3g} ({low:.3g} to {high:.3g}) of the trainer's: "
+        f"likely tokens "
+        f"all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
+        f"{'gain' if found.likely < 0 else 'lose'}",
         evidence=(
             fact("temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval),
             fact("likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"),
@@ -55,7 +57,9 @@ CAUSE = Cause(
     id="temperature",
     title="Temperature on one side only",
     test=_test,
-    advice="Divide the trainer's logits by the sampling temperature before log_softmax (verl actor_rollout_ref.rollout.temperature "
+    advice="Divide the trainer's logits by the sampling temperature before log_softmax (verl "
+    "actor_rollout_ref.rollout.temperature "
     "reaches both sides, slime --rollout-temperature, TRL temperature), or sample at temperature 1.",
-    pointless="importance weights would train the untempered policy on tempered samples, and geometric rejection drops nearly everything",
+    pointless="importance weights would train the untempered policy on tempered samples, and geometric "
+    "rejection drops nearly everything",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
@@ -49,13 +51,14 @@ def _test(case: Case) -> Diagnosis | None:
         )
     return Diagnosis(
         "high" if one_sided or likely < -0.8 else "medium",
-        f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the probability "
+        f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
+        f"probability "
         f"had been cut off and the rest renormalized: {setting}",
         share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
         evidence=tuple(evidence),
         where={"tokens": percent(below)},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
-        leaves=_reshaped(case),
+        leaves=replace(case, reshaped=True),
     )
 
 
@@ -64,18 +67,12 @@ def _high(case: Case, certain: np.ndarray) -> float:
     return float(np.quantile(values, 0.05))
 
 
-def _reshaped(case: Case) -> Case:
-    from dataclasses import replace
-
-    return replace(case, reshaped=True)
-
-
 CAUSE = Cause(
     id="truncated_sampling",
     title="Top-k or top-p on the rollout side only",
     test=_test,
-    advice="Sample with top_p=1.0 and top_k=-1 while training (verl actor_rollout_ref.rollout.top_p/top_k, slime "
-    "--rollout-top-p/--rollout-top-k, TRL top_p/top_k), or record log-probs before truncation: vLLM "
-    "logprobs_mode=raw_logprobs; SGLang's are raw unless it is told otherwise.",
+    advice="Sample with top_p=1 and top_k=-1 while training (verl actor_rollout_ref.rollout.top_p and top_k, slime "
+    "--rollout-top-p and --rollout-top-k, TRL top_p and top_k), or have the trainer apply the same truncation (slime does for "
+    "top-p). vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
     pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
 )

@@ -25,8 +25,10 @@ def _test(case: Case) -> Diagnosis | None:
     examples = loudest(case, sequences, case.sums(tokens[case.index]))
     return Diagnosis(
         "high" if len(long) >= 2 else "medium",
-        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the constant "
-        f"rollout log-prob {value:g} where the trainer gives them {-runs.off.mean():.3g} nats less: nobody sampled them",
+        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
+        f"the constant "
+        f"rollout log-prob {value:g} where the trainer gives them {-runs.off.mean():.3g} nats less: nobody "
+        f"sampled them",
         share=case.share(tokens),
         evidence=(
             fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
@@ -47,6 +49,7 @@ CAUSE = Cause(
     title="Tokens that nobody sampled are not masked",
     test=_test,
     advice="Set the mask to 0 on tool output, templates and forced text: verl's response_mask in agent loops, slime's "
-    "loss_mask of the custom generate function, TRL's env_mask. Engines report 0 or nothing for such tokens.",
-    pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that uses a tool",
+    "loss_mask of the custom generate function, TRL's tool_mask. Engines report 0 or nothing for such tokens.",
+    pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that "
+    "uses a tool",
 )

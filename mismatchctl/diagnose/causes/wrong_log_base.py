@@ -40,7 +40,8 @@ def _test(case: Case) -> Diagnosis | None:
     after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
     return Diagnosis(
         "high",
-        f"{side}_log_probs are in {reading}: read so, the median difference falls from {before:.3g} to {after:.3g} nats",
+        f"{side}_log_probs are in {reading}: read so, the median difference falls from {before:.3g} to "
+        f"{after:.3g} nats",
         share=case.share(tokens),
         evidence=(
             fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
