@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,3 +178,20 @@ class Case:
     def complete(self) -> bool:
         """Whether the sample is the whole run."""
         return self.size == self.evidence.sequences
+
+
+Found = TypeVar("Found")
+
+
+def once(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
+    """A statistic of a case that several tests ask for: computed the first time, then kept with the case."""
+    key = f"_{measure.__name__}"
+
+    @wraps(measure)
+    def kept(case: Case) -> Found:
+        if key not in case.__dict__:
+            case.__dict__[key] = measure(case)
+        found: Found = case.__dict__[key]
+        return found
+
+    return kept

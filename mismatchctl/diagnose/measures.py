@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.case import Case, once
 from mismatchctl.result import Fact
 
 _BETTER = 0.25
 _LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
 _ENOUGH = 8
+_FLIPS = 24
 
 
 def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
@@ -130,7 +131,8 @@ def suspicious_runs(case: Case) -> Runs:
     return Runs(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
 
 
-def systematic(case: Case, seed: int = 0) -> tuple[float, float]:
+@once
+def systematic(case: Case) -> tuple[float, float]:
     """Share of the variance of the log ratio that is the same for a token wherever it stands, and its z.
 
     Noise of activations or of a cache falls differently in each context; weights that differ move each token of
@@ -141,25 +143,26 @@ def systematic(case: Case, seed: int = 0) -> tuple[float, float]:
     if ids is None or len(case.x) < 200:
         return 0.0, 0.0
     size = np.clip(case.standard, -4, 4)
-    _, token = np.unique(ids[case.index], return_inverse=True)
-    pairs, inverse = np.unique(token.astype(np.int64) * case.size + case.where, return_inverse=True)
+    pairs, inverse = np.unique(ids[case.index].astype(np.int64) * case.size + case.where, return_inverse=True)
     sums = np.bincount(inverse, weights=size).astype(np.float64)
     counts = np.bincount(inverse).astype(np.float64)
-    token, sequence = pairs // case.size, pairs % case.size
-    others = (np.bincount(token, counts) ** 2 - np.bincount(token, counts**2)).sum()
-    power = float((size * size).mean())
+    starts = np.flatnonzero(np.append(True, np.diff(pairs // case.size) != 0))  # pairs are sorted by token
+    sequence = pairs % case.size
+
+    def product(values: Float64s) -> float:
+        """Sum over tokens of the products of what different sequences have of them."""
+        return float((np.add.reduceat(values, starts) ** 2).sum() - (values * values).sum())
+
+    others, power = product(counts), float((size * size).mean())
     if others <= 0 or power == 0:
         return 0.0, 0.0
-
-    def estimate(signed: Float64s) -> float:
-        return float((np.bincount(token, signed) ** 2 - np.bincount(token, signed**2)).sum() / others / power)
-
-    flips = np.random.default_rng(seed).choice([-1.0, 1.0], (24, case.size))
-    scatter = float(np.std([estimate(sums * flip[sequence]) for flip in flips]))
-    value = estimate(sums)
-    return value, value / scatter if scatter > 0 else 0.0
+    flips = np.random.default_rng(0).choice([-1.0, 1.0], (_FLIPS, case.size))
+    scatter = float(np.std([product(sums * flip[sequence]) for flip in flips]))
+    value = product(sums)
+    return value / others / power, value / scatter if scatter > 0 else 0.0
 
 
+@once
 def calibration(case: Case) -> tuple[float, float, float, float]:
     """E[ratio] - 1 and its z, then E[1 / ratio] - 1 and its z.
 
@@ -181,6 +184,7 @@ def rare(case: Case) -> Bools:
     return found
 
 
+@once
 def coherence(case: Case) -> tuple[float, float, float, float]:
     """How much the log ratios of near-certain tokens go one way (-1 to 1) and its z, then those of unlikely tokens."""
     values = []
@@ -192,6 +196,7 @@ def coherence(case: Case) -> tuple[float, float, float, float]:
     return values[0], values[1], values[2], values[3]
 
 
+@once
 def along_drift(case: Case) -> tuple[float, float]:
     """Correlation, over tokens of the vocabulary, of the mean log ratio with the mean step that learning takes next.
 

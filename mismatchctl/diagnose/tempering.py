@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
-from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.measures import calibration, coherence, rare
 
 _SURE, _LIKELY, _WITH_TRUNCATION = 0.85, 0.7, 0.4
@@ -45,6 +45,7 @@ class Tempering:
         return "rollout" if abs(self.excess) < abs(self.inverse_excess) else "train"
 
 
+@once
 def tempering(case: Case) -> Tempering | None:
     """Find a temperature: likely tokens all go one way and unlikely ones all go the other.
 

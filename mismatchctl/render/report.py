@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 import mismatchctl
 from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.figures import Figure, overview_figure
+from mismatchctl.render.findings import example_text, fact_text
 from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import bytes_size, estimate, missing, number
 from mismatchctl.render.run_section import RunSection, judgement, run_section
@@ -57,7 +58,7 @@ def render_report(result: Result) -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "fact": fact_text, "place": example_text}
     environment.globals.update(number=number, estimate=estimate, missing=missing, gauge=gauge_place)
     return environment.get_template("report.html.j2").render(page=prepare(result))
 

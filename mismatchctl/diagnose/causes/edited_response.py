@@ -73,7 +73,9 @@ def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     half = case.place >= ((case.counts + split) // 2)[case.where]
     level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
     stray = case.sums((size > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
-    found: Bools = (level > _FAR) & (stray < _FEW) & (later > _PERSISTENT * level)
+    position = case.rows.position[case.index]
+    apart = np.append(False, np.diff(position) != 1) & (case.place == split[case.where])  # explained tokens before it
+    found: Bools = (level > _FAR) & (stray < _FEW) & (later > _PERSISTENT * level) & (case.sums(apart) == 0)
     return found
 
 

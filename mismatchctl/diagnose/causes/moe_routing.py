@@ -82,7 +82,12 @@ def _experts_per_layer(experts: np.ndarray) -> int:
 
 def _from_tails(case: Case) -> Diagnosis | None:
     """Without the experts, only the shape speaks: far more large differences than the small noise explains."""
-    if case.reshaped or not _NOISE[0] < case.noise < _NOISE[1] or len(case.x) < 2000:
+    if (
+        case.reshaped
+        or "context_mismatch" in case.explained
+        or not _NOISE[0] < case.noise < _NOISE[1]
+        or len(case.x) < 2000
+    ):
         return None
     size = np.abs(case.standard)
     far, farther = float((size > _FAR[0]).mean()), float((size > _FARTHER[0]).mean())

@@ -51,7 +51,8 @@ CAUSE = Cause(
     id="raw_logprobs",
     title="Raw log-probs of processed samples",
     test=_test,
-    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, raw_logprobs, is "
+    advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, "
+    "raw_logprobs, is "
     "from before temperature), SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB. Check after every engine upgrade.",
     pointless="every correction: the denominators of the ratios are not the sampling probabilities",
 )
