@@ -130,6 +130,12 @@ class Case:
         """Logarithm of the size of `standard` [N]: the mean of it tells scales apart whatever the tails."""
         return np.log(np.abs(self.standard) + 0.05)
 
+    @cached_property
+    def doubtful(self) -> Bools:
+        """Sound tokens that are not near-certain [N]: only of these can a few tokens tell the scale of the noise."""
+        found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
+        return found
+
     def sums(self, values: NDArray[Any]) -> Float64s:
         """Sum of `values` [N] over the sound tokens of each sequence [S]."""
         return np.bincount(self.where, weights=values, minlength=self.size).astype(np.float64, copy=False)

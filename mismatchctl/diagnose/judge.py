@@ -42,7 +42,7 @@ def _finding(cause: Cause, diagnosis: Diagnosis, case: Case, files: Sequence[str
         cause=cause.id,
         confidence=diagnosis.confidence,
         title=cause.title,
-        summary=diagnosis.summary,
+        summary=_sentence(diagnosis.summary),
         share=round(diagnosis.share, 4),
         evidence=list(diagnosis.evidence),
         where=dict(diagnosis.where),
@@ -51,6 +51,11 @@ def _finding(cause: Cause, diagnosis: Diagnosis, case: Case, files: Sequence[str
         pointless=cause.pointless,
         rivals=[Rival(cause=rival, tell=tell) for rival, tell in diagnosis.rivals.items()],
     )
+
+
+def _sentence(text: str) -> str:
+    """A capital at the beginning, unless that is the name of a column, and a full stop."""
+    return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 
 def _examples(diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Iterator[Example]:

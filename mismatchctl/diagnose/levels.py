@@ -12,6 +12,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.evidence import Value, level_sums
 
+_BINS = 32
 Cells = dict[tuple[Value, Value], Float64s]
 """(step, value) -> sequences, sum of levels, of squared levels."""
 
@@ -31,8 +32,21 @@ def cells_of(case: Case, column: str) -> Cells:
     gone = case.left_out.get(column, frozenset())
     cells = case.evidence.cells
     if case.complete:
-        cells = level_sums(case.rows, case.rollout, case.train, case.sound, [column])
+        rollout = _flattened(case) if case.reshaped else case.rollout
+        cells = level_sums(case.rows, rollout, case.train, case.sound, [column])
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
+
+
+def _flattened(case: Case) -> Float64s:
+    """The rollout's log-probs [T] without what a temperature or truncation usually does at each of the trainer's."""
+    rollout = case.rollout.copy()
+    edges = np.quantile(case.t, np.linspace(0, 1, _BINS + 1)[1:-1])
+    bins = np.searchsorted(edges, case.t)
+    for number in range(_BINS):
+        inside = bins == number
+        if inside.any():
+            rollout[case.index[inside]] += np.median(case.x[inside])
+    return rollout
 
 
 def scatter(cells: Iterable[Float64s]) -> float:

@@ -76,7 +76,7 @@ def _print_finding(place: int, finding: Finding, console: Console) -> None:
 
 
 def _facts(finding: Finding) -> Iterable[tuple[str, str]]:
-    yield "found", _sentence(finding.summary)
+    yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
         for fact in finding.evidence:
             if fact.supports == supports:
@@ -114,7 +114,3 @@ def example_text(example: Example) -> str:
 
 def _style(finding: Finding) -> str:
     return CALM.get(finding.cause, STYLES[finding.confidence])
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."

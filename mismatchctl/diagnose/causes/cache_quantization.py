@@ -10,8 +10,7 @@ from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.measures import fact, loudest, systematic
 from mismatchctl.result import Confidence
 
-_LONG, _Z = 36, 2.5
-_FAR_ABOVE = 1.75
+_LONG, _Z, _SURE = 36, 2.5, 6.0
 _SYSTEMATIC = 0.02
 
 
@@ -24,8 +23,7 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     growth, z = _growth(case)
     grows = z > _Z and growth > 0.05
-    far = case.noise > _FAR_ABOVE * BFLOAT16_NOISE
-    confidence: Confidence = "high" if grows and far and z > 6 else "medium" if grows or far else "low"
+    confidence: Confidence = "high" if grows and z > _SURE else "medium"
     return Diagnosis(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
@@ -60,7 +58,7 @@ def _growth(case: Case) -> tuple[float, float]:
     """Mean loudness of the last third of each response minus that of its middle third, over responses, and its z."""
     long = case.counts >= _LONG
     share = case.place / np.maximum(case.counts[case.where], 1)
-    thirds = [(share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
+    thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
     middle, late = (case.sums(case.loudness * third) / np.maximum(case.sums(third), 1) for third in thirds)
     rises = (late - middle)[long]
     if len(rises) < 10:

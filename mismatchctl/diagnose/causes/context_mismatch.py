@@ -39,7 +39,7 @@ def _since_turn(case: Case) -> Ints | None:
 
 def _slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
     """Slope of the loudness by log2(1 + place) within sequences and its z; mean loudness of both halves."""
-    used = (place >= 0) & (case.counts[case.where] >= _LONG)
+    used = (place >= 0) & case.doubtful & (case.counts[case.where] >= _LONG)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
     octave = np.where(used, np.log2(1.0 + np.maximum(place, 0)), 0.0)
@@ -55,8 +55,8 @@ def _slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
 
 
 def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -> Diagnosis:
-    size = np.abs(case.scaled)
-    early, late = (place >= 0) & (place < 8), place >= np.quantile(place, 0.75)
+    size, told = np.abs(case.scaled), (place >= 0) & case.doubtful
+    early, late = told & (place < 8), told & (place >= np.quantile(place, 0.75))
     first, rest = float(np.median(size[early])), float(np.median(size[late]))
     excess, excess_z, _, _ = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))

@@ -10,6 +10,7 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 
 FARTHEST = 32
+_NEARLY_ALL = 0.9
 _BAD, _CAP, _BETTER, _ENOUGH = 0.25, 1.0, 0.4, 12
 
 
@@ -49,6 +50,8 @@ def _test(case: Case) -> Diagnosis | None:
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
     share = float(found.sum() / (case.counts > _ENOUGH).sum())
+    if counts.max() > _NEARLY_ALL * (case.counts > _ENOUGH).sum():  # then rows too short to tell are shifted too
+        shift[~found], found = values[order[0]], case.counts > 0
     tokens = found[case.sequence]
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common = int(values[order[0]])
