@@ -90,7 +90,7 @@ def _with_train(dump: Planted, values: np.ndarray) -> Planted:
 
 
 def _sides(dump: Planted) -> tuple[np.ndarray, np.ndarray]:
-    return (dump.tokens[f"{side}_log_probs"].astype(np.float64) for side in ("rollout", "train"))  # type: ignore[return-value]
+    return tuple(dump.tokens[f"{side}_log_probs"].astype(np.float64) for side in ("rollout", "train"))  # type: ignore[return-value]
 
 
 # The distribution that samples, or that is recorded, is another.
@@ -118,6 +118,9 @@ def _resampled(dump: Planted, sampler: np.ndarray, trainer: np.ndarray, recorded
     train, rollout = np.log(trainer[at]), np.log(recorded[at])
     noisy = rollout - noise * (1 - np.exp(rollout))
     rollout = np.where(noisy < 0, noisy, rollout)
+    ahead = dump.tokens["current_log_probs"].astype(np.float64) - np.minimum(_sides(dump)[1], -1e-6)
+    ahead *= (1 - trainer[at]) / (1 - trainer[:, 0] + 1e-9)
+    dump.tokens["current_log_probs"] = np.minimum(train + np.clip(ahead, -1, 1), 0.0).astype(np.float32)
     dump.tokens["token_ids"] = ((dump.tokens["token_ids"] + 17 * at[1]) % 257).astype(np.int32)
     return _with_train(_with_rollout(dump, rollout), train)
 

@@ -24,15 +24,23 @@ def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
     case = Case.of(evidence, evidence.sample.rows)
     whole = case.weight
     found: list[tuple[Cause, Diagnosis, Case]] = []
-    for cause in CAUSES:
+    waiting = list(CAUSES)
+    tested: list[Cause] = []
+    while waiting:
+        cause = waiting.pop(0)
         if cause.id == NOISE and any(diagnosis.confidence != "low" for _, diagnosis, _ in found):
             continue
         with np.errstate(all="ignore"):
             diagnosis = cause.test(case)
-        if diagnosis is not None:
-            part = case.weight / whole if whole else 1.0
-            found.append((cause, replace(diagnosis, share=diagnosis.share * min(part, 1.0)), case))
-            case = replace(diagnosis.leaves or case, explained=(*case.explained, cause.id))
+        if diagnosis is None:
+            tested.append(cause)
+            continue
+        part = min(case.weight / whole, 1.0) if whole else 1.0
+        found.append((cause, replace(diagnosis, share=diagnosis.share * part), case))
+        rest = diagnosis.leaves or case
+        if rest.reshaped != case.reshaped:  # what is left looks different: ask those again that saw nothing
+            waiting, tested = [*tested, *waiting], []
+        case = replace(rest, explained=(*case.explained, cause.id))
     ranked = sorted(found, key=lambda row: (CONFIDENCES.index(row[1].confidence), -round(row[1].share, 2)))
     return [_finding(cause, diagnosis, seen, files) for cause, diagnosis, seen in ranked]
 

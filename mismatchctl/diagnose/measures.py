@@ -190,8 +190,8 @@ def coherence(case: Case) -> tuple[float, float, float, float]:
     values = []
     standard = np.clip(case.standard, -4, 4)
     for chosen in (case.t > _LIKELY, rare(case)):
-        size = np.abs(case.x[chosen]).sum()
-        values += [float(case.x[chosen].sum() / size) if size > 0 else 0.0]
+        size = np.abs(standard[chosen]).sum()
+        values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]
     return values[0], values[1], values[2], values[3]
 

@@ -38,11 +38,11 @@ CAUSES: tuple[Cause, ...] = tuple(
         misaligned,
         unsampled_tokens,
         edited_response,
+        stale_worker,
         truncated_sampling,
         temperature,
         raw_logprobs,
         context_mismatch,
-        stale_worker,
         stale_policy,
         growing_mismatch,
         cache_quantization,
@@ -51,4 +51,4 @@ CAUSES: tuple[Cause, ...] = tuple(
         numerical_noise,
     )
 )
-"""What is wrong with the columns first, then with tokens, then with the distribution, then with the weights."""
+"""What is wrong with the columns first, then with tokens, with workers, with the distribution, with the weights."""

@@ -10,7 +10,9 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 
-_Z, _ONE_SIDED, _ZEROS = -6.0, -0.4, 0.005
+_STRAY = 0.5
+"""Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
+_Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -18,6 +20,9 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     excess, z, _, _ = calibration(case)
     likely, _, unlikely, _ = coherence(case)
+    if max(likely, unlikely) < _PLAINLY:
+        bounded = np.expm1(np.minimum(case.x, _STRAY))
+        excess, z = float(bounded.mean()), case.clustered_z(bounded)
     certain = (case.r == 0) & (case.t < -1e-4)
     zeros = float(certain.mean())
     one_sided = likely < _ONE_SIDED and unlikely < _ONE_SIDED
