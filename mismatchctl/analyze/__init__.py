@@ -29,11 +29,11 @@ WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id
 
 @dataclass
 class _UnitDone:
+    causes: Collector
     sums: Sums = field(default_factory=Sums)
     tokens: int = 0
     problems: Problems = field(default_factory=Problems)
     parts: Parts = field(default_factory=list)
-    causes: Collector = field(default_factory=Collector)
 
 
 def analyze(
@@ -76,14 +76,15 @@ def analyze(
     dump = open_dump(paths, rename=rename, aliases=names, by=by, wanted=needed, watched=COLUMNS, on_bad=on_bad)
     _check_columns(corrections, dump)
     plan = Plan(tuple(corrections), tuple(by), dump.has("current_log_probs"), sequences is not None)
-    accumulator, causes = Accumulator(plan), Collector(by)
+    accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, micro_batch_size)
     tokens = dict.fromkeys((file.index for file in dump.files), 0)
     problems, expected = dump.problems, sum(unit.tokens for unit in dump.units)
+    causes = Collector(by, expected)
     later = _Later(dump.units)
 
     def work(unit: Unit) -> _UnitDone:
-        return _reduce_unit(dump, unit, plan, with_rows=logged is not None)
+        return _reduce_unit(dump, unit, plan, Collector(by, expected), with_rows=logged is not None)
 
     with SequenceFile(sequences, join, plan, dump.files) as rows:
         for unit, done in ordered_map(work, dump.units, threads or default_threads()):
@@ -118,8 +119,8 @@ def _add_logged(result: Result, framework: Framework, logged: LoggedSteps) -> No
     result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
 
 
-def _reduce_unit(dump: Dump, unit: Unit, plan: Plan, *, with_rows: bool) -> _UnitDone:
-    done = _UnitDone(causes=Collector(plan.by))
+def _reduce_unit(dump: Dump, unit: Unit, plan: Plan, causes: Collector, *, with_rows: bool) -> _UnitDone:
+    done = _UnitDone(causes)
     for batch in dump.read(unit, done.problems, done.causes.watch):
         done.sums = done.sums + reduce_batch(batch, unit.file.run, plan)
         done.tokens += batch.tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import Evidence, gather
+from mismatchctl.diagnose.evidence import Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
-from mismatchctl.dumps import Dump, Rows, Unit, open_dump
+from mismatchctl.dumps import Rows, Unit, open_dump
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import DataError
@@ -21,12 +21,13 @@ COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for co
 class Collector:
     """Gathers evidence by run, from rows and from other collectors, in the order of the input."""
 
-    def __init__(self, by: Sequence[str] = ()) -> None:
-        self._by, self.runs = tuple(by), dict[str, Evidence]()
+    def __init__(self, by: Sequence[str] = (), tokens: int = 0) -> None:
+        """`tokens` is how many the dump holds, about: of more, more are sampled."""
+        self._by, self._size, self.runs = tuple(by), sample_size(tokens), dict[str, Evidence]()
 
     def watch(self, rows: Rows) -> None:
         """Take note of some rows."""
-        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES]))
+        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES], self._size))
 
     def add(self, other: Collector) -> None:
         """Take over what another collector has."""
@@ -63,9 +64,16 @@ def diagnose(
         ConfigError: a `--by` or `--column` that the dump lacks.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
-    everything, done = Collector(by), 0
-    expected = sum(unit.tokens for unit in dump.units)
-    for unit, part in ordered_map(lambda unit: _collect(dump, unit, by), dump.units, threads or default_threads()):
+    expected, done = sum(unit.tokens for unit in dump.units), 0
+    everything = Collector(by, expected)
+
+    def work(unit: Unit) -> Collector:
+        collector = Collector(by, expected)
+        for rows in dump.rows(unit):
+            collector.watch(rows)
+        return collector
+
+    for unit, part in ordered_map(work, dump.units, threads or default_threads()):
         everything.add(part)
         done += unit.tokens
         if progress is not None:
@@ -74,13 +82,6 @@ def diagnose(
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
     return {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
-
-
-def _collect(dump: Dump, unit: Unit, by: Sequence[str]) -> Collector:
-    collector = Collector(by)
-    for rows in dump.rows(unit):
-        collector.watch(rows)
-    return collector
 
 
 __all__ = ["COLUMNS", "Collector", "diagnose"]

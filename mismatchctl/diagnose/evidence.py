@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Segments
+from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.sums.clusters import Hashes, mix
 
-SAMPLE_TOKENS = 1 << 17
-"""Tokens of the sample: causes are told from these; counts and the sums by step and worker are of all tokens."""
+LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 19, 1 / 32
+"""Tokens of a run's sample: this share of the dump, within these bounds."""
 PLACES = 3
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
@@ -44,24 +44,50 @@ class Tally:
 
 @dataclass(frozen=True)
 class Sample:
-    """Whole rows, chosen by a hash of their content: the lowest hashes, up to `SAMPLE_TOKENS` tokens.
+    """Whole rows, chosen by a hash of their content: the lowest hashes, up to `size` tokens.
 
-    Equal rows have equal hashes, so that duplicates are sampled together.
+    Equal rows have equal hashes, so that duplicates are sampled together. Causes are told from these rows; counts
+    and sums by step and worker are of all tokens.
     """
 
     hashes: Hashes
     rows: Rows
+    size: int
 
     @classmethod
-    def of(cls, hashes: Hashes, rows: Rows) -> Sample:
+    def of(cls, hashes: Hashes, rows: Rows, size: int) -> Sample:
         """The rows that a sample of these would keep."""
-        order = np.lexsort((rows.rows, rows.file, hashes))
-        before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
-        order = order[before < SAMPLE_TOKENS]
-        return cls(hashes[order], rows.take(order))
+        order = _lowest(hashes, rows.file, rows.rows, rows.segments.lengths, size)
+        return cls(hashes[order], rows.take(order), size)
 
     def __add__(self, other: Sample) -> Sample:
-        return Sample.of(np.concatenate([self.hashes, other.hashes]), _concatenated(self.rows, other.rows))
+        both = (self.rows, other.rows)
+        hashes = np.concatenate([self.hashes, other.hashes])
+        file, row, lengths = (
+            np.concatenate(pair)
+            for pair in zip(*((rows.file, rows.rows, rows.segments.lengths) for rows in both), strict=True)
+        )
+        order = _lowest(hashes, file, row, lengths, self.size)
+        kept = np.zeros(len(hashes), np.bool_)
+        kept[order] = True
+        first, second = (
+            rows.take(np.flatnonzero(part)) for rows, part in zip(both, np.split(kept, [len(self.rows)]), strict=True)
+        )
+        joined = _concatenated(first, second)
+        place = np.cumsum(kept) - 1
+        return Sample(hashes[order], joined.take(place[order]), self.size)
+
+
+def sample_size(tokens: int) -> int:
+    """Tokens to sample of each run of a dump of so many tokens."""
+    return int(min(max(tokens * SAMPLED, LEAST_SAMPLE), LARGEST_SAMPLE))
+
+
+def _lowest(hashes: Hashes, file: Ints, row: Ints, lengths: Ints, size: int) -> Ints:
+    """The rows of the lowest hashes that hold `size` tokens together, by hash and place."""
+    order = np.lexsort((row, file, hashes))
+    before = np.cumsum(lengths[order]) - lengths[order]
+    return order[before < size]
 
 
 @dataclass(frozen=True)
@@ -93,21 +119,21 @@ class Evidence:
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
 
-def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> dict[str, Evidence]:
-    """The evidence of some rows, by run."""
+def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags], size: int) -> dict[str, Evidence]:
+    """The evidence of some rows, by run, with samples of `size` tokens."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in runs.tolist()})
     parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    return {name: _of_run(part, by, flags) for name, part in parts.items()}
+    return {name: _of_run(part, by, flags, size) for name, part in parts.items()}
 
 
-def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags]) -> Evidence:
+def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags], size: int) -> Evidence:
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
     return Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
         cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
-        sample=Sample.of(_content(rows), rows),
+        sample=Sample.of(_content(rows), rows, size),
         tokens=int(rows.mask.sum()),
         sequences=len(rows),
     )

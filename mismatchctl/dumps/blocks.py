@@ -31,7 +31,8 @@ class Block:
         rows: row of each sequence in the file (its first row in the long layout).
         tokens: per-token columns.
         values: per-sequence columns.
-        extra: columns that only an onlooker wants, per token or per sequence; nothing is checked about them.
+        watched_tokens: per-token columns that only an onlooker wants; nothing is checked about them.
+        watched_values: such per-sequence columns.
         faults: what is wrong so far; of sequences in the block or of such that could not enter it.
     """
 
@@ -40,7 +41,8 @@ class Block:
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
-    extra: Mapping[str, pa.Array] = field(default_factory=dict)
+    watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
+    watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:
@@ -206,7 +208,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
 
 def column_values(block: Block) -> dict[str, NDArray[Any]]:
     """The per-sequence columns of all rows of a block, sound or not."""
-    return _columns(block.file, block.values, len(block.rows))
+    return _columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
 
 
 def _columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:

@@ -31,11 +31,11 @@ class Stretch:
 
 
 def read_long(
-    unit: Unit, columns: Collection[str], broken: Mapping[int, str], extra: Collection[str] = ()
+    unit: Unit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
 ) -> Iterator[Block]:
     """Decode a unit in pieces of whole sequences; `broken` says which sequences lie in several pieces."""
-    for stretch in stretches(unit, [*columns, *extra]):
-        yield _block(unit.file, stretch, broken, extra)
+    for stretch in stretches(unit, [*columns, *watched]):
+        yield _block(unit.file, stretch, broken, watched)
 
 
 def stretches(unit: Unit, columns: Collection[str]) -> Iterator[Stretch]:
@@ -91,8 +91,9 @@ def _first_sequences(stretch: Stretch, rows: int) -> Stretch:
     return Stretch(columns, stretch.first, stretch.starts[:-1], rows)
 
 
-def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], unchecked: Collection[str]) -> Block:
-    columns = {column: array for column, array in stretch.columns.items() if column not in unchecked}
+def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> Block:
+    columns = {column: array for column, array in stretch.columns.items() if column not in watched}
+    unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
     tokens = {column: array for column, array in columns.items() if _per_token(column)}
     starts = pa.array(stretch.starts)
     per_sequence = {column: array for column, array in columns.items() if column not in tokens}
@@ -102,11 +103,8 @@ def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], unchecke
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},
-        extra={
-            column: array if _per_token(column) else array.take(starts)
-            for column, array in stretch.columns.items()
-            if column in unchecked
-        },
+        watched_tokens={column: array for column, array in unchecked.items() if _per_token(column)},
+        watched_values={column: array.take(starts) for column, array in unchecked.items() if not _per_token(column)},
     )
     _check_whole(block, broken)
     _check_ids(block, stretch)

@@ -11,8 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments
-from mismatchctl.contract import BY_NAME
-from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
+from mismatchctl.dumps.arrays import Lists, nulls, numbers
 from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values
 from mismatchctl.dumps.kinds import is_list
 
@@ -49,14 +48,9 @@ class Rows:
     @classmethod
     def of(cls, block: Block) -> Rows:
         """The rows of a block, faults or not."""
-        length = int(block.offsets[-1])
-        segments = Segments(block.offsets - block.offsets[0])
-        per_token, per_sequence = {}, dict(column_values(block))
-        for name, array in {**block.tokens, **block.extra}.items():
-            if name in block.extra and len(array) != length:
-                per_sequence[name] = scalars(array, BY_NAME.get(name))
-            elif (values := _per_token(array)) is not None:
-                per_token[name] = values
+        length, segments = int(block.offsets[-1]), Segments(block.offsets)
+        found = {name: _per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
+        per_token = {name: values for name, values in found.items() if values is not None}
         mask = per_token.pop(MASK, None)
         position = per_token.pop(POSITION, None)
         if position is None:
@@ -68,7 +62,7 @@ class Rows:
             mask=np.ones(length, np.bool_) if mask is None else mask == 1,
             position=position.astype(np.int64, copy=False),
             tokens=per_token,
-            columns=per_sequence,
+            columns=column_values(block),
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
         )

@@ -19,10 +19,10 @@ BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
 
 
-def read_wide(unit: Unit, columns: Collection[str], extra: Collection[str] = ()) -> Iterator[Block]:
+def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[Block]:
     """Decode a row group, in pieces where it is big. The pieces depend on the file alone."""
-    for first, table in wide_tables(unit, [*columns, *extra]):
-        yield wide_block(unit.file, table, columns, first, extra)
+    for first, table in wide_tables(unit, [*columns, *watched]):
+        yield wide_block(unit.file, table, columns, first, watched)
 
 
 def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -37,9 +37,9 @@ def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.
 
 
 def wide_block(
-    file: DumpFile, table: pa.Table, columns: Collection[str], first: int, extra: Collection[str] = ()
+    file: DumpFile, table: pa.Table, columns: Collection[str], first: int, watched: Collection[str] = ()
 ) -> Block:
-    """Sort out rows whose lists don't match, and lay the others' tokens end to end."""
+    """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED, *lists))}
@@ -52,6 +52,8 @@ def wide_block(
     lengths = lists[REQUIRED[0]].lengths
     lengths = lengths if keep is None else lengths[keep]
     chosen = None if keep is None else pa.array(keep)
+    watched_arrays = {column: single(table.column(file.columns[column])) for column in watched}
+    unchecked = {column: Lists.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
     return Block(
         file=file,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -62,22 +64,18 @@ def wide_block(
             for column, array in arrays.items()
             if column not in lists
         },
-        extra=_extra(file, {column: single(table.column(file.columns[column])) for column in extra}, keep, lengths),
+        watched_tokens={
+            column: column_lists.flat(keep)
+            for column, column_lists in unchecked.items()
+            if np.array_equal(column_lists.lengths if keep is None else column_lists.lengths[keep], lengths)
+        },
+        watched_values={
+            column: array if chosen is None else array.filter(chosen)
+            for column, array in watched_arrays.items()
+            if column not in unchecked
+        },
         faults=faults,
     )
-
-
-def _extra(file: DumpFile, arrays: dict[str, pa.Array], keep: Bools | None, lengths: Ints) -> dict[str, pa.Array]:
-    """Unchecked columns laid end to end; lists that do not fit the tokens are left out."""
-    laid = {}
-    for column, array in arrays.items():
-        if not file.is_list(column):
-            laid[column] = array if keep is None else array.filter(pa.array(keep))
-            continue
-        lists = Lists.of(array)
-        if np.array_equal(lists.lengths if keep is None else lists.lengths[keep], lengths):
-            laid[column] = lists.flat(keep)
-    return laid
 
 
 def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:
