@@ -167,28 +167,29 @@ def top_k(dump: Planted, k: int) -> Planted:
 # The weights are others. Between train and current log-probs lies one real update.
 
 
+def _ahead(dump: Planted, updates: np.ndarray | int) -> Planted:
+    """The trainer, and the policy that it updates, so many updates ahead of the engine [T]."""
+    train, current = (dump.tokens[name].astype(np.float64) for name in ("train_log_probs", "current_log_probs"))
+    step = current - train
+    moved = np.minimum(train + updates * step, 0.0)
+    dump.tokens["current_log_probs"] = np.minimum(moved + step, 0.0).astype(np.float32)
+    return _with_train(dump, moved)
+
+
 def stale_policy(dump: Planted, lag: int, *, recorded: bool = True) -> Planted:
-    """The trainer is `lag` updates ahead, along the real one."""
-    _, train = _sides(dump)
-    ahead = dump.tokens["current_log_probs"].astype(np.float64) - train
+    """The trainer is `lag` updates ahead."""
     dump.columns["train_version"] = dump.columns["rollout_version"] + (lag if recorded else 0)
-    return _with_train(dump, np.minimum(train + lag * ahead, 0.0))
+    return _ahead(dump, lag)
 
 
-def stale_worker(dump: Planted, lag: int, worker: int = 2) -> Planted:
+def stale_worker(dump: Planted, lag: float, worker: int = 2) -> Planted:
     """One worker is `lag` updates behind, and nobody has noticed."""
-    _, train = _sides(dump)
-    ahead = dump.tokens["current_log_probs"].astype(np.float64) - train
-    mine = (dump.columns["worker"] == worker)[dump.row]
-    return _with_train(dump, np.minimum(train + lag * ahead * mine, 0.0))
+    return _ahead(dump, lag * (dump.columns["worker"] == worker)[dump.row])
 
 
-def growing(dump: Planted, lag: int, onset: int) -> Planted:
+def growing(dump: Planted, lag: float, onset: int) -> Planted:
     """From a step on the trainer runs ahead, `lag` updates more with every step; no version says so."""
-    _, train = _sides(dump)
-    ahead = dump.tokens["current_log_probs"].astype(np.float64) - train
-    behind = lag * np.maximum(dump.columns["step"] - onset + 1, 0)[dump.row]
-    return _with_train(dump, np.minimum(train + behind * ahead, 0.0))
+    return _ahead(dump, lag * np.maximum(dump.columns["step"] - onset + 1, 0)[dump.row])
 
 
 def quantized_rollout(dump: Planted, scale: float) -> Planted:

@@ -58,6 +58,7 @@ class Cause:
     Attributes:
         id: stable name.
         title: what it is called in a report.
+        shows: how it shows in a dump.
         test: looks for it in a case that earlier causes have been taken out of.
         advice: what to check or change.
         pointless: which corrections make no sense until it is fixed.
@@ -67,6 +68,7 @@ class Cause:
 
     id: str
     title: str
+    shows: str
     test: Callable[[Case], Diagnosis | None]
     advice: str
     pointless: str = ""

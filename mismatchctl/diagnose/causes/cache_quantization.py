@@ -69,6 +69,7 @@ def _growth(case: Case) -> tuple[float, float]:
 CAUSE = Cause(
     id="cache_quantization",
     title="The KV cache is quantized",
+    shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
     test=_test,
     advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; "
     "if fp8 is "

@@ -19,7 +19,7 @@ def _test(case: Case) -> Diagnosis | None:
     for boundary, place in (("response", case.place), ("turn", _since_turn(case))):
         if place is None:
             continue
-        slope, z, halves = _slope(case, place)
+        slope, z, halves = fading(case, place)
         if z < _Z and slope < _SLOPE and halves[1] < halves[0] - 0.1:
             return _diagnosis(case, boundary, place, slope, z)
     return None
@@ -37,7 +37,7 @@ def _since_turn(case: Case) -> Ints | None:
     return np.where(gap[last], order - last, -1)
 
 
-def _slope(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
+def fading(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
     """Slope of the loudness by log2(1 + place) within sequences and its z; mean loudness of both halves."""
     used = (place >= 0) & case.doubtful & (case.counts[case.where] >= _LONG)
     if used.sum() < 500:
@@ -90,6 +90,7 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
 CAUSE = Cause(
     id="context_mismatch",
     title="The trainer saw another context",
+    shows="Within a response the difference falls with the distance from its start, or from a gap between turns.",
     test=_test,
     advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system "
     "prompt or BOS "

@@ -53,6 +53,7 @@ def _values(case: Case, row: int) -> np.ndarray:
 CAUSE = Cause(
     id="duplicated_rows",
     title="Rows are there twice",
+    shows="Rows with equal log-probs that two samples would share with a probability below e^-14.",
     test=_test,
     advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run "
     "writing a step "

@@ -107,6 +107,7 @@ def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
 CAUSE = Cause(
     id="edited_response",
     title="Responses were changed after sampling",
+    shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
     test=_test,
     advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
     "white space, "

@@ -108,6 +108,7 @@ def _splits(level: Float64s, weight: Float64s) -> tuple[Float64s, Float64s]:
 CAUSE = Cause(
     id="growing_mismatch",
     title="The mismatch grows over the steps",
+    shows="The level of the mismatch changes at a step and stays up.",
     test=_test,
     advice="Look at what happened at the onset: a weight sync that stopped arriving, a resumed engine, a longer "
     "context, a "

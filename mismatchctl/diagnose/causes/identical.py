@@ -60,6 +60,7 @@ def _test(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="identical",
     title="Both columns are the same",
+    shows="All log ratios are exactly 0; or whole sequences are, among others that are not.",
     test=_test,
     advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy: verl with "
     "rollout_correction.bypass_mode=true and slime with --use-rollout-logprobs take the engine's log-probs as the "

@@ -97,6 +97,7 @@ def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, sp
 CAUSE = Cause(
     id="low_precision_logging",
     title="Log-probs are stored with few digits",
+    shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
     test=_test,
     advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no "
     "float16 tensors "

@@ -116,6 +116,8 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="mask_wrong",
     title="The mask covers the wrong tokens",
+    shows="Masked tokens agree and valid ones do not; or responses begin with a constant, or with the same "
+    "improbable tokens.",
     test=_test,
     advice="Print token_ids of a row beside its mask. Masks are 1 on sampled tokens: TRL's assistant_masks, slime's "
     "loss_mask and verl's response_mask all are; attention_mask is not one.",

@@ -87,6 +87,7 @@ def _aligned(case: Case, shift: Ints) -> Case:
 CAUSE = Cause(
     id="misaligned",
     title="The two columns are shifted against each other",
+    shows="The difference is several times smaller when one column is shifted within its row.",
     test=_test,
     advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
     "other does not, "

@@ -119,6 +119,8 @@ def _from_tails(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="moe_routing",
     title="Experts are chosen differently",
+    shows="With both sides' experts recorded: K3 where they differ against K3 where they agree. Without: far "
+    "tails over small noise.",
     test=_test,
     advice="Replay the engine's routing in the trainer: Miles and slime --use-rollout-routing-replay (R3), verl "
     "router_replay mode R3; compute the router in float32 on both sides. Record rollout_experts and "

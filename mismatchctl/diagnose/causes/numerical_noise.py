@@ -66,6 +66,7 @@ def _standing(k3: float) -> str:
 CAUSE = Cause(
     id="numerical_noise",
     title="Numerical noise",
+    shows="Symmetric log ratios that scale with 1 - p, E[ratio] = 1, no structure by token, position, worker or step.",
     test=_test,
     advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 "
     "for the last "

@@ -115,6 +115,8 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
 CAUSE = Cause(
     id="padding_or_sentinel",
     title="Placeholders counted as tokens",
+    shows="NaN, infinities, values above 0 or below -200 on valid tokens; constants or gross differences on "
+    "last tokens alone.",
     test=_test,
     advice="Mask padding and placeholders out, and record a log-prob for the end-of-text token: engines leave it out "
     "with ignore_eos or when a stop string ends the text (vLLM include_stop_str_in_output, SGLang no_stop_trim), "

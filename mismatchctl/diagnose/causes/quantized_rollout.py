@@ -71,6 +71,8 @@ def _test(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="quantized_rollout",
     title="The engine's weights are quantized",
+    shows="A share of the variance belongs to the token of the vocabulary, in every context, and not along the "
+    "direction of learning.",
     test=_test,
     advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or "
     "quantization-aware "

@@ -50,6 +50,7 @@ def _test(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="raw_logprobs",
     title="Raw log-probs of processed samples",
+    shows="As a temperature, but E[1 / ratio] = 1 and E[ratio] is not: the trainer's column is what sampled.",
     test=_test,
     advice="Let the engine report what it sampled from: vLLM logprobs_mode=processed_logprobs (its default, "
     "raw_logprobs, is "

@@ -132,6 +132,8 @@ def _rivals(recorded: bool, learning: bool, growth_z: float) -> dict[str, str]:
 CAUSE = Cause(
     id="stale_policy",
     title="The rollout's weights are older",
+    shows="Log ratios grow with the version lag; or they are tied to tokens, along the direction in which the "
+    "policy moves next.",
     test=_test,
     advice="Expected in asynchronous training: bound the lag (verl trainer staleness_threshold, slime and Miles "
     "--update-weights-interval, TRL num_iterations and steps_per_generation), and check that every weight sync "

@@ -70,6 +70,7 @@ def _rivals(case: Case, column: str) -> dict[str, str]:
 CAUSE = Cause(
     id="stale_worker",
     title="One worker differs from the others",
+    shows="The level of one value of a column stands out from the others of the same steps.",
     test=_test,
     advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. "
     "Compare weight "

@@ -56,6 +56,8 @@ def _test(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="temperature",
     title="Temperature on one side only",
+    shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "
+    "sampled.",
     test=_test,
     advice="Divide the trainer's logits by the sampling temperature before log_softmax (verl "
     "actor_rollout_ref.rollout.temperature "

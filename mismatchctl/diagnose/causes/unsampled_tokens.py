@@ -9,6 +9,10 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
 
 
+_MANY = 0.01
+"""Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
+
+
 def _test(case: Case) -> Diagnosis | None:
     runs = suspicious_runs(case)
     runs = runs[~runs.at_end & ~runs.at_start]
@@ -24,7 +28,7 @@ def _test(case: Case) -> Diagnosis | None:
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
     examples = loudest(case, sequences, case.sums(tokens[case.index]))
     return Diagnosis(
-        "high" if len(long) >= 2 else "medium",
+        "high" if len(long) >= 2 else "medium" if share > _MANY else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
         f"the constant "
         f"rollout log-prob {value:g} where the trainer gives them {-runs.off.mean():.3g} nats less: nobody "
@@ -47,6 +51,7 @@ def _test(case: Case) -> Diagnosis | None:
 CAUSE = Cause(
     id="unsampled_tokens",
     title="Tokens that nobody sampled are not masked",
+    shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
     test=_test,
     advice="Set the mask to 0 on tool output, templates and forced text: verl's response_mask in agent loops, slime's "
     "loss_mask of the custom generate function, TRL's tool_mask. Engines report 0 or nothing for such tokens.",
