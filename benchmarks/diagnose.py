@@ -30,7 +30,7 @@ from mismatchctl.diagnose.causes import CAUSES  # noqa: E402
 from mismatchctl.diagnose.causes.context_mismatch import fading  # noqa: E402
 from mismatchctl.diagnose.levels import cells_of, deviations  # noqa: E402
 from mismatchctl.diagnose.measures import calibration, systematic  # noqa: E402
-from mismatchctl.dumps import Rows, open_dump  # noqa: E402
+from mismatchctl.dumps import Problems, open_dump  # noqa: E402
 from mismatchctl.result import Finding  # noqa: E402
 
 KINDS = ("dense", "moe")
@@ -113,7 +113,7 @@ def some(kind: str, seed: int) -> Planted:
 
 def findings(dump: Planted) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder:
-        (found,) = diagnose([str(dump.write(Path(folder) / "dump.parquet"))], threads=1).values()
+        (found,) = diagnose([str(dump.write(Path(folder) / "dump.parquet"))], threads=1).runs.values()
     return found
 
 
@@ -149,7 +149,7 @@ def false_alarms(dumps: int) -> tuple[Counter[str], dict[str, np.ndarray]]:
         dump.columns["worker"] = dump.random.permutation(dump.columns["worker"])
         with tempfile.TemporaryDirectory() as folder:
             path = str(dump.write(Path(folder) / "dump.parquet"))
-            count.update(alarms(next(iter(diagnose([path], threads=1).values()))))
+            count.update(alarms(next(iter(diagnose([path], threads=1).runs.values()))))
             case = case_of(path)
         statistics["worker z"].append(max(abs(row.z) for row in deviations(cells_of(case, "worker"))))
         statistics["fading z"].append(-fading(case, case.place)[1])
@@ -162,8 +162,7 @@ def case_of(path: str) -> Case:
     dump = open_dump([path], watched=("token_ids", "worker", "current_log_probs"))
     collector = Collector()
     for unit in dump.units:
-        for rows in dump.rows(unit):
-            assert isinstance(rows, Rows)
+        for rows in dump.rows(unit, Problems()):
             collector.watch(rows)
     (evidence,) = collector.runs.values()
     assert evidence.sample is not None
@@ -176,7 +175,7 @@ def folders(folder: Path) -> list[str]:
     lines, right = [], 0
     for name, label in sorted(labels.items()):
         cause = LABELS.get(label["cause"], label["cause"])
-        (found,) = diagnose([str(folder / name)], threads=1).values()
+        (found,) = diagnose([str(folder / name)], threads=1).runs.values()
         good = found[0].cause == cause and found[0].confidence != "low"
         right += good
         others = ", ".join(f"{finding.cause} ({finding.confidence})" for finding in found[1:])

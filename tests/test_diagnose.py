@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import planted
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from planted import Planted, healthy
 from typer.testing import CliRunner
@@ -24,7 +26,7 @@ Plant = Callable[[Planted], Planted]
 
 
 def found(dump: Planted, folder: Path, **options: Any) -> list[Finding]:
-    (findings,) = diagnose([str(dump.write(folder / "dump.parquet"))], **options).values()
+    (findings,) = diagnose([str(dump.write(folder / "dump.parquet"))], **options).runs.values()
     return findings
 
 
@@ -147,7 +149,7 @@ def test_the_onset_is_within_its_interval(onset: int, tmp_path: Path) -> None:
 
 def test_a_real_run_whose_synchronization_hangs_is_stale_and_grows() -> None:
     """In sample_data/dense the engine stays at version 8 from step 9 on."""
-    (findings,) = diagnose([str(planted.SAMPLES / "dense")]).values()
+    (findings,) = diagnose([str(planted.SAMPLES / "dense")]).runs.values()
     assert alarms(findings) == ["stale_policy", "growing_mismatch"]
     onset = next(fact for fact in findings[1].evidence if fact.name == "onset")
     assert onset.interval is not None and onset.interval[0] <= 9 <= onset.interval[1]
@@ -157,7 +159,7 @@ def test_the_deviating_value_of_a_named_column_is_told(tmp_path: Path) -> None:
     dump = planted.stale_worker(healthy(), 3, worker=1)
     dump.columns["source"] = np.array([f"data-{worker}" for worker in dump.columns.pop("worker")])
     path = str(dump.write(tmp_path / "dump.parquet"))
-    (findings,) = diagnose([path], by=["source"]).values()
+    (findings,) = diagnose([path], by=["source"]).runs.values()
     assert (findings[0].cause, findings[0].where["source"]) == ("stale_worker", "data-1")
 
 
@@ -168,7 +170,7 @@ def test_findings_do_not_depend_on_the_split_or_the_threads(tmp_path: Path) -> N
     dump.write(whole / "a.parquet")
     for number, rows in enumerate(np.array_split(np.arange(len(dump)), 5)):
         dump.rows(rows).write(parts / f"{number}.parquet")
-    (one,), (many,) = diagnose([str(whole)], threads=1).values(), diagnose([str(parts)], threads=3).values()
+    (one,), (many,) = diagnose([str(whole)], threads=1).runs.values(), diagnose([str(parts)], threads=3).runs.values()
 
     def gist(findings: list[Finding]) -> list[Any]:
         return [(f.cause, f.confidence, f.summary, [(e.name, e.value) for e in f.evidence]) for f in findings]
@@ -224,7 +226,7 @@ def test_analyze_keeps_findings_in_the_result_and_shows_them(tmp_path: Path) -> 
     assert "One worker differs from the others" in result.stdout
     assert "One worker differs from the others" in (tmp_path / "r.html").read_text()
     findings = json.loads((tmp_path / "r.json").read_text())["runs"]["dump"]["findings"]
-    (alone,) = diagnose([str(path)]).values()
+    (alone,) = diagnose([str(path)]).runs.values()
     assert findings[0]["cause"] == alone[0].cause == "stale_worker"
 
 
@@ -245,3 +247,17 @@ def test_values_that_analyze_refuses_are_findings(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_said(arguments: list[Any], code: int, words: str) -> None:
     result = run("diagnose", *arguments)
     assert (result.exit_code, words in result.stderr) == (code, True)
+
+
+def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "rollout_log_probs": [[-1.0, -2.0], [-1.0], None],
+            "train_log_probs": [[-1.1, -2.1], [-1.0, -3.0], [-1.0]],
+        }
+    )
+    pq.write_table(table, tmp_path / "dump.parquet")
+    result = run("diagnose", tmp_path)
+    assert result.exit_code == 0
+    assert "1 sequence, train_log_probs: length differs" in result.stderr
+    assert "1 sequence, rollout_log_probs: null list" in result.stderr

@@ -28,7 +28,7 @@ TOKEN = st.tuples(ANYTHING, ANYTHING, st.booleans())
 
 
 def diagnosed(folder: Path) -> list[Finding]:
-    return [finding for findings in diagnose([str(folder)], threads=1).values() for finding in findings]
+    return [finding for findings in diagnose([str(folder)], threads=1).runs.values() for finding in findings]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

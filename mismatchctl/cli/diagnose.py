@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
-from mismatchctl.cli.output import check_places, console, print_json, progress_bar, write
+from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 
 if TYPE_CHECKING:
     from mismatchctl.result import Finding
@@ -35,17 +35,21 @@ def diagnose(
 
     with progress_bar(quiet) as progress:
         found = run(paths, rename=renamed(column), by=by or [], threads=threads, progress=progress)
+    for warning in found.warnings:
+        say(f"warning: {warning}", quiet)
+    for (file, reason), count in found.problems.counts.items():
+        say(f"warning: left out of {file}: {count:,} sequence{'s' * (count != 1)}, {reason}", quiet)
     if output is not None:
         import json as format_
 
-        text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+        text = format_.dumps(_as_json(found.runs), indent=2, ensure_ascii=False, allow_nan=False)
         write([(output, f"{text}\n".encode())], quiet)
     if json:
-        print_json(_as_json(found))
+        print_json(_as_json(found.runs))
     elif not quiet:
         from mismatchctl.render.findings import render_diagnosis
 
-        render_diagnosis(found, console())
+        render_diagnosis(found.runs, console())
 
 
 def _as_json(runs: dict[str, list[Finding]]) -> dict[str, Any]:

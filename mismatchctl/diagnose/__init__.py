@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
-from mismatchctl.dumps import Rows, Unit, open_dump
+from mismatchctl.dumps import Problems, Rows, Unit, open_dump
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import DataError
@@ -42,6 +43,15 @@ class Collector:
             self.runs[run] = self.runs.get(run, Evidence()) + evidence
 
 
+@dataclass(frozen=True)
+class Diagnosed:
+    """What `diagnose` found: findings by run, strongest first, and what it could not look at."""
+
+    runs: dict[str, list[Finding]]
+    warnings: list[str]
+    problems: Problems
+
+
 def diagnose(
     paths: Sequence[str],
     *,
@@ -49,8 +59,8 @@ def diagnose(
     by: Sequence[str] = (),
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, list[Finding]]:
-    """The causes of the mismatch of each run, strongest first. Values that other verbs refuse are evidence here.
+) -> Diagnosed:
+    """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
 
     Args:
         paths: files, folders, globs; each is a run unless a `run` column says otherwise.
@@ -64,24 +74,26 @@ def diagnose(
         ConfigError: a `--by` or `--column` that the dump lacks.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
-    expected, done = sum(unit.tokens for unit in dump.units), 0
+    expected, done, problems = sum(unit.tokens for unit in dump.units), 0, dump.problems
     everything = Collector(by, expected)
 
-    def work(unit: Unit) -> Collector:
-        collector = Collector(by, expected)
-        for rows in dump.rows(unit):
+    def work(unit: Unit) -> tuple[Collector, Problems]:
+        collector, left_out = Collector(by, expected), Problems()
+        for rows in dump.rows(unit, left_out):
             collector.watch(rows)
-        return collector
+        return collector, left_out
 
-    for unit, part in ordered_map(work, dump.units, threads or default_threads()):
+    for unit, (part, left_out) in ordered_map(work, dump.units, threads or default_threads()):
         everything.add(part)
+        problems = problems + left_out
         done += unit.tokens
         if progress is not None:
             progress(done, expected)
     if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
-    return {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    runs = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    return Diagnosed(runs, dump.warnings, problems)
 
 
-__all__ = ["COLUMNS", "Collector", "diagnose"]
+__all__ = ["COLUMNS", "Collector", "Diagnosed", "diagnose"]

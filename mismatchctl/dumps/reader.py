@@ -130,13 +130,19 @@ class Dump:
             if len(batch):
                 yield batch
 
-    def rows(self, unit: Unit) -> Iterator[Rows]:
+    def rows(self, unit: Unit, problems: Problems) -> Iterator[Rows]:
         """The rows of a unit as they lie in the file: masked tokens too, and values that `read` would refuse.
+
+        Args:
+            unit: one of `units`.
+            problems: receives the rows that are none: null lists, and lists of different lengths.
 
         Raises:
             DataError: a part of the file can't be decoded.
         """
         for block in self._blocks(unit):
+            if block.faults:
+                problems.add(unit.file.path, block.faults)
             yield Rows.of(block)
 
     def _blocks(self, unit: Unit) -> Iterator[Block]:

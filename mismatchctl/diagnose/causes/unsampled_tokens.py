@@ -8,7 +8,6 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
 
-
 _MANY = 0.01
 """Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
 
