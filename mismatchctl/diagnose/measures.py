@@ -12,7 +12,7 @@ from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
 from mismatchctl.result import Fact
 
-_BETTER, _GROSS = 0.25, 5.0
+_BETTER, _MOST, _GROSS = 0.35, 0.5, 5.0
 _LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
 _ENOUGH = 8
 _FLIPS = 24
@@ -54,11 +54,14 @@ def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
 
 
 def better_as(case: Case, rollout: Float64s, train: Float64s) -> Bools:
-    """Sequences [S] whose two columns agree at least four times better when read as given, [T] each."""
+    """Sequences [S] whose two columns agree about three times better when read as given, [T] each."""
     with np.errstate(invalid="ignore"):
         changed = np.abs(train[case.index] - rollout[case.index])
     before, after = (case.means(np.minimum(size, _GROSS)) for size in (np.abs(case.x), np.nan_to_num(changed, nan=1e3)))
-    return (case.counts >= _ENOUGH) & (before > 1e-2) & (after <= _BETTER * before)
+    better = (case.counts >= _ENOUGH) & (before > 1e-2) & (after <= _BETTER * before)
+    if better.sum() > _MOST * (case.counts >= _ENOUGH).sum():  # then the rest too, but where it is plainly worse
+        better |= after < before
+    return better
 
 
 @dataclass(frozen=True)

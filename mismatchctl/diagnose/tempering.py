@@ -8,9 +8,10 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.measures import calibration, coherence, rare
+from mismatchctl.diagnose.measures import along_drift, calibration, coherence, rare
 
-_SURE, _LIKELY, _WITH_TRUNCATION = 0.85, 0.7, 0.4
+_SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
+_LEARNING, _FAR = 0.45, 4.0
 _RESAMPLES = 50
 
 
@@ -40,9 +41,9 @@ class Tempering:
     @property
     def sampled_by(self) -> str:
         """`rollout` or `train`: whose column is the distribution that sampled; empty where that cannot be told."""
-        if max(abs(self.z), abs(self.inverse_z)) < 4:
+        if (abs(self.z) < _FAR) == (abs(self.inverse_z) < _FAR):
             return ""
-        return "rollout" if abs(self.excess) < abs(self.inverse_excess) else "train"
+        return "rollout" if abs(self.z) < _FAR else "train"
 
 
 @once
@@ -57,9 +58,11 @@ def tempering(case: Case) -> Tempering | None:
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
     truncated = "truncated_sampling" in case.explained
-    if abs(likely) < _SURE or abs(unlikely) < (_WITH_TRUNCATION if truncated else _LIKELY):
+    if abs(likely) < _LIKELY or abs(unlikely) < (_WITH_TRUNCATION if truncated else _UNLIKELY):
         return None
     sure = min(abs(likely), abs(unlikely)) > _SURE
+    if not sure and along_drift(case)[0] > _LEARNING:
+        return None  # learning sharpens a policy, which looks like a temperature from afar
     exponents, sequence = _exponents(case)
     if len(exponents) < 20:
         return None

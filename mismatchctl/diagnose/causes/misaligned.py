@@ -10,42 +10,48 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 
 FARTHEST = 32
-_NEARLY_ALL = 0.9
-_BAD, _CAP, _BETTER, _ENOUGH = 0.25, 1.0, 0.4, 12
+_NEARLY_ALL, _SURE_SHARE, _TRACE = 0.8, 0.1, 0.02
+_BAD, _CAP, _ENOUGH = 0.25, 1.0, 12
+_AS_CHANCE, _BETTER = 0.6, 0.65
+_LUCK = 2.1
+"""The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
 
 
 def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints, Float64s]:
     """The shift of the rollout's log-probs at which each candidate sequence agrees best, and how well, [S] each.
 
-    A shift k says that rollout[i + k] belongs to train[i]; 0 where nothing is clearly better. How well is the mean
-    |difference| (capped at 1 nat a token) there over that at shift 0.
+    A shift k says that rollout[i + k] belongs to train[i]; 0 where none is clearly better. How well is the mean
+    |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
+    sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
     """
     chosen = np.isin(case.where, candidates)
-    where = case.where[chosen]
-    size = np.minimum(np.abs(case.x[chosen]), _CAP)
-    level = np.bincount(where, size, case.size) / np.maximum(np.bincount(where, minlength=case.size), 1)
-    best, shift = np.ones(case.size), np.zeros(case.size, np.int64)
-    r, t, n = case.r[chosen], case.t[chosen], len(where)
-    for k in (sign * step for step in range(1, min(farthest, n - 1) + 1) for sign in (1, -1)):
-        a, b = (slice(k, None), slice(None, -k)) if k > 0 else (slice(None, k), slice(-k, None))
+    where, r, t = case.where[chosen], case.r[chosen], case.t[chosen]
+    steps = [0, *(sign * k for k in range(1, min(farthest, len(where) - 1) + 1) for sign in (1, -1))]
+    level = np.full((len(steps), case.size), np.nan)
+    for row, k in enumerate(steps):
+        a, b = (slice(k, None), slice(None, len(where) - k)) if k >= 0 else (slice(None, k), slice(-k, None))
         same = where[a] == where[b]
-        size = np.minimum(np.abs(r[a] - t[b]), _CAP) * same
         count = np.bincount(where[b], same, case.size)
-        agreement = np.bincount(where[b], size, case.size) / np.maximum(count, 1) / np.maximum(level, 1e-9)
-        wins = (count >= _ENOUGH) & (agreement < best - 1e-9)
-        best[wins], shift[wins] = agreement[wins], k
-    shift[best > _BETTER] = 0
-    return shift, best
+        total = np.bincount(where[b], np.minimum(np.abs(r[a] - t[b]), _CAP) * same, case.size)
+        np.divide(total, count, out=level[row], where=count >= _ENOUGH)
+    known = np.isfinite(level).sum(axis=0) > 2
+    level[:, ~known] = 1.0
+    chance = np.nanmedian(level, axis=0)
+    best = np.nanargmin(level, axis=0)
+    agreement = level[best, np.arange(case.size)] / np.maximum(chance, 1e-9)
+    limit = np.minimum(_BETTER, 1 - _LUCK / np.sqrt(np.maximum(case.counts, 1)))
+    found = known & (level[0] > _AS_CHANCE * chance) & (agreement < limit)
+    return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
 
 
 def _test(case: Case) -> Diagnosis | None:
     bad = case.means(np.minimum(np.abs(case.x), _CAP)) > _BAD
     candidates = np.flatnonzero(bad & (case.counts > _ENOUGH))
-    if len(candidates) < 2:
+    if len(candidates) < 3:
         return None
     shift, agreement = shifts(case, candidates)
     found = shift != 0
-    if found.sum() < 2:
+    if found.sum() < max(3, 0.02 * case.size):
         return None
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
@@ -56,7 +62,7 @@ def _test(case: Case) -> Diagnosis | None:
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common = int(values[order[0]])
     return Diagnosis(
-        "high",
+        "high" if share > _SURE_SHARE else "low" if share < _TRACE else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {abs(common)} position{'s' * (abs(common) != 1)} "
         f"{'earlier' if common > 0 else 'later'}: the difference is "
         f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",

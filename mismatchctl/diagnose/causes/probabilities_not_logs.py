@@ -50,7 +50,7 @@ def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, trai
 CAUSE = Cause(
     id="probabilities_not_logs",
     title="Probabilities in place of log-probs",
-    shows="The columns agree at least four times better when the logarithm of one is taken.",
+    shows="The columns agree about three times better when the logarithm of one is taken.",
     test=_test,
     advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
     pointless="every correction: the ratios are not ratios of probabilities",

@@ -63,7 +63,7 @@ def _read(case: Case, side: str, factor: float) -> tuple[Float64s, Float64s]:
 CAUSE = Cause(
     id="wrong_log_base",
     title="Another logarithm on one side",
-    shows="The columns agree at least four times better when one is multiplied by ln 2, ln 10 or -1.",
+    shows="The columns agree about three times better when one is multiplied by ln 2, ln 10 or -1.",
     test=_test,
     advice="Convert where the log-probs are recorded: log2 times 0.6931, log10 times 2.3026; negative log-likelihoods "
     "(cross-entropy losses) change their sign. Look at the code that writes the dump, not at the engine.",
