@@ -314,6 +314,18 @@ def main() -> None:
         "",
         *thresholds(statistics),
         "",
+        "## Limits",
+        "",
+        "- int8 weights over bfloat16 leave a trace too small to tell from bfloat16's own: low confidence, or plain noise.",
+        "- The noise that bfloat16 makes (0.022 of the logits, at most) was measured on eight small models. A larger model",
+        "  may make more; a cache in low precision is then reported at medium confidence, with noise as its rival.",
+        "- Whatever acts on every token (temperature, truncation) hides small mismatches under it: an older policy, a context",
+        "  that differs, a quantized cache. Fix it, and diagnose again.",
+        "- Log-probs that were sampled from a truncated or tempered distribution but recorded raw, with a trainer at",
+        "  temperature 1, agree: nothing in these columns shows it.",
+        "- k of top-k cannot be told; p of top-p and a temperature can.",
+        "- Two wrong columns at once (shifted and in another base) are told as one, or not at all.",
+        "",
     ]
     (ROOT / "docs" / "diagnose.md").write_text("\n".join(lines), encoding="utf-8")
 
