@@ -82,7 +82,7 @@ PLANTED: dict[str, list[Plant]] = {
 }
 
 SEVERITIES: dict[str, tuple[str, tuple[float, ...], Callable[[Planted, float], Planted]]] = {
-    "temperature": ("temperature", (0.8, 0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1), planted.temperature),
+    "temperature": ("temperature", (0.8, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.3), planted.temperature),
     "truncated_sampling": ("top-p", (0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0), planted.top_p),
     "raw_logprobs": ("temperature", (0.8, 0.9, 0.95, 0.98, 1.0, 1.05, 1.1, 1.3), planted.raw_logprobs),
     "misaligned": ("share of rows shifted", (0.0, 0.01, 0.03, 0.1, 0.3), lambda d, s: planted.shifted(d, 1, s)),
@@ -316,10 +316,13 @@ def main() -> None:
         "",
         "## Limits",
         "",
-        "- int8 weights over bfloat16 leave a trace too small to tell from bfloat16's own: low confidence, or plain noise.",
-        "- The noise that bfloat16 makes (0.022 of the logits, at most) was measured on eight small models. A larger model",
+        "- int8 weights over bfloat16 leave a trace too small to tell from bfloat16's own: low confidence, or "
+        "plain noise.",
+        "- The noise that bfloat16 makes (0.022 of the logits, at most) was measured on eight small models. A "
+        "larger model",
         "  may make more; a cache in low precision is then reported at medium confidence, with noise as its rival.",
-        "- Whatever acts on every token (temperature, truncation) hides small mismatches under it: an older policy, a context",
+        "- Whatever acts on every token (temperature, truncation) hides small mismatches under it: an older "
+        "policy, a context",
         "  that differs, a quantized cache. Fix it, and diagnose again.",
         "- Log-probs that were sampled from a truncated or tempered distribution but recorded raw, with a trainer at",
         "  temperature 1, agree: nothing in these columns shows it.",

@@ -30,7 +30,7 @@ def _test(case: Case) -> Diagnosis | None:
         "high" if len(long) >= 2 else "medium" if share > _MANY else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
         f"the constant "
-        f"rollout log-prob {value:g} where the trainer gives them {-runs.off.mean():.3g} nats less: nobody "
+        f"rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
         f"sampled them",
         share=case.share(tokens),
         evidence=(
