@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.batch import Bools, Float64s, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.sums.clusters import Hashes, mix
 
@@ -57,37 +57,18 @@ class Sample:
     @classmethod
     def of(cls, hashes: Hashes, rows: Rows, size: int) -> Sample:
         """The rows that a sample of these would keep."""
-        order = _lowest(hashes, rows.file, rows.rows, rows.segments.lengths, size)
+        order = np.lexsort((rows.rows, rows.file, hashes))
+        before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
+        order = order[before < size]
         return cls(hashes[order], rows.take(order), size)
 
     def __add__(self, other: Sample) -> Sample:
-        both = (self.rows, other.rows)
-        hashes = np.concatenate([self.hashes, other.hashes])
-        file, row, lengths = (
-            np.concatenate(pair)
-            for pair in zip(*((rows.file, rows.rows, rows.segments.lengths) for rows in both), strict=True)
-        )
-        order = _lowest(hashes, file, row, lengths, self.size)
-        kept = np.zeros(len(hashes), np.bool_)
-        kept[order] = True
-        first, second = (
-            rows.take(np.flatnonzero(part)) for rows, part in zip(both, np.split(kept, [len(self.rows)]), strict=True)
-        )
-        joined = _concatenated(first, second)
-        place = np.cumsum(kept) - 1
-        return Sample(hashes[order], joined.take(place[order]), self.size)
+        return Sample.of(np.concatenate([self.hashes, other.hashes]), _concatenated(self.rows, other.rows), self.size)
 
 
 def sample_size(tokens: int) -> int:
     """Tokens to sample of each run of a dump of so many tokens."""
     return int(min(max(tokens * SAMPLED, LEAST_SAMPLE), LARGEST_SAMPLE))
-
-
-def _lowest(hashes: Hashes, file: Ints, row: Ints, lengths: Ints, size: int) -> Ints:
-    """The rows of the lowest hashes that hold `size` tokens together, by hash and place."""
-    order = np.lexsort((row, file, hashes))
-    before = np.cumsum(lengths[order]) - lengths[order]
-    return order[before < size]
 
 
 @dataclass(frozen=True)

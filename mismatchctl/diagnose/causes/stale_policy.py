@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.evidence import LAG, version_lag
 from mismatchctl.diagnose.levels import by_value, cells_of, slope
 from mismatchctl.diagnose.measures import along_drift, fact, stretch, systematic
@@ -17,76 +20,89 @@ from mismatchctl.result import Confidence, Fact
 _Z, _SYSTEMATIC, _ALONG = 4.0, 0.02, 0.45
 
 
+@dataclass(frozen=True)
+class _Signs:
+    """What the versions say, and what the tokens say without them."""
+
+    lags: dict[float, Float64s]
+    growth: float
+    growth_z: float
+    shared: float
+    shared_z: float
+    along: float
+    along_z: float
+
+    @property
+    def behind(self) -> dict[float, Float64s]:
+        return {lag: sums for lag, sums in self.lags.items() if lag != 0}
+
+    @property
+    def grows(self) -> bool:
+        return self.growth_z > _Z
+
+    @property
+    def weights_differ(self) -> bool:
+        return self.shared > _SYSTEMATIC and self.shared_z > 6
+
+    @property
+    def learning(self) -> bool:
+        return self.along > _ALONG and self.along_z > _Z
+
+
 def _test(case: Case) -> Diagnosis | None:
     lags = _lags(case)
-    behind = {lag: sums for lag, sums in lags.items() if lag != 0}
-    growth, growth_z = slope(lags) if len(lags) > 1 else (0.0, 0.0)
-    shared, shared_z = (0.0, 0.0) if case.reshaped else systematic(case)
-    along, along_z = (0.0, 0.0) if case.reshaped else along_drift(case)
-    weights_differ = shared > _SYSTEMATIC and shared_z > 6
-    learning = along > _ALONG and along_z > _Z
-    confidence: Confidence
-    if growth_z > _Z:
-        confidence = "high"
-    elif behind and (learning or weights_differ):
-        confidence = "high" if not case.reshaped else "medium"
-    elif behind:
-        confidence = "medium" if not case.reshaped else "low"
-    elif learning and weights_differ:
-        confidence = "medium"
-    else:
+    untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
+    shared, along = untold if case.reshaped else (systematic(case), along_drift(case))
+    signs = _Signs(lags, *(slope(lags) if len(lags) > 1 else (0.0, 0.0)), *shared, *along)
+    confidence = _confidence(case, signs)
+    if confidence is None:
         return None
-    evidence = []
-    if lags:
-        evidence.append(
-            fact("version_lag", stretch(rounded_lags(lags)), "train_version minus rollout_version", against=not behind)
-        )
-    if len(lags) > 1:
-        evidence.append(
-            fact(
-                "growth",
-                math.exp(growth),
-                "factor by which |log ratio| grows with each version of lag",
-                against=growth_z < _Z,
-            )
-        )
-        evidence.append(fact("growth_z", growth_z, "the same in standard errors", against=growth_z < _Z))
-    evidence.append(
-        fact(
-            "systematic",
-            shared,
-            "share of the variance that is the same for a token everywhere: weights differ",
-            against=not weights_differ,
-        )
-    )
-    if along_z:
-        evidence.append(
-            fact(
-                "along_learning",
-                along,
-                "correlation, over tokens of the vocabulary, with where the weights move next",
-                against=not learning,
-            )
-        )
-    evidence += _advantage(case)
-    count = sum(float(sums[0]) for sums in behind.values())
-    if behind:
-        summary = f"the rollout sampled with weights {stretch(rounded_lags(behind))} versions older than the trainer's"
-        summary += f"; |log ratio| grows {math.exp(growth):.3g}-fold per version" if growth_z > _Z else ""
-    else:
-        summary = (
-            "the two sides have different weights: tokens differ along the direction in which the policy is learning"
-            + (", although the version columns say that they are the same" if lags else "")
-        )
+    count = sum(float(sums[0]) for sums in signs.behind.values())
     return Diagnosis(
         confidence,
-        summary,
-        share=1.0,
-        evidence=tuple(evidence),
-        where={"sequences": f"{int(count):,} behind"} if behind else {},
+        _summary(signs),
+        evidence=(*_evidence(signs), *_advantage(case)),
+        where={"sequences": f"{int(count):,} behind"} if count else {},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
-        rivals=_rivals(bool(lags), learning, growth_z),
+        rivals=_rivals(signs),
     )
+
+
+def _confidence(case: Case, signs: _Signs) -> Confidence | None:
+    if signs.grows or (signs.behind and (signs.learning or signs.weights_differ)):
+        return "high"
+    if signs.behind:
+        return "medium" if case.noise > BFLOAT16_NOISE and not case.reshaped else "low"
+    return "medium" if signs.learning and signs.weights_differ else None
+
+
+def _summary(signs: _Signs) -> str:
+    if signs.behind:
+        older = f"the rollout sampled with weights {_range(signs.behind)} versions older than the trainer's"
+        return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}-fold per version" if signs.grows else "")
+    different = (
+        "the two sides have different weights: tokens differ along the direction in which the policy is learning"
+    )
+    return different + (", although the version columns say that they are the same" if signs.lags else "")
+
+
+def _evidence(signs: _Signs) -> Iterator[Fact]:
+    if signs.lags:
+        meaning = "train_version minus rollout_version"
+        yield fact("version_lag", _range(signs.lags), meaning, against=not signs.behind)
+    if len(signs.lags) > 1:
+        meaning = "factor by which |log ratio| grows with each version of lag"
+        yield fact("growth", math.exp(signs.growth), meaning, against=not signs.grows)
+        yield fact("growth_z", signs.growth_z, "the same in standard errors", against=not signs.grows)
+    meaning = "share of the variance that is the same for a token everywhere: weights differ"
+    yield fact("systematic", signs.shared, meaning, against=not signs.weights_differ)
+    if signs.along_z:
+        meaning = "correlation, over tokens of the vocabulary, with where the weights move next"
+        yield fact("along_learning", signs.along, meaning, against=not signs.learning)
+
+
+def _range(lags: dict[float, Float64s]) -> str:
+    return stretch(int(lag) if lag.is_integer() else lag for lag in lags)
 
 
 def _lags(case: Case) -> dict[float, Float64s]:
@@ -95,11 +111,6 @@ def _lags(case: Case) -> dict[float, Float64s]:
     left = set() if lag is None else set(lag[case.counts > 0].tolist())
     found = by_value(cells_of(case, LAG)).items()
     return {value: sums for value, sums in found if isinstance(value, float) and value in left}
-
-
-def rounded_lags(lags: dict[float, Float64s]) -> list[float]:
-    """Lags as whole numbers where they are."""
-    return [int(lag) if lag.is_integer() else lag for lag in lags]
 
 
 def _advantage(case: Case) -> list[Fact]:
@@ -120,13 +131,12 @@ def _advantage(case: Case) -> list[Fact]:
     ]
 
 
-def _rivals(recorded: bool, learning: bool, growth_z: float) -> dict[str, str]:
-    rivals = {}
-    if not recorded:
-        rivals["quantized_rollout"] = "rollout_version and train_version, as the engine and the trainer know them"
-    elif not learning and growth_z < _Z:
-        rivals["numerical_noise"] = "a step with lag 0: is its mismatch smaller?"
-    return rivals
+def _rivals(signs: _Signs) -> dict[str, str]:
+    if not signs.lags:
+        return {"quantized_rollout": "rollout_version and train_version, as the engine and the trainer know them"}
+    if not (signs.learning or signs.grows):
+        return {"numerical_noise": "a step with lag 0: is its mismatch smaller?"}
+    return {}
 
 
 CAUSE = Cause(
