@@ -129,13 +129,12 @@ def _tally(rows: Rows, found: Bools) -> Tally:
 
 
 def _content(rows: Rows) -> Hashes:
-    """A hash of each row's log-probs, by their sums and ends."""
-    segments: Segments = rows.segments
-    hashes = segments.lengths.astype(np.uint64)
+    """A hash of each row's valid log-probs, by their number and their sums."""
+    hashes = rows.segments.sum(rows.mask).astype(np.uint64)
     with np.errstate(invalid="ignore", over="ignore"):
-        sums = [segments.sum(rows.rollout), segments.sum(rows.train)]
-    for values in sums:
-        hashes = mix(hashes, (values + 0.0).view(np.uint64))
+        for values in (rows.rollout, rows.train):
+            valid = values if rows.mask.all() else np.where(rows.mask, values, 0.0)
+            hashes = mix(hashes, (rows.segments.sum(valid) + 0.0).view(np.uint64))
     return hashes
 
 
