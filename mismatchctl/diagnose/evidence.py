@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -100,7 +102,7 @@ class Evidence:
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
 
-def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags], size: int) -> dict[str, Evidence]:
+def gather(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> dict[str, Evidence]:
     """The evidence of some rows, by run, with samples of `size` tokens."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in runs.tolist()})
@@ -108,24 +110,33 @@ def gather(rows: Rows, by: Sequence[str], flags: Iterable[Flags], size: int) -> 
     return {name: _of_run(part, by, flags, size) for name, part in parts.items()}
 
 
-def _of_run(rows: Rows, by: Sequence[str], flags: Iterable[Flags], size: int) -> Evidence:
+def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> Evidence:
+    parts = [_of_piece(piece, by, flags) for piece in rows.pieces()]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(found for _, found in parts)])
+    evidence = reduce(add, (part for part, _ in parts), Evidence())
+    return replace(evidence, sample=Sample.of(hashes, rows, size))
+
+
+def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Evidence, Hashes]:
+    """The evidence of a few rows but for the sample, and the hash of each [S]."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
-    return Evidence(
+    evidence = Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
         cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
-        sample=Sample.of(_content(rows), rows, size),
-        tokens=int(rows.mask.sum()),
+        tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
+    return evidence, _content(rows)
 
 
 def _tally(rows: Rows, found: Bools) -> Tally:
-    counts = rows.segments.sum(found)
-    first = np.flatnonzero(found)[:PLACES]
+    tokens = int(np.count_nonzero(found))
+    first = np.flatnonzero(found[:PLACES] if tokens == len(found) else found)[:PLACES]
     sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
     places = zip(rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position[first].tolist(), strict=True)
-    return Tally(int(counts.sum()), int((counts > 0).sum()), tuple(places))
+    some = rows.segments.nonempty if tokens == len(found) else rows.segments.max(found.view(np.uint8)) > 0
+    return Tally(tokens, int(np.count_nonzero(some)), tuple(places))
 
 
 def _content(rows: Rows) -> Hashes:

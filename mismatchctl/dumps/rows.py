@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,7 +54,7 @@ class Rows:
         mask = per_token.pop(MASK, None)
         position = per_token.pop(POSITION, None)
         if position is None:
-            position = np.arange(length) - segments.spread(segments.offsets[:-1])
+            position = segments.places
         return cls(
             segments=segments,
             rollout=per_token.pop("rollout_log_probs"),
@@ -66,6 +66,23 @@ class Rows:
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
         )
+
+    def pieces(self) -> Iterator[Rows]:
+        """The same rows in cache-sized pieces: views of whole sequences."""
+        for start, stop in self.segments.blocks():
+            tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
+            yield replace(
+                self,
+                segments=Segments(self.segments.offsets[start : stop + 1] - tokens.start),
+                rollout=self.rollout[tokens],
+                train=self.train[tokens],
+                mask=self.mask[tokens],
+                position=self.position[tokens],
+                tokens={name: values[tokens] for name, values in self.tokens.items()},
+                columns={name: values[start:stop] for name, values in self.columns.items()},
+                file=self.file[start:stop],
+                rows=self.rows[start:stop],
+            )
 
     def take(self, chosen: Ints) -> Rows:
         """Some of the sequences, in the order given."""
