@@ -285,6 +285,19 @@ class Result(_Model):
         write_atomically(path, self.to_json().encode())
 
 
+def is_result(path: str | Path) -> bool:
+    """Whether a path is a Result rather than a dump: a file that begins with a brace.
+
+    One that is empty or cannot be read goes by its suffix.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip()
+    except OSError:
+        return Path(path).suffix == ".json" and not Path(path).is_dir()
+    return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
+
+
 def read_result(path: str | Path) -> Result:
     """Read a Result back.
 

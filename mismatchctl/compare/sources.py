@@ -15,7 +15,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.result import Result, RunResult, read_result
+from mismatchctl.result import Result, RunResult, is_result, read_result
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})=(.+)", re.DOTALL)
@@ -121,7 +121,7 @@ def _check_pairs(arguments: Sequence[Argument]) -> None:
 
 
 def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]:
-    if _is_json(argument.path):
+    if is_result(argument.path):
         return read_result(argument.path), None
     how = reading
     result = analyze(
@@ -130,15 +130,6 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
         every_cluster=True,
     )  # fmt: skip
     return result, reading
-
-
-def _is_json(path: str) -> bool:
-    """Whether a file holds JSON: its first character is a brace."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(64).lstrip().startswith(b"{")
-    except OSError:
-        return False
 
 
 def _named(sources: Sequence[Source]) -> list[Source]:
