@@ -168,3 +168,17 @@ def test_names_of_two_frameworks_need_two_gates(place: str) -> None:
 def test_the_command_says_what_a_name_means(place: str) -> None:
     found = CliRunner().invoke(app, ["gate", place, "--rule", "mismatch_k3_kl:max=1"], env={"COLUMNS": "200"})
     assert found.exit_code == 0 and "no code ever logged this" in found.stdout
+
+
+def test_a_correction_s_metric_without_a_bound_is_held_on_its_worse_side() -> None:
+    (rule,) = rules_from_text("ess_token:correction=token_is")
+    assert rule.decrease is not None and rule.increase is None
+    (rule,) = rules_from_text("rejected_tokens:correction=geo_rs")
+    assert rule.increase is not None and rule.decrease is None
+
+
+def test_a_result_is_known_by_its_content(place: str, tmp_path: Path) -> None:
+    unnamed = tmp_path / "result"
+    unnamed.write_text(analyze([place], [preset("none")]).to_json())
+    (found,) = checks(str(unnamed), "k3:max=1")
+    assert found.outcome == "passed"

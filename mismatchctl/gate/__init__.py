@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
 from mismatchctl.gate.comparable import matching_run
@@ -124,6 +124,9 @@ def read_against(baseline: str | Path | None, history: str | Path | None = None,
     Raises:
         DataError: a file that is no Result, or a folder that holds none that was accepted.
     """
+    if baseline is not None and not Path(baseline).exists():
+        remedy = "save the first one with --save-baseline FILE --accept"
+        raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
     results = [] if history is None else read_history(Path(history), last)
     results += [] if baseline is None else [read_result(baseline)]
     name = baseline if baseline is not None else history

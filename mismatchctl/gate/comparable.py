@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from mismatchctl.contract import REQUIRED
 from mismatchctl.gate.names import Target
-from mismatchctl.result import Result, RunResult
+from mismatchctl.result import Result, RunResult, storage_of
 
 
 def matching_run(name: str, baseline: Result) -> tuple[str, RunResult] | None:
@@ -21,10 +18,10 @@ def first_difference(target: Target, run: str, result: Result, baseline_run: str
 
     The definitions of metrics belong to the Result's format, which reading it has checked.
     """
-    for column in REQUIRED:
-        here, there = _dtypes(result, run, column), _dtypes(baseline, baseline_run, column)
-        if here != there:
-            return f"{column} is stored as {here} here, as {there} in the baseline"
+    stored = storage_of(baseline, baseline_run)
+    for column, here in storage_of(result, run).items():
+        if here != stored[column]:
+            return f"{column} is stored as {here} here, as {stored[column]} in the baseline"
     if target.correction is not None:
         found = [
             next((item for item in each.corrections if item.name == target.correction), None)
@@ -42,15 +39,3 @@ def first_difference(target: Target, run: str, result: Result, baseline_run: str
     if target.logged_by and result.provenance.replay != baseline.provenance.replay:
         return f"{target.logged_by} is replayed in another way in the baseline"
     return None
-
-
-def _dtypes(result: Result, run: str, column: str) -> str:
-    """The numbers that a column is stored in, whatever the lists around them; several where files differ."""
-    files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
-    found = {_numbers(file.dtypes[column]) for file in files if column in file.dtypes}
-    return " and ".join(sorted(found)) or "unknown"
-
-
-def _numbers(dtype: str) -> str:
-    named = re.search(r"\b(halffloat|float|double)\b", dtype)
-    return named.group() if named else dtype
