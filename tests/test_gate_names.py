@@ -182,3 +182,18 @@ def test_a_result_is_known_by_its_content(place: str, tmp_path: Path) -> None:
     unnamed.write_text(analyze([place], [preset("none")]).to_json())
     (found,) = checks(str(unnamed), "k3:max=1")
     assert found.outcome == "passed"
+
+
+def test_huge_logged_values_fail_and_do_not_overflow(place: str) -> None:
+    rules = rules_from_text("mis_k3_kl:max=1")
+    result = open_result([place], rules)
+    result.runs["dump"].logged["token_is"]["mis_k3_kl"] = [1.7e308] * STEPS
+    (check,) = judge(result, rules).checks
+    assert check.outcome == "failed" and check.value == pytest.approx(1.7e308)
+
+
+def test_a_correction_that_the_framework_cannot_do_is_told(place: str) -> None:
+    words = ["gate", place, "--rule", "rollout_corr/chi2_seq:correction=geo_rs,framework=verl,max=1"]
+    found = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert found.exit_code == 4
+    assert "does not replay geo_rs" in found.stderr and "name a correction" in found.stdout

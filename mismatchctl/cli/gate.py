@@ -103,6 +103,8 @@ def gate(
     if regression is not None:
         _show_plan(needs(result, rules, regression, against, level), quiet, json)
         return
+    for warning in result.warnings:
+        say(f"warning: {warning}", quiet)
     verdict = judge(result, rules, against, level)
     _publish(verdict, junit, markdown, quiet=quiet, json=json)
     if save_baseline is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Place:
         finite = [value for value in there if value is not None]
         if len(finite) < len(there) or not there:
             return Value(value=None, status="nothing finite is logged in some step")
-        return Value(value=sum(finite) / len(finite))
+        return Value(value=math.fsum(value / len(finite) for value in finite))  # the sum itself may be too large
 
 
 def _at(series: Series | None, index: int) -> Value:
