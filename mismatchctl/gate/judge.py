@@ -66,7 +66,8 @@ def judge(result: Result, rules: Sequence[Rule], against: Against | None = None,
     against = against or Against()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
     judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1))
-    checks = [judging.check(case) for case in cases]
+    with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
+        checks = [judging.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
@@ -184,13 +185,15 @@ class _Judging:
         excess = limit - judged if case.kind in LOWER else judged - limit
         check.limit = _finite(limit.value)
         check.reason = _too_little(check, case.rule, min([len(sample), *(len(other) for other, _ in others)]))
-        if math.isnan(excess.value):
+        if math.isnan(excess.value) and not check.reason:
             status = place.value(case.target).status
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
         check.p = p_above_zero(excess)
         check.outcome = "failed" if excess.value > 0 else "passed"
+        if check.outcome == "passed" and (check.value is None or check.limit is None):
+            check.outcome, check.reason = "undecided", "the value or its limit is not finite"
         if case.kind in ("max", "increase") and check.limit is not None:
             noise = value / drawn[-1] if drawn else value
             check.detectable = detectable(check.limit, noise, self._tail)
