@@ -33,14 +33,18 @@ class Frame:
     policy: str
 
 
-def frame() -> Frame:
-    """Style, script, and the policy that knows the script by its hash."""
-    css, script = (templates_folder().joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+def frame(own: str = "") -> Frame:
+    """Style, script, and the policy that knows the script by its hash; `own` names files of one kind of page."""
+    names = ("report", own) if own else ("report",)
+    css, script = (
+        "\n".join(templates_folder().joinpath(f"{name}.{kind}").read_text("utf-8") for name in names)
+        for kind in ("css", "js")
+    )
     return Frame(Markup(css), Markup(script), _policy(script))
 
 
-def render_page(template: str, page: Any) -> str:
-    """One HTML document; the same page gives the same bytes."""
+def render_page(template: str, page: Any, own: str = "") -> str:
+    """One HTML document; the same page gives the same bytes. `own` names style and script beside the shared ones."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_folder()),
         autoescape=True,
@@ -53,7 +57,7 @@ def render_page(template: str, page: Any) -> str:
     environment.globals.update(
         number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE)
     )
-    return environment.get_template(template).render(page=page, frame=frame())
+    return environment.get_template(template).render(page=page, frame=frame(own))
 
 
 @cache
