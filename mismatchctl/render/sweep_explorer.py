@@ -44,7 +44,7 @@ Row = Mapping[str, Any]
 def shown_keys(study: Study) -> list[str]:
     """What is told of a point: the main figures, then what each gate rejects to either side."""
     weighted = study.correction.weight is not None
-    keys = [key for key in KEYS if weighted or "weight" not in key and key != "normalization_factor"]
+    keys = [key for key in KEYS if weighted or ("weight" not in key and key != "normalization_factor")]
     sides = [f"{unit}_{side}" for unit in ("tokens", "sequences") for side in ("low", "high")]
     return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mismatchctl.render.figures.canvas import Figure
-from mismatchctl.render.figures.sweeps import Checked, Drawn, checks_figure
+from mismatchctl.render.figures.canvas import Figure, percent
+from mismatchctl.render.figures.sweeps import checks_figure
 from mismatchctl.render.notes import left_out_notes
 from mismatchctl.render.numbers import number
 from mismatchctl.render.page import render_page
@@ -70,6 +70,7 @@ def render_sweep_report(sweep: Sweep) -> str:
 def prepare(sweep: Sweep) -> Page:
     """All data of the page, without any layout."""
     registry = Registry([study.correction for study in sweep.studies])
+    registry.corrections |= {key: metric for key, metric in sweep.metrics.items() if key not in registry.corrections}
     rows = {(run, s.name): sweep.rows(run, s.name).to_dicts() for run in sweep.runs for s in sweep.studies}
     starts = {key: start_point(own) for key, own in rows.items()}
     sections = [_run_section(sweep, index, rows, starts, registry) for index in range(len(sweep.runs))]
@@ -98,7 +99,10 @@ def _facts(sweep: Sweep, rows: Mapping[tuple[str, str], Sequence[Row]]) -> list[
 
 def _explorer_lead(sweep: Sweep, explored: Sequence[str]) -> str:
     """What can be explored, and where the same stands otherwise."""
-    said = ["Move a threshold and read what it costs and gives; needs JavaScript. The tables below say the same."]
+    said = [
+        "Move a threshold and read what it costs and gives; the line in the curves moves along. Needs JavaScript; "
+        "the tables below say the same."
+    ]
     left = [clean(study.name) for study in sweep.studies if clean(study.name) not in explored]
     if left:
         said.append(f"Too large to explore here (more than {MOST_POINTS:,} points): {', '.join(left)}.")
@@ -129,21 +133,18 @@ def _run_section(
     run, anchor = sweep.runs[index], f"run-{index}"
     targets = [target for target in sweep.targets if target.run == run]
     predictions = predictions_of(sweep, run)
-    several = len(sweep.runs) > 1
-    checked = Checked()
-    for found in (found for every in predictions.values() for found in every if found.check is not None):
-        checked.predicted += found.check.predicted
-        checked.observed += found.check.observed
-        checked.noise += found.check.noise
-    figure = checks_figure(checked, f"{anchor}-checks")
+    checks = [found.check for every in predictions.values() for found in every if found.check is not None]
+    figure = checks_figure(checks, f"{anchor}-checks")
     return RunSection(
         anchor=anchor,
         number=index,
         name=clean(run),
-        answer=(f"{clean(run)}: " if several else "") + _answer(sweep, [rows[run, s.name] for s in sweep.studies]),
+        answer=_answer(sweep, [rows[run, s.name] for s in sweep.studies]),
         verdicts=_verdicts(targets),
         studies=[
-            study_section(sweep, run, study, f"{anchor}-{place}", rows[run, study.name], starts[run, study.name], registry)
+            study_section(
+                sweep, run, study, f"{anchor}-{place}", rows[run, study.name], starts[run, study.name], registry
+            )
             for place, study in enumerate(sweep.studies)
         ],
         targets=_targets(targets),
@@ -161,8 +162,10 @@ def _answer(sweep: Sweep, studies: Sequence[Sequence[Row]]) -> str:
             row = min(known, key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
             lost = row["rejected_tokens"]
             cost = f"rejects {number(lost, 'fraction')} of tokens" if lost else "rejects nothing"
-            ess = f"ESS {number(row['ess_token'], 'fraction')}"
-            said.append(f"{clean(study.name)} at {at_place(study, row['point'])} {cost} ({ess})")
+            gain = f"ESS {number(row['ess_token'], 'fraction')}"
+            if study.correction.weight is not None:
+                gain += f", mean weight moved by {number(row['weight_bias'], 'ratio')}"
+            said.append(f"{clean(study.name)} at {at_place(study, row['point'])} {cost} ({gain})")
     return f"At its cheapest, {'; '.join(said)}." if said else "No point has every figure."
 
 
@@ -176,7 +179,7 @@ def _verdicts(targets: Sequence[Target]) -> list[str]:
             for target in chosen
             if target.status == "ok"
         ]
-        said.append(f"{number(wanted, 'fraction')} {WISHES[key]} – {'; '.join(met) or 'no threshold meets it'}.")
+        said.append(f"{percent(wanted)} {WISHES[key]} – {'; '.join(met) or 'no threshold meets it'}.")
     return [clean(sentence) for sentence in said]
 
 
@@ -185,14 +188,12 @@ def _targets(targets: Sequence[Target]) -> list[Table]:
     tables = []
     for key, wanted in dict.fromkeys((target.wish, target.wanted) for target in targets):
         heads = [Head("rule", numeric=False), Head("x"), Head("90 % interval"), Head("reached")]
-        table = Table(f"Thresholds for {number(wanted, 'fraction')} {WISHES[key]}", heads)
+        table = Table(f"Thresholds for {percent(wanted)} {WISHES[key]}", heads)
         for target in targets:
             if (target.wish, target.wanted) == (key, wanted):
                 mark = "" if target.status == "ok" else table.note(clean(target.status))
                 cells = [Cell(threshold(target.threshold)), Cell(target_interval(target))]
-                table.rows.append(
-                    [words(target.rule, "name"), *cells, Cell(number(target.reached, "fraction"), mark)]
-                )
+                table.rows.append([words(target.rule, "name"), *cells, Cell(number(target.reached, "fraction"), mark)])
         tables.append(table)
     return tables
 

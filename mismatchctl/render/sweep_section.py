@@ -12,7 +12,7 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.render.figures import sweeps as draw
-from mismatchctl.render.figures.canvas import Figure
+from mismatchctl.render.figures.canvas import Figure, percent
 from mismatchctl.render.numbers import number
 from mismatchctl.render.sweep import FIGURES, MOST_PRESETS, WISHES, thinned, threshold
 from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
@@ -39,6 +39,7 @@ class StudySection:
     number: int
     name: str
     lead: str
+    marked: list[str]
     curves: list[tuple[int, draw.Drawn]]
     best: Table
     spread: Table | None
@@ -59,6 +60,7 @@ def study_section(
         number=sweep.studies.index(study),
         name=clean(study.name),
         lead=_lead(study, start),
+        marked=_marked(sweep, run, study),
         curves=_curves(sweep, run, study, rows, start, anchor),
         figures=[figure for figure in figures if figure is not None],
         best=_points(sweep, study, chosen, f"{words_of_best}, in rejection, ESS and bias.", registry),
@@ -84,9 +86,11 @@ def at_place(study: Study, point: int) -> str:
 
 
 def _lead(study: Study, start: int) -> str:
-    about = f"{clean(study.correction.about)}. " if study.correction.about else ""
+    about = f"{clean(study.correction.about).rstrip('.')}. " if study.correction.about else ""
     both = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _BOTH_SIDES]
-    sides = f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
+    sides = (
+        f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
+    )
     held = f"Along each axis, the others stand as at {at_place(study, start)}." if len(study.axes) > 1 else ""
     return clean((about[:1].upper() + about[1:] + sides + held).strip()) or "One threshold varies."
 
@@ -108,7 +112,7 @@ def _curves(
         points = [int(np.ravel_multi_index([*at[:place], index, *at[place + 1 :]], study.shape)) for index in order]
         values = np.array([axis.values[index] for index in order], np.float64)
         along = draw.Axis(clean(axis.path), values, axis.log)
-        markers = (*_presets(sweep, study, axis.path), *_solved(sweep, run, study, axis.path))
+        markers = _markers(sweep, run, study, axis.path)
         for kind, curves in enumerate(_kinds(study, [rows[point] for point in points], along, markers)):
             drawn = draw.curves_figure(curves, f"{anchor}-{place}-{kind}")
             if drawn is not None:
@@ -116,9 +120,7 @@ def _curves(
     return found
 
 
-def _kinds(
-    study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]
-) -> list[draw.Curves]:
+def _kinds(study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]) -> list[draw.Curves]:
     def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> draw.Line:
         return draw.Line(name, _floats(rows, key) - origin, _floats(rows, f"{key}_se") if errors else None)
 
@@ -132,7 +134,7 @@ def _kinds(
     curves.append(
         draw.Curves(
             "Effective sample size after", "share left, in effect", along, effective,
-            "What weights and rejection leave of the data.", bool(study.correction.gates), markers=markers,
+            "What weights and rejection leave of the data.", True, markers=markers,
         )
     )  # fmt: skip
     if study.correction.weight is not None:
@@ -144,6 +146,21 @@ def _kinds(
         words_of_k3 = "The mismatch that remains in the data that trains."
         curves.append(draw.Curves("K3 of what is kept", "K3 (nats/token)", along, kept, words_of_k3, markers=markers))
     return curves
+
+
+def _marked(sweep: Sweep, run: str, study: Study) -> list[str]:
+    """What the lines and letters in the curves stand for, a sentence per axis."""
+    said = []
+    for axis in study.axes:
+        markers = _markers(sweep, run, study, axis.path)
+        letters = [f"{letter} {marker.text}" for letter, marker in draw.lettered(markers)]
+        said += [f"Presets on {clean(axis.path)} (dashed): {'; '.join(letters)}."] if letters else []
+        said += [f"Upright line: {marker.text}, its 90 % interval shaded." for marker in markers if marker.solved]
+    return said
+
+
+def _markers(sweep: Sweep, run: str, study: Study, path: str) -> tuple[draw.Marker, ...]:
+    return (*_presets(sweep, study, path), *_solved(sweep, run, study, path))
 
 
 def _presets(sweep: Sweep, study: Study, path: str) -> list[draw.Marker]:
@@ -164,7 +181,7 @@ def _solved(sweep: Sweep, run: str, study: Study, path: str) -> list[draw.Marker
     for target in sweep.targets:
         if target.run == run and target.correction is not None and target.status == "ok":
             solved = correction_from_mapping(target.correction, "target")
-            wish = f"{number(target.wanted, 'fraction')} {WISHES[target.wish]} at {threshold(target.threshold)}"
+            wish = f"{percent(target.wanted)} {WISHES[target.wish]} at {threshold(target.threshold)}"
             for value in values_at(solved, study.correction, path):
                 found.append(draw.Marker(value, wish, target.interval, solved=True))
     return found
@@ -174,8 +191,8 @@ def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Fi
     """Rejection and ESS over the first two axes, further ones held."""
     if len(study.axes) < 2:
         return []
-    shape, (up, across) = study.shape, study.axes[:2]
-    held = tuple(int(place) for place in np.unravel_index(start, shape)[2:])
+    up, across = study.axes[:2]
+    held = np.ravel_multi_index(np.unravel_index(start, study.shape)[2:], study.shape[2:]) if study.shape[2:] else 0
     sides = [(clean(axis.path), tuple(clean(threshold(value)) for value in axis.values)) for axis in (across, up)]
     found = []
     for key, title, gated in (
@@ -183,7 +200,7 @@ def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Fi
         ("ess_token", "Effective sample size of tokens after", False),
     ):
         if study.correction.gates or not gated:
-            values = _floats(rows, key).reshape(shape)[(..., *held)] if held else _floats(rows, key).reshape(shape)
+            values = _floats(rows, key).reshape(*study.shape[:2], -1)[:, :, held]
             shown = draw.Map(title, sides[0], sides[1], values, "In percent.")
             found.append(draw.map_figure(shown, f"{anchor}-map-{key}"))
     return found

@@ -1,16 +1,17 @@
-"""Figures of a sweep: curves over a threshold, maps over two of them, the Pareto front, predictions against the dump."""
+"""Figures of a sweep: curves over a threshold, maps over two of them, the Pareto front, predictions tried out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
+from mismatchctl.predict.prediction import Check
 from mismatchctl.render.figures.canvas import (
     INK,
     MUTED,
@@ -22,7 +23,6 @@ from mismatchctl.render.figures.canvas import (
     Figure,
     drawing,
     percent,
-    power,
     round_ticks,
 )
 from mismatchctl.render.text import short
@@ -33,6 +33,7 @@ _DARK = 6
 MOST_NUMBERED = (9, 14)
 """Up to so many columns and rows, each cell of a map shows its number."""
 _CONTOURS = ((0.05, "solid"), (0.5, "dashed"))
+_NEAR_ALL = 0.8  # shares that are all above this are drawn without the rest of their scale
 _LEGEND = 18.0
 _LETTER = 6.3
 _NAMED = 6
@@ -112,23 +113,25 @@ def curves_figure(curves: Curves, name: str) -> Drawn | None:
         canvas = Canvas(name, bottom=_LEGEND if len(curves.lines) > 1 else 0)
         low, high = _across(canvas, curves.axis)
         bottom, top = _upwards(canvas, curves)
-        rest = [_mark(canvas, marker, curves.axis, bottom, top) for marker in curves.markers if marker.solved]
+        for marker in curves.markers:
+            if marker.solved:
+                _mark(canvas, marker, curves.axis, bottom, top)
         _letters(canvas, curves, (low, high))
         if curves.reference:
             canvas.line([low, high], [0.0, 0.0], MUTED, dashed=True, width=1.0)
         for index, line in enumerate(curves.lines):
             if line.errors is not None:
                 reach = REACH * np.nan_to_num(line.errors)
-                ends = (np.clip(line.values + side * reach, bottom, top) for side in (-1, 1))
-                canvas.band(curves.axis.values, *ends, SERIES[index])
+                least, most = (np.clip(line.values + side * reach, bottom, top) for side in (-1, 1))
+                canvas.band(curves.axis.values, least, most, SERIES[index])
             canvas.line(curves.axis.values, line.values, SERIES[index], dashed=index > 0)
         canvas.labels(curves.axis.name, curves.unit)
         if len(curves.lines) > 1:
             entries = [(line.name, SERIES[index], index > 0) for index, line in enumerate(curves.lines)]
             canvas.legend(entries, columns=len(entries), below=True)
-        bands = ["Bands are ± 1.645 standard errors (90 %)."] if any(line.errors is not None for line in curves.lines) else []
-        words = [curves.caption, *bands, *_presets(curves.markers), *rest]
-        figure = canvas.finish(curves.title, " ".join(filter(None, words)))
+        banded = any(line.errors is not None for line in curves.lines)
+        bands = " Bands are ± 1.645 standard errors (90 %)." if banded else ""
+        figure = canvas.finish(curves.title, curves.caption + bands)
         return Drawn(figure, Place(canvas.box, low, high, curves.axis.log))
 
 
@@ -152,31 +155,29 @@ def _across(canvas: Canvas, axis: Axis) -> tuple[float, float]:
 
 
 def _upwards(canvas: Canvas, curves: Curves) -> tuple[float, float]:
-    ends = [0.0] if curves.share or curves.reference else []
+    ends = [0.0] if curves.reference else []
     for line in curves.lines:
         reach = REACH * np.nan_to_num(line.errors) if line.errors is not None else np.zeros_like(line.values)
         for values in (line.values, line.values - reach, line.values + reach):
             ends += [float(value) for value in values[np.isfinite(values)]]
     low, high = min(ends), max(ends)
     if curves.share:
-        low, high = 0.0, min(max(high, 1e-3), 1.0)
+        low, high = max(low, 0.0) if low > _NEAR_ALL else 0.0, min(max(high, 1e-3), 1.0)
     room = (high - low) or abs(high) or 1.0
-    bottom, top = low - (0.02 if curves.share else 0.06) * room, high + 0.12 * room
+    bottom, top = low - (0.06 if low else 0.02) * room, high + 0.12 * room
     canvas.linear("y", bottom, top, percent if curves.share else None)
     return bottom, top
 
 
-def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float) -> str:
-    """A solved threshold with its interval; gives what the caption says of it."""
+def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float) -> None:
+    """A solved threshold with its interval, as far as the axis reaches."""
     first, last = float(axis.values[0]), float(axis.values[-1])
     low, high = marker.interval or (marker.value, marker.value)
-    low, high = (first if low is None else low), (last if high is None else high)
-    if high > low and high >= first and low <= last:
-        canvas.band([max(low, first), min(high, last)], [bottom] * 2, [top] * 2, SERIES[3], 0.13)
+    low, high = max(first if low is None else low, first), min(last if high is None else high, last)
+    if high > low:
+        canvas.band([low, high], [bottom] * 2, [top] * 2, SERIES[3], 0.13)
     if first <= marker.value <= last:
         canvas.axes.axvline(marker.value, color=SERIES[3], linewidth=1.2)
-        return f"Upright line: {marker.text}; its 90 % interval is shaded."
-    return f"Beyond this axis: {marker.text}."
 
 
 def _letters(canvas: Canvas, curves: Curves, ends: tuple[float, float]) -> None:
@@ -184,7 +185,7 @@ def _letters(canvas: Canvas, curves: Curves, ends: tuple[float, float]) -> None:
     scale = math.log if curves.axis.log else float
     low, high = (scale(end) for end in ends)
     spots: list[tuple[float, list[str]]] = []
-    for letter, marker in _lettered(curves.markers):
+    for letter, marker in lettered(curves.markers):
         canvas.axes.axvline(marker.value, ymax=0.93, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
         place = (scale(marker.value) - low) / (high - low)
         if spots and place - spots[-1][0] < 0.05 * len(spots[-1][1]):
@@ -197,15 +198,10 @@ def _letters(canvas: Canvas, curves: Curves, ends: tuple[float, float]) -> None:
         )
 
 
-def _lettered(markers: Sequence[Marker]) -> list[tuple[str, Marker]]:
+def lettered(markers: Sequence[Marker]) -> list[tuple[str, Marker]]:
+    """The presets among markers by the letter that stands for each."""
     presets = sorted((marker for marker in markers if not marker.solved), key=lambda marker: marker.value)
     return [(chr(ord("a") + index % 26), marker) for index, marker in enumerate(presets)]
-
-
-def _presets(markers: Sequence[Marker]) -> Iterator[str]:
-    found = [f"{letter} {marker.text}" for letter, marker in _lettered(markers)]
-    if found:
-        yield f"Presets: {'; '.join(found)}."
 
 
 @dataclass(frozen=True)
@@ -233,9 +229,8 @@ def map_figure(shown: Map, name: str) -> Figure | None:
         canvas.axes.set_ylim(-0.5, rows - 0.5)
         for index, shade in enumerate(SHADES):
             canvas.polygons(_bars(levels == index), RAMP[shade])
-        for which, (_, texts), most in (("x", shown.across, 6), ("y", shown.up, 9)):
-            step = max(1, math.ceil(len(texts) / most))
-            canvas.ticks(which, range(0, len(texts), step), texts.__getitem__)
+        _places(canvas, "x", shown.across[1], 6)
+        _places(canvas, "y", shown.up[1], 9)
         caption = [shown.caption]
         if columns <= MOST_NUMBERED[0] and rows <= MOST_NUMBERED[1]:
             _numbers(canvas, shown.values, levels)
@@ -248,18 +243,23 @@ def map_figure(shown: Map, name: str) -> Figure | None:
         return canvas.finish(shown.title, " ".join(filter(None, caption)))
 
 
+def _places(canvas: Canvas, which: str, texts: Sequence[str], most: int) -> None:
+    """A text at each cell, or at every second, third, ... one."""
+    canvas.ticks(which, range(0, len(texts), math.ceil(len(texts) / most)), lambda place: texts[int(place)])
+
+
 def _brief(share: float) -> float:
     return float(f"{share:.3g}")
 
 
-def _bars(cells: Bools) -> list[list[tuple[float, float]]]:
-    """Rectangles over neighbouring cells of a row that are set."""
+def _bars(cells: Bools) -> Float64s:
+    """Rectangles [N, 4, 2] over neighbouring cells of a row that are set."""
     found = []
     for row, line in enumerate(cells):
         edges = np.flatnonzero(np.diff(np.concatenate([[0], line.astype(np.int8), [0]])))
         for start, stop in edges.reshape(-1, 2) - 0.5:
             found.append([(start, row - 0.5), (stop, row - 0.5), (stop, row + 0.5), (start, row + 0.5)])
-    return found
+    return np.array(found, np.float64)
 
 
 def _numbers(canvas: Canvas, values: NDArray[np.float64], levels: NDArray[np.float64]) -> None:
@@ -349,20 +349,13 @@ def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return across > -2 and min(one[3], other[3]) - max(one[1], other[1]) > -1
 
 
-@dataclass
-class Checked:
-    """Predictions beside what the dump shows."""
-
-    predicted: list[float] = field(default_factory=list)
-    observed: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
-
-
-def checks_figure(checked: Checked, name: str) -> Figure | None:
-    """Predicted against observed; None without a check."""
-    if not checked.predicted:
+def checks_figure(checks: Sequence[Check], name: str) -> Figure | None:
+    """Rejection predicted for long responses against what they show; None without a check."""
+    if not checks:
         return None
-    predicted, observed, noise = (np.array(values) for values in (checked.predicted, checked.observed, checked.noise))
+    predicted, observed, noise = (
+        np.concatenate([getattr(check, key) for check in checks]) for key in ("predicted", "observed", "noise")
+    )
     low, high = np.clip(observed - REACH * noise, 0, 1), np.clip(observed + REACH * noise, 0, 1)
     top = min(1.0, 1.05 * float(max(predicted.max(), high.max(), 1e-3)))
     with drawing():
@@ -378,4 +371,3 @@ def checks_figure(checked: Checked, name: str) -> Figure | None:
             "On the dashed line a prediction is right. Bars are what the number of responses leaves open, "
             "± 1.645 standard errors (90 %).",
         )
-
