@@ -88,7 +88,7 @@ def explorer_data(
                 "axes": [
                     {
                         "path": clean(axis.path),
-                        "texts": [threshold(value) for value in axis.values],
+                        "texts": [clean(threshold(value)) for value in axis.values],
                         "values": list(axis.values) if axis.is_numeric else None,
                     }
                     for axis in study.axes

@@ -202,7 +202,7 @@ def _predicted(predictions: Mapping[str, Sequence[Any]]) -> list[Predicted]:
     """A table per question."""
     found = []
     for question in dict.fromkeys(one.question for every in predictions.values() for one in every):
-        heads = [Head("point", numeric=False), Head("", numeric=False), Head("predicted"), Head("90 % interval")]
+        heads = [Head("point", numeric=False), Head("what", numeric=False), Head("predicted"), Head("90 % interval")]
         table = Table(f"Predicted: {clean(question)}", heads)
         models: dict[str, None] = {}
         for name, every in predictions.items():

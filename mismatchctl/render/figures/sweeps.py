@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -304,7 +304,8 @@ def front_figure(front: Front, name: str) -> Figure | None:
         canvas = Canvas(name)
         for which, values, share in (("x", x[known], front.shares), ("y", y[known], True)):
             room = 0.08 * (values.max() - values.min()) or 0.01
-            canvas.linear(which, values.min() - room, values.max() + room, _percents(values) if share else None)
+            high = values.max() + (2 * room if which == "x" else room)
+            canvas.linear(which, values.min() - room, high, _percents(values, high) if share else None)
         others = known & ~front.best
         style: dict[str, Any] = {"linestyle": "none", "marker": "o", "clip_on": False}
         canvas.axes.plot(x[others], y[others], markersize=3, color=MUTED, alpha=0.45, markeredgewidth=0, **style)
@@ -318,19 +319,22 @@ def front_figure(front: Front, name: str) -> Figure | None:
         return canvas.finish(front.title, front.caption)
 
 
-def _percents(values: Float64s) -> Any:
-    digits = 2 if float(np.ptp(values)) < 0.01 else 10
-    return percent if digits == 10 else lambda value: f"{100 * value:.2f} %"
+def _percents(values: Float64s, high: float) -> Callable[[float], str]:
+    """Ticks as percentages; none that would be cut at the end of the axis."""
+    span = float(np.ptp(values))
+    text = (lambda value: f"{100 * value:.2f} %") if span < 0.01 else percent
+    return lambda tick: text(tick) if tick < high - 0.05 * span else ""
 
 
 def _name(canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str]) -> None:
     """Some of the best points named, those that have room for it."""
     (left, right), (bottom, top) = canvas.axes.get_xlim(), canvas.axes.get_ylim()
     wide, high = canvas.box[2] - canvas.box[0], canvas.box[3] - canvas.box[1]
-    taken: list[tuple[float, float, float, float]] = []
+    places = np.column_stack([(x - left) / (right - left) * wide, (y - bottom) / (top - bottom) * high])
+    taken = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
     chosen = [best[round(place * (len(best) - 1) / (_NAMED - 1))] for place in range(_NAMED)] if len(best) else []
     for point in dict.fromkeys(int(point) for point in chosen):
-        across, up = (x[point] - left) / (right - left) * wide, (y[point] - bottom) / (top - bottom) * high
+        across, up = places[point]
         text = short(names[point], 24)
         before = across + 8 + _LETTER * len(text) > wide
         start = across - 8 - _LETTER * len(text) if before else across + 8
