@@ -26,6 +26,8 @@ AFFORDABLE = 0.05
 """A point to begin with rejects at most so many tokens, if one does."""
 SHOWN, SPREAD = 12, 5
 """Best points in a table; those of them whose steps are told apart."""
+ALWAYS = ("rejected_tokens", "ess_token")
+"""Told in tables even where all points agree."""
 _BOTH_SIDES = ("clip", "zero", "keep")
 
 Row = Mapping[str, Any]
@@ -55,6 +57,9 @@ def study_section(
     best = [row for row in rows if row["pareto"]]
     chosen = thinned(sorted(best or rows, key=lambda row: (row["rejected_tokens"], -row["ess_token"])), SHOWN)
     words_of_best = f"{len(chosen)} of {len(best)} points that no other beats" if best else "No point has every figure"
+    keys = [
+        (key, unit) for _, key, unit, _ in FIGURES if key in ALWAYS or any(row[key] != rows[0][key] for row in rows)
+    ]
     return StudySection(
         anchor=anchor,
         number=sweep.studies.index(study),
@@ -63,9 +68,9 @@ def study_section(
         marked=_marked(sweep, run, study),
         curves=_curves(sweep, run, study, rows, start, anchor),
         figures=[figure for figure in figures if figure is not None],
-        best=_points(sweep, study, chosen, f"{words_of_best}, in rejection, ESS and bias.", registry),
+        best=_points(sweep, study, keys, chosen, f"{words_of_best}, in rejection, ESS and bias.", registry),
         spread=_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]),
-        every=_points(sweep, study, rows[:MOST_ROWS], f"{len(study.points):,} points.", registry),
+        every=_points(sweep, study, keys, rows[:MOST_ROWS], f"{len(study.points):,} points.", registry),
     )
 
 
@@ -227,17 +232,25 @@ def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
     return draw.front_figure(front, f"{anchor}-front")
 
 
-def _points(sweep: Sweep, study: Study, rows: Sequence[Row], caption: str, registry: Registry) -> Table:
-    """One row per point."""
+def _points(
+    sweep: Sweep,
+    study: Study,
+    keys: Sequence[tuple[str, str]],
+    rows: Sequence[Row],
+    caption: str,
+    registry: Registry,
+) -> Table:
+    """One row per point: its thresholds, then `keys` in their units."""
     heads = [Head(clean(axis.path)) for axis in study.axes]
-    keys = [(key, unit) for _, key, unit, _ in FIGURES]
     table = Table(caption, [*heads, *(registry.head(key, "c") for key, _ in keys)], sortable=True)
     for row in rows:
-        first, *rest = study.points[row["point"]]
-        cells = [Cell(clean(threshold(first)), kind="name"), *(Cell(clean(threshold(value))) for value in rest)]
-        for cell, value in zip(cells, (first, *rest), strict=True):
-            if isinstance(value, float):
-                cells[cells.index(cell)] = Cell(cell.text, order=f"{value:.6g}", kind=cell.kind)
+        values = study.points[row["point"]]
+        orders = [f"{value:.6g}" if isinstance(value, float) else "" for value in values]
+        kinds = ["name", *["number"] * (len(values) - 1)]
+        cells = [
+            Cell(clean(threshold(value)), order=order, kind=kind)
+            for value, order, kind in zip(values, orders, kinds, strict=True)
+        ]
         table.rows.append([*cells, *(table.value(_value(sweep, row, key), unit) for key, unit in keys)])
     if len(study.points) > len(rows) == MOST_ROWS:
         table.left_out = f"The first {MOST_ROWS} of {len(study.points):,} points; -o writes all of them."

@@ -34,9 +34,11 @@ MOST_NUMBERED = (9, 14)
 """Up to so many columns and rows, each cell of a map shows its number."""
 _CONTOURS = ((0.05, "solid"), (0.5, "dashed"))
 _NEAR_ALL = 0.8  # shares that are all above this are drawn without the rest of their scale
+_MOST_ROUND = 4.0  # logarithmic axes that span less have round numbers for ticks
 _LEGEND = 18.0
 _LETTER = 6.3
-_NAMED = 6
+_NAMED, _TRIED = 6, 24  # points named on a front, and how many are tried for room
+_OFFSETS = ((1, 0), (-1, 0), (1, 9), (-1, -9))  # sides of a point on which its name may stand, and how much higher
 
 
 @dataclass(frozen=True)
@@ -139,19 +141,19 @@ def _across(canvas: Canvas, axis: Axis) -> tuple[float, float]:
     """The horizontal axis, with a margin at both ends."""
     low, high = float(axis.values[0]), float(axis.values[-1])
     if not axis.log:
-        margin = 0.02 * (high - low) or 0.5
-        canvas.linear("x", low - margin, high + margin)
-        return low - margin, high + margin
-    excess = low - 1
+        margin = 0.02 * (high - low)
+        low, high = low - margin, high + margin
+        canvas.linear("x", low, high)
+        return low, high
     margin = (high / low) ** 0.02
-    canvas.axes.set_xscale("log")
-    canvas.axes.set_xlim(low / margin, high * margin)
-    narrow = high / low < 4 and excess > 0
-    if narrow:  # powers of ten tell nothing of 1.0001 to 1.1
-        canvas.ticks("x", round_ticks(low, high, 5), lambda value: f"{value:,.10g}")
-    else:
-        canvas.log("x", low / margin, high * margin)
-    return low / margin, high * margin
+    low, high = low / margin, high * margin
+    if high / low > _MOST_ROUND:
+        canvas.log("x", low, high)
+    else:  # 1, 2 and 5 times powers of ten would not tell 1.0001 from 1.1
+        canvas.axes.set_xscale("log")
+        canvas.axes.set_xlim(low, high)
+        canvas.ticks("x", round_ticks(low, high), lambda value: f"{value:,.10g}")
+    return low, high
 
 
 def _upwards(canvas: Canvas, curves: Curves) -> tuple[float, float]:
@@ -327,25 +329,31 @@ def _percents(values: Float64s, high: float) -> Callable[[float], str]:
 
 
 def _name(canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str]) -> None:
-    """Some of the best points named, those that have room for it."""
+    """Some of the best points named, far from each other and where there is room."""
     (left, right), (bottom, top) = canvas.axes.get_xlim(), canvas.axes.get_ylim()
     wide, high = canvas.box[2] - canvas.box[0], canvas.box[3] - canvas.box[1]
     places = np.column_stack([(x - left) / (right - left) * wide, (y - bottom) / (top - bottom) * high])
     taken = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
-    chosen = [best[round(place * (len(best) - 1) / (_NAMED - 1))] for place in range(_NAMED)] if len(best) else []
-    for point in dict.fromkeys(int(point) for point in chosen):
-        across, up = places[point]
+    distance = np.full(len(best), np.inf)
+    named = 0
+    for _ in range(min(_TRIED, len(best))):
+        index = int(distance.argmax())
+        point, (across, up) = best[index], places[best[index]]
+        distance = np.minimum(distance, np.hypot(*(places[best] - places[point]).T))
         text = short(names[point], 24)
-        before = across + 8 + _LETTER * len(text) > wide
-        start = across - 8 - _LETTER * len(text) if before else across + 8
-        box = (start, up - 7, start + _LETTER * len(text), up + 7)
-        if start < 0 or any(_touch(box, other) for other in taken):
-            continue
-        taken.append(box)
-        canvas.axes.annotate(
-            text, (x[point], y[point]), (-8 if before else 8, 0), textcoords="offset points",
-            ha="right" if before else "left", va="center_baseline", fontsize=9.5,
-        )  # fmt: skip
+        for side, lift in _OFFSETS:
+            start = across + 8 if side > 0 else across - 8 - _LETTER * len(text)
+            box = (start, up + lift - 7, start + _LETTER * len(text), up + lift + 7)
+            if start >= 0 and box[2] <= wide and box[3] <= high and not any(_touch(box, other) for other in taken):
+                taken.append(box)
+                canvas.axes.annotate(
+                    text, (x[point], y[point]), (8 * side, lift), textcoords="offset points",
+                    ha="left" if side > 0 else "right", va="center_baseline", fontsize=9.5,
+                )  # fmt: skip
+                named += 1
+                break
+        if named == _NAMED:
+            return
 
 
 def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
