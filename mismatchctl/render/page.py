@@ -71,8 +71,8 @@ def templates_folder() -> Path:
 
 
 def breakable(text: str) -> Markup:
-    """A name that may break after its separators."""
-    return Markup(re.sub(r"(?<=[_/.\-])(?=\w)", "<wbr>", str(escape(clean(text)))))
+    """A name that may break after its separators, a number not at its point."""
+    return Markup(re.sub(r"(?<=[_/\-])(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(clean(text)))))
 
 
 def gauge_place(value: float) -> float:

@@ -55,8 +55,10 @@ def study_section(
     """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through."""
     figures = [*_maps(study, rows, start, anchor), _front(study, rows, anchor)]
     best = [row for row in rows if row["pareto"]]
-    chosen = thinned(sorted(best or rows, key=lambda row: (row["rejected_tokens"], -row["ess_token"])), SHOWN)
-    words_of_best = f"{len(chosen)} of {len(best)} points that no other beats" if best else "No point has every figure"
+    chosen = thinned(sorted(best, key=lambda row: (row["rejected_tokens"], -row["ess_token"])) or rows, SHOWN)
+    words_of_best = "No point has every figure"
+    if best:
+        words_of_best = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     keys = [
         (key, unit) for _, key, unit, _ in FIGURES if key in ALWAYS or any(row[key] != rows[0][key] for row in rows)
     ]
@@ -68,9 +70,9 @@ def study_section(
         marked=_marked(sweep, run, study),
         curves=_curves(sweep, run, study, rows, start, anchor),
         figures=[figure for figure in figures if figure is not None],
-        best=_points(sweep, study, keys, chosen, f"{words_of_best}, in rejection, ESS and bias.", registry),
+        best=_points(sweep, study, keys, chosen, f"{words_of_best}.", registry),
         spread=_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]),
-        every=_points(sweep, study, keys, rows[:MOST_ROWS], f"{len(study.points):,} points.", registry),
+        every=_points(sweep, study, keys, rows[:MOST_ROWS], f"{len(study.points):,} point{'s' * (len(study.points) != 1)}.", registry),
     )
 
 

@@ -164,11 +164,15 @@ def _upwards(canvas: Canvas, curves: Curves) -> tuple[float, float]:
             ends += [float(value) for value in values[np.isfinite(values)]]
     low, high = min(ends), max(ends)
     if curves.share:
-        low, high = max(low, 0.0) if low > _NEAR_ALL else 0.0, min(max(high, 1e-3), 1.0)
+        low, high = low if high > low > _NEAR_ALL else 0.0, min(max(high, 1e-3), 1.0)
     room = (high - low) or abs(high) or 1.0
     bottom, top = low - (0.06 if low else 0.02) * room, high + 0.12 * room
-    canvas.linear("y", bottom, top, percent if curves.share else None)
+    canvas.linear("y", bottom, top, _at_most_all if curves.share else None)
     return bottom, top
+
+
+def _at_most_all(share: float) -> str:
+    return percent(share) if share <= 1 else ""
 
 
 def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float) -> None:
