@@ -54,6 +54,15 @@ class Segments:
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
+    def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, int]]:
+        """Ranges of whole segments of about so many tokens; a longer segment is a range of its own."""
+        start = 0
+        while start < len(self):
+            stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
+            stop = min(max(stop, start + 1), len(self))
+            yield start, stop
+            start = stop
+
     @cached_property
     def places(self) -> Ints:
         """Place of each token in its segment, [T]."""
@@ -154,9 +163,5 @@ class TokenBatch:
 
     def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, TokenBatch]]:
         """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
-        start, offsets = 0, self.segments.offsets
-        while start < len(self):
-            stop = int(np.searchsorted(offsets, offsets[start] + tokens, side="right")) - 1
-            stop = min(max(stop, start + 1), len(self))
+        for start, stop in self.segments.blocks(tokens):
             yield start, self.sequences(start, stop)
-            start = stop

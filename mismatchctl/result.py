@@ -153,8 +153,62 @@ class WorstSequence(_Model):
     token_ids: list[int] | None = None
 
 
+class Fact(_Model):
+    """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
+
+    name: str
+    value: float | int | str | None
+    interval: tuple[float, float] | None = None
+    supports: bool = True
+    meaning: str
+
+
+class Rival(_Model):
+    """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
+
+    cause: str
+    tell: str
+
+
+class Example(_Model):
+    """A sequence that shows the cause; `position` is where, counted as in the file."""
+
+    file: str
+    row: int
+    position: int | None = None
+    step: str | int | float | bool | None = None
+    sequence_id: str | int | None = None
+    note: str = ""
+
+
+Confidence = Literal["high", "medium", "low"]
+
+
+class Finding(_Model):
+    """One cause of the mismatch, as far as the dump shows it.
+
+    `share` is about how much of the summed |log ratio| it explains, `where` the steps, workers, positions or
+    sequences that it concerns, `pointless` the corrections that make no sense until it is fixed.
+    """
+
+    cause: str
+    confidence: Confidence
+    title: str
+    summary: str
+    share: float | None = None
+    evidence: list[Fact]
+    where: dict[str, str] = Field(default_factory=dict)
+    examples: list[Example] = Field(default_factory=list)
+    advice: str
+    pointless: str = ""
+    rivals: list[Rival] = Field(default_factory=list)
+
+
 class RunResult(_Model):
-    """One run; `logged` is what a framework would have logged: by correction and name, one value per group."""
+    """One run; `findings` are the causes of its mismatch, strongest first.
+
+    `logged` is what a framework would have logged: by correction and name, one value per group.
+    """
 
     overall: Overall
     groups: Groups
@@ -165,6 +219,7 @@ class RunResult(_Model):
     worst_tokens: list[WorstToken]
     worst_sequences: list[WorstSequence]
     clusters: Clusters
+    findings: list[Finding] = Field(default_factory=list)
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,10 +10,10 @@ from typing import Literal
 from mismatchctl.analyze.accumulate import Accumulator
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
-from mismatchctl.analyze.reading import Reading
+from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
-from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
+from mismatchctl.diagnose import COLUMNS, Collector
 from mismatchctl.frameworks import Framework
 from mismatchctl.result import Result
 from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
@@ -23,6 +23,7 @@ from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
 class _Done:
     """What comes of one unit."""
 
+    causes: Collector
     sums: Sums = field(default_factory=Sums)
     parts: Parts = field(default_factory=list)
 
@@ -63,7 +64,8 @@ def analyze(
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
-    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=() if framework is None else NAMES)
+    extra = () if framework is None else NAMES
+    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS)
     dump = reading.dump
     plan = Plan(
         tuple(corrections),
@@ -75,10 +77,11 @@ def analyze(
     )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
+    causes = Collector(by, reading.expected)
 
-    def work(batches: Iterable[TokenBatch], run: str) -> _Done:
-        done = _Done()
-        for batch in batches:
+    def work(batches: Batches, run: str) -> _Done:
+        done = _Done(Collector(by, reading.expected))
+        for batch in batches.watched_by(done.causes.watch):
             done.sums = done.sums + reduce_batch(batch, run, plan)
             if logged is not None:
                 done.parts += step_tables(batch, run)
@@ -92,10 +95,13 @@ def analyze(
             if logged is not None:
                 logged.add(done.parts)
                 logged.close(may_grow)
+            causes.add(done.causes)
         accumulator.close()
         if logged is not None:
             logged.close()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
+        for name, run in result.runs.items():
+            run.findings = causes.findings(name, [file.path for file in dump.files])
         if framework is not None and logged is not None:
             _add_logged(result, framework, logged)
         rows.finish(accumulator.factors)

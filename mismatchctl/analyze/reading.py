@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump, DumpFile, Problems, Unit, open_dump
+from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
@@ -20,6 +20,28 @@ WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id
 MayGrow = Callable[[str, Value], bool]
 """Whether more of (run, step) may come."""
 Done = TypeVar("Done")
+
+
+class Batches:
+    """The batches of one unit, read as they are asked for.
+
+    Attributes:
+        tokens: valid tokens so far.
+        problems: what was left out so far.
+    """
+
+    def __init__(self, dump: Dump, unit: Unit) -> None:
+        self._dump, self._unit = dump, unit
+        self.tokens, self.problems = 0, Problems()
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return self.watched_by(None)
+
+    def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
+        """The batches; `watch` sees the rows of each as they stand in the file, before."""
+        for batch in self._dump.read(self._unit, self.problems, watch):
+            self.tokens += batch.tokens
+            yield batch
 
 
 class Reading:
@@ -41,6 +63,7 @@ class Reading:
         on_bad: Literal["error", "skip"],
         *,
         extra: Sequence[str] = (),
+        watched: Sequence[str] = (),
     ) -> None:
         """Open the dump.
 
@@ -51,6 +74,7 @@ class Reading:
             by: columns to break down by.
             on_bad: whether bad rows and files are errors or are left out.
             extra: more columns that are wanted where the dump has them.
+            watched: more columns for those who watch the rows as they stand in the files.
 
         Raises:
             DataError: a dump that cannot be read, or lacks what a correction looks at.
@@ -59,8 +83,9 @@ class Reading:
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
         needed = dict.fromkeys([*WANTED, *(["micro_batch"] if scoped else []), *extra])
         check_names(corrections)
+        names = column_aliases()
         self.dump: Dump = open_dump(
-            paths, rename=rename, aliases=column_aliases(), by=by, wanted=[*needed], on_bad=on_bad
+            paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad
         )
         _check_columns(corrections, self.dump)
         self.expected = sum(unit.tokens for unit in self.dump.units)
@@ -69,7 +94,7 @@ class Reading:
 
     def units(
         self,
-        work: Callable[[Iterable[TokenBatch], str], Done],
+        work: Callable[[Batches, str], Done],
         threads: int | None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[tuple[Done, MayGrow]]:
@@ -80,20 +105,13 @@ class Reading:
         """
         later = _Later(self.dump.units)
 
-        def read(unit: Unit) -> tuple[Done, int, Problems]:
-            problems, tokens = Problems(), 0
+        def read(unit: Unit) -> tuple[Done, Batches]:
+            batches = Batches(self.dump, unit)
+            return work(batches, unit.file.run), batches
 
-            def batches() -> Iterator[TokenBatch]:
-                nonlocal tokens
-                for batch in self.dump.read(unit, problems):
-                    tokens += batch.tokens
-                    yield batch
-
-            return work(batches(), unit.file.run), tokens, problems
-
-        for unit, (done, tokens, problems) in ordered_map(read, self.dump.units, threads or default_threads()):
-            self.problems = self.problems + problems
-            self.tokens[unit.file.index] += tokens
+        for unit, (done, batches) in ordered_map(read, self.dump.units, threads or default_threads()):
+            self.problems = self.problems + batches.problems
+            self.tokens[unit.file.index] += batches.tokens
             if progress is not None:
                 progress(sum(self.tokens.values()), self.expected)
             yield done, later.after(unit)

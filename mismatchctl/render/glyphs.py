@@ -9,8 +9,8 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
 
 _PLAIN = str.maketrans(
     {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}

@@ -15,9 +15,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 import mismatchctl
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.render.findings import example_text, fact_text
 from mismatchctl.render.numbers import estimate, missing, number
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
 
 TEMPLATES = "reports_templates"
 GAUGE = (1e-8, 1.0)
@@ -53,7 +54,7 @@ def render_page(template: str, page: Any, own: str = "") -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters["breakable"] = breakable
+    environment.filters |= {"breakable": breakable, "fact": fact_text, "place": example_text}
     environment.globals.update(
         number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE)
     )
