@@ -72,7 +72,14 @@ def study_section(
         figures=[figure for figure in figures if figure is not None],
         best=_points(sweep, study, keys, chosen, f"{words_of_best}.", registry),
         spread=_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]),
-        every=_points(sweep, study, keys, rows[:MOST_ROWS], f"{len(study.points):,} point{'s' * (len(study.points) != 1)}.", registry),
+        every=_points(
+            sweep,
+            study,
+            keys,
+            rows[:MOST_ROWS],
+            f"{len(study.points):,} point{'s' * (len(study.points) != 1)}.",
+            registry,
+        ),
     )
 
 
