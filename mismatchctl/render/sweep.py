@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -42,6 +42,7 @@ WISHES = {
 _DIGITS = 6
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
 
 
 def render_sweep(sweep: Sweep, console: Console, *, front: bool = False) -> None:
@@ -120,16 +121,31 @@ def _print_points(study: Study, rows: Sequence[Row], console: Console, front: bo
     chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
     paths = [axis.path for axis in study.axes]
     columns = [Column(path.replace(".", ".\n", 1), [threshold(row[path]) for row in chosen]) for path in paths[1:]]
-    for heading, key, unit, drop in FIGURES:
-        if any(row[key] != rows[0][key] for row in rows) or key in ("rejected_tokens", "ess_token"):
-            cells = [estimate(row[key], row.get(f"{key}_se"), unit) for row in chosen]
-            columns.append(Column(heading, cells, drop=drop, brief=[number(row[key], unit) for row in chosen]))
+    for heading, key, unit, drop in telling(rows):
+        cells = [estimate(row[key], row.get(f"{key}_se"), unit) for row in chosen]
+        columns.append(Column(heading, cells, drop=drop, brief=[number(row[key], unit) for row in chosen]))
     title = f"{len(chosen)} of {len(best)} points that no other beats" if best else "no point has every figure"
     print_grid(console, title, Column(paths[0], [threshold(row[paths[0]]) for row in chosen]), columns)
 
 
-def thinned(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most so many rows, spread evenly."""
+def telling(rows: Sequence[Row]) -> list[tuple[str, str, str, int]]:
+    """Those of FIGURES that differ among rows, and the two that always stand there."""
+    always = ("rejected_tokens", "ess_token")
+    return [
+        figure for figure in FIGURES if figure[1] in always or any(row[figure[1]] != rows[0][figure[1]] for row in rows)
+    ]
+
+
+def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
+    """Targets by what was asked for, in order."""
+    found: dict[tuple[str, float], list[Target]] = {}
+    for target in targets:
+        found.setdefault((target.wish, target.wanted), []).append(target)
+    return found
+
+
+def thinned(rows: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of them, spread evenly."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
@@ -150,8 +166,7 @@ def _print_presets(sweep: Sweep, study: Study, console: Console) -> None:
 
 def _print_targets(run: str, targets: Sequence[Target], console: Console) -> None:
     """One table per wish."""
-    for key, wanted in dict.fromkeys((target.wish, target.wanted) for target in targets):
-        chosen = [target for target in targets if (target.wish, target.wanted) == (key, wanted)]
+    for (key, wanted), chosen in by_wish(targets).items():
         columns = [
             Column("x", [threshold(target.threshold) for target in chosen]),
             Column("90 % interval", [target_interval(target) for target in chosen], right=False, drop=1),

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from mismatchctl.correction import Correction
@@ -106,8 +107,6 @@ def explorer_data(
 
 def as_json(data: Any) -> Markup:
     """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
-    from jinja2.utils import htmlsafe_json_dumps
-
     return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
 
@@ -152,7 +151,7 @@ def _written(runs: Sequence[Sequence[Row]]) -> list[int]:
     if len(points) <= MOST_CONFIGS:
         return points
     best = sorted({row["point"] for row in rows if row["pareto"]})
-    return [row["point"] for row in thinned([{"point": point} for point in best], MOST_CONFIGS)]
+    return thinned(best, MOST_CONFIGS)
 
 
 @cache

@@ -15,7 +15,7 @@ from mismatchctl.render.numbers import number
 from mismatchctl.render.page import render_page
 from mismatchctl.render.predictions import TITLES, check_sentence, interval
 from mismatchctl.render.report import correction_yaml, files_table
-from mismatchctl.render.sweep import WISHES, predictions_of, target_interval, threshold
+from mismatchctl.render.sweep import WISHES, by_wish, predictions_of, target_interval, threshold
 from mismatchctl.render.sweep_explorer import MOST_CONFIGS, MOST_POINTS, as_json, explorer_data
 from mismatchctl.render.sweep_section import Row, StudySection, at_place, start_point, study_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, words
@@ -57,6 +57,7 @@ class Page:
     explorer_lead: str
     runs: list[RunSection]
     files: Table
+    kinds: list[tuple[str, str]]
     corrections: list[tuple[str, str]]
     data: Markup
     glossary: list[Entry] = field(default_factory=list)
@@ -75,6 +76,7 @@ def prepare(sweep: Sweep) -> Page:
     starts = {key: start_point(own) for key, own in rows.items()}
     sections = [_run_section(sweep, index, rows, starts, registry) for index in range(len(sweep.runs))]
     names = [section.name for section in sections]
+    files, kinds = files_table(sweep.inputs)
     data = explorer_data(sweep, rows, starts, _emptied(sweep), registry)
     return Page(
         title=names[0] if len(names) == 1 else f"{len(names)} runs",
@@ -83,7 +85,8 @@ def prepare(sweep: Sweep) -> Page:
         notes=[clean(note) for note in (*sweep.warnings, *left_out_notes(sweep.left_out))],
         explorer_lead=_explorer_lead(sweep, [study["name"] for study in data["studies"]]),
         runs=sections,
-        files=files_table(sweep.inputs)[0],
+        files=files,
+        kinds=kinds,
         corrections=[(clean(s.correction.name), correction_yaml(s.correction)) for s in sweep.studies],
         data=as_json(data),
         glossary=registry.entries("c"),
@@ -172,8 +175,7 @@ def _answer(sweep: Sweep, studies: Sequence[Sequence[Row]]) -> str:
 def _verdicts(targets: Sequence[Target]) -> list[str]:
     """A sentence per wish."""
     said = []
-    for key, wanted in dict.fromkeys((target.wish, target.wanted) for target in targets):
-        chosen = [target for target in targets if (target.wish, target.wanted) == (key, wanted)]
+    for (key, wanted), chosen in by_wish(targets).items():
         met = [
             f"{target.rule}: {threshold(target.threshold)} ({target_interval(target)})"
             for target in chosen
@@ -186,14 +188,13 @@ def _verdicts(targets: Sequence[Target]) -> list[str]:
 def _targets(targets: Sequence[Target]) -> list[Table]:
     """One table per wish."""
     tables = []
-    for key, wanted in dict.fromkeys((target.wish, target.wanted) for target in targets):
+    for (key, wanted), chosen in by_wish(targets).items():
         heads = [Head("rule", numeric=False), Head("x"), Head("90 % interval"), Head("reached")]
         table = Table(f"Thresholds for {percent(wanted)} {WISHES[key]}", heads)
-        for target in targets:
-            if (target.wish, target.wanted) == (key, wanted):
-                mark = "" if target.status == "ok" else table.note(clean(target.status))
-                cells = [Cell(threshold(target.threshold)), Cell(target_interval(target))]
-                table.rows.append([words(target.rule, "name"), *cells, Cell(number(target.reached, "fraction"), mark)])
+        for target in chosen:
+            mark = "" if target.status == "ok" else table.note(clean(target.status))
+            cells = [Cell(threshold(target.threshold)), Cell(target_interval(target))]
+            table.rows.append([words(target.rule, "name"), *cells, Cell(number(target.reached, "fraction"), mark)])
         tables.append(table)
     return tables
 

@@ -14,7 +14,7 @@ from mismatchctl.correction import correction_from_mapping
 from mismatchctl.render.figures import sweeps as draw
 from mismatchctl.render.figures.canvas import Figure, percent
 from mismatchctl.render.numbers import number
-from mismatchctl.render.sweep import FIGURES, MOST_PRESETS, WISHES, thinned, threshold
+from mismatchctl.render.sweep import MOST_PRESETS, WISHES, telling, thinned, threshold
 from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import Value
@@ -26,8 +26,6 @@ AFFORDABLE = 0.05
 """A point to begin with rejects at most so many tokens, if one does."""
 SHOWN, SPREAD = 12, 5
 """Best points in a table; those of them whose steps are told apart."""
-ALWAYS = ("rejected_tokens", "ess_token")
-"""Told in tables even where all points agree."""
 _BOTH_SIDES = ("clip", "zero", "keep")
 
 Row = Mapping[str, Any]
@@ -59,9 +57,7 @@ def study_section(
     words_of_best = "No point has every figure"
     if best:
         words_of_best = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
-    keys = [
-        (key, unit) for _, key, unit, _ in FIGURES if key in ALWAYS or any(row[key] != rows[0][key] for row in rows)
-    ]
+    keys = [(key, unit) for _, key, unit, _ in telling(rows)]
     return StudySection(
         anchor=anchor,
         number=sweep.studies.index(study),
