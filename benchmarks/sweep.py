@@ -9,22 +9,16 @@ the table gives medians and their ratio to one `analyze` of the same round, and 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
+from measure import COLUMNS, Cost, make_dump, measure, report
 
-STEPS, PER_PROMPT, LONGEST = 16, 8, 16384
 SINGLE_RUNS, PADDED_THRESHOLDS = 50, 5
-COLUMNS = ("rollout_log_probs", "train_log_probs")
 ANALYZE, RUNS, PADDED = "analyze, 1 correction", f"analyze, {SINGLE_RUNS} times", "padded torch loop"
 SWEEPS = {
     "sweep, 1,000 truncations of token weights": ("token_tis", {"weight.truncate": "1.01:4:1000:log"}),
@@ -35,34 +29,6 @@ SWEEPS = {
         {"weight.clip.1": "1.1:4:32", "gates.0.keep.1": "1.0001:1.1:32:log"},
     ),
 }
-
-
-def make_dump(folder: Path, tokens: int, mean: int) -> None:
-    """Log-normal lengths, small noise with heavy tails; one file and one training step each."""
-    rng = np.random.default_rng(0)
-    for step in range(STEPS):
-        lengths: list[int] = []
-        while sum(lengths) < tokens // STEPS:
-            lengths.append(int(np.clip(rng.lognormal(np.log(mean) - 0.5, 1.0), 16, LONGEST)))
-        count = len(lengths) // PER_PROMPT * PER_PROMPT
-        offsets = np.concatenate([[0], np.cumsum(lengths[:count])])
-        rollout = -rng.exponential(0.5, offsets[-1]).astype(np.float32)
-        train = np.minimum(rollout + 0.01 * rng.standard_t(3, offsets[-1]).astype(np.float32), 0).astype(np.float32)
-        lists = [pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)) for values in (rollout, train)]
-        table = pa.table(
-            {
-                "step": np.full(count, step),
-                "prompt_id": np.arange(count) // PER_PROMPT,
-                "sequence_id": np.arange(count),
-                "reward": rng.random(count),
-                **dict(zip(COLUMNS, lists, strict=True)),
-            }
-        )
-        split = [f"{name}.list.element" for name in COLUMNS]
-        pq.write_table(
-            table, folder / f"step_{step:05d}.parquet", row_group_size=512, compression="zstd", compression_level=1,
-            use_dictionary=False, use_byte_stream_split=split,
-        )  # fmt: skip
 
 
 def run_case(case: str, folder: Path) -> None:
@@ -81,8 +47,7 @@ def run_case(case: str, folder: Path) -> None:
         else:
             for _ in range(SINGLE_RUNS if case == RUNS else 1):
                 analyze([str(folder)], [preset("token_tis")], threads=1)
-    status = Path("/proc/self/status").read_text()
-    print(json.dumps(int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])))
+    report(time.perf_counter(), time.process_time())
 
 
 def padded_loop(folder: Path) -> None:
@@ -107,38 +72,30 @@ def padded_loop(folder: Path) -> None:
             _ = float(bounded), float(ess), float(weights.sum() / mask.sum()), float(per_sequence.var())
 
 
-def measure(case: str, folder: Path) -> tuple[float, float]:
-    """(seconds of processor time, MB) of a case in a fresh process."""
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
-    command = [sys.executable, __file__, "--case", case, "--folder", str(folder)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return seconds, json.loads(done.stdout) / 1000
+def cost(case: str, folder: Path) -> Cost:
+    return measure(__file__, "--case", case, "--folder", str(folder))
 
 
 def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> str:
     """Markdown for one dump."""
     cases = [ANALYZE, *SWEEPS]
-    rounds = [{case: measure(case, folder) for case in cases} for _ in range(repeat)]
-    base = statistics.median(found[ANALYZE][0] for found in rounds)
+    rounds = [{case: cost(case, folder) for case in cases} for _ in range(repeat)]
+    base = statistics.median(found[ANALYZE].processor for found in rounds)
     lines = [
         f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {repeat} rounds", "",
         "| case | seconds, median [least, most] | against one `analyze` | peak memory, MB |", "|---|---|---|---|",
     ]  # fmt: skip
     for case in cases:
-        seconds, memory = zip(*(found[case] for found in rounds), strict=True)
-        ratio = statistics.median(found[case][0] / found[ANALYZE][0] for found in rounds)
+        seconds = [found[case].processor for found in rounds]
+        ratio = statistics.median(found[case].processor / found[ANALYZE].processor for found in rounds)
         spread = f"{statistics.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
-        lines.append(f"| {case} | {spread} | {ratio:.2f} | {statistics.median(memory):,.0f} |")
+        memory = statistics.median(found[case].memory for found in rounds)
+        lines.append(f"| {case} | {spread} | {ratio:.2f} | {memory:,.0f} |")
     if once:
-        seconds, memory = measure(RUNS, folder)
-        lines.append(f"| {RUNS} (once, one process) | {seconds:.1f} | {seconds / base:.0f} | {memory:,.0f} |")
-        seconds, memory = measure(PADDED, folder)
-        name = f"{PADDED}, {PADDED_THRESHOLDS} truncations (once)"
-        lines.append(f"| {name} | {seconds:.1f} | {seconds / base:.0f} | {memory:,.0f} |")
+        names = {RUNS: f"{RUNS} (once, one process)", PADDED: f"{PADDED}, {PADDED_THRESHOLDS} truncations (once)"}
+        for case, name in names.items():
+            found = cost(case, folder)
+            lines.append(f"| {name} | {found.processor:.1f} | {found.processor / base:.0f} | {found.memory:,.0f} |")
     return "\n".join(lines) + "\n"
 
 

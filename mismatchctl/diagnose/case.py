@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Ints
+from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.diagnose.evidence import Evidence, column_of
 from mismatchctl.dumps import Rows
 
@@ -102,10 +102,14 @@ class Case:
         return np.bincount(self.where, minlength=self.size)
 
     @cached_property
+    def segments(self) -> Segments:
+        """The sequences over their sound tokens."""
+        return Segments(np.append(0, np.cumsum(self.counts)))
+
+    @cached_property
     def place(self) -> Ints:
         """Place of each sound token among the sound tokens of its sequence [N]."""
-        starts = np.cumsum(self.counts) - self.counts
-        return np.arange(len(self.index)) - starts[self.where]
+        return self.segments.places
 
     @cached_property
     def scaled(self) -> Float64s:
@@ -138,7 +142,7 @@ class Case:
 
     def sums(self, values: NDArray[Any]) -> Float64s:
         """Sum of `values` [N] over the sound tokens of each sequence [S]."""
-        return np.bincount(self.where, weights=values, minlength=self.size).astype(np.float64, copy=False)
+        return self.segments.sum(values)
 
     def means(self, values: NDArray[Any]) -> Float64s:
         """Mean of `values` [N] over the sound tokens of each sequence [S]; 0 where there is none."""

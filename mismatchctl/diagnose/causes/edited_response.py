@@ -93,8 +93,7 @@ def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
         jump = (total - before) / (n - k) - before / k
         gain = jump * np.sqrt(k * (n - k) / n)
     gain = np.where(inside, gain, -np.inf)
-    best = np.full(case.size, -np.inf)
-    np.maximum.at(best, case.where, gain)
+    best = case.segments.max(gain)
     chosen = np.flatnonzero(np.isfinite(gain) & (gain == best[case.where]))[::-1]
     split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
     split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]

@@ -22,7 +22,7 @@ _DECIMALS = range(1, 6)
 def _flags(rows: Rows) -> dict[str, Bools]:
     found: dict[str, Bools] = {}
     for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        used = rows.mask & (values != 0)
+        used = rows.mask & (values < 0)  # 0 lies on every lattice, NaN on some
         found[f"nonzero_{side}"] = used
         found[f"bfloat16_{side}"] = _on_lattice(values, "bfloat16") & used
         found[f"float16_{side}"] = _on_lattice(values, "float16") & used
@@ -38,6 +38,8 @@ def _on_lattice(values: NDArray[Any], name: str) -> Bools:
 
 
 def _test(case: Case) -> Diagnosis | None:
+    if not len(case.x):
+        return None
     tallies = case.evidence.tallies
     for side in ("rollout", "train"):
         total = tallies[f"nonzero_{side}"].tokens if f"nonzero_{side}" in tallies else 0
