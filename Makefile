@@ -7,7 +7,7 @@ TEST_INSTALLED := $(VENV)/.test-installed
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance check format docs clean
+.PHONY: help demo test conformance bench check format docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,10 @@ test: $(TEST_INSTALLED)  ## lint, types, and every test
 conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
 	$(BIN)/python tests/conformance_verl.py
 	$(BIN)/python tests/conformance_slime.py
+
+bench: $(TEST_INSTALLED)  ## what an analysis and a sweep cost, into docs/
+	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
+	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
@@ -59,6 +61,8 @@ def metrics() -> str:
             "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. A mean or a ratio",
             "of means has a standard error clustered by prompt (by sequence where the dump names no prompt), quantiles",
             "have a 90 % interval that resamples clusters. An undefined value is null, and its status says why.",
+            "In frameworks: names, with versions, that mean exactly this number; after unlike it, names of the same",
+            "statistic of the same quantity that are another number, and in what they differ.",
             "",
             "## Mismatch",
             *_table(MISMATCH_METRICS),
@@ -76,12 +80,32 @@ def _table(found: Iterable[Metric]) -> list[str]:
     rows = [
         "| "
         + " | ".join(
-            _cell(text) for text in (f"`{metric.key}`", metric.unit, metric.definition, metric.meaning, metric.source)
+            _cell(text)
+            for text in (
+                f"`{metric.key}`",
+                metric.unit,
+                metric.definition,
+                metric.meaning,
+                metric.source,
+                _names(metric),
+            )
         )
         + " |"
         for metric in found
     ]
-    return ["", "| key | unit | definition | what it tells | source |", "|---|---|---|---|---|", *rows, ""]
+    return [
+        "",
+        "| key | unit | definition | what it tells | source | in frameworks |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _names(metric: Metric) -> str:
+    """The names that frameworks have for it; after unlike it, those that are another number, and in what."""
+    lines = name_lines(metric)
+    return "<br>".join([*lines.get("known as", []), *(f"unlike it: {line}" for line in lines.get("unlike it", []))])
 
 
 def _cell(text: str) -> str:
@@ -94,7 +118,17 @@ def schema() -> str:
     return json.dumps(result_schema(), indent=1) + "\n"
 
 
-DOCUMENTS = {"contract.md": contract, "metrics.md": metrics, "result.schema.json": schema}
+def comparison() -> str:
+    """The JSON Schema of a Comparison."""
+    return json.dumps(comparison_schema(), indent=1) + "\n"
+
+
+DOCUMENTS = {
+    "contract.md": contract,
+    "metrics.md": metrics,
+    "result.schema.json": schema,
+    "comparison.schema.json": comparison,
+}
 
 if __name__ == "__main__":
     for name, document in DOCUMENTS.items():

@@ -48,6 +48,27 @@ class Segments:
         """Which segments hold at least one token, [S]."""
         return self.lengths > 0
 
+    def members(self, chosen: Bools | Ints) -> Ints:
+        """Tokens of the segments chosen by flags [S] or by index, one segment after the other."""
+        starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
+        ends = np.cumsum(lengths)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+    def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, int]]:
+        """Ranges of whole segments of about so many tokens; a longer segment is a range of its own."""
+        start = 0
+        while start < len(self):
+            stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
+            stop = min(max(stop, start + 1), len(self))
+            yield start, stop
+            start = stop
+
+    @cached_property
+    def places(self) -> Ints:
+        """Place of each token in its segment, [T]."""
+        starts: Ints = self.spread(self.offsets[:-1])
+        return np.arange(self.tokens, dtype=np.int64) - starts
+
     @cached_property
     def _starts(self) -> Ints:
         return self.offsets[:-1][self.nonempty]
@@ -118,10 +139,7 @@ class TokenBatch:
     @cached_property
     def positions(self) -> Ints:
         """Place of each token in its response [T], counted from the first valid token."""
-        if self.position is not None:
-            return self.position
-        starts: Ints = self.segments.spread(self.segments.offsets[:-1])
-        return np.arange(self.tokens, dtype=np.int64) - starts
+        return self.segments.places if self.position is None else self.position
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
         """The sequences `start:stop` as a batch of views."""
@@ -145,9 +163,5 @@ class TokenBatch:
 
     def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, TokenBatch]]:
         """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
-        start, offsets = 0, self.segments.offsets
-        while start < len(self):
-            stop = int(np.searchsorted(offsets, offsets[start] + tokens, side="right")) - 1
-            stop = min(max(stop, start + 1), len(self))
+        for start, stop in self.segments.blocks(tokens):
             yield start, self.sequences(start, stop)
-            start = stop

@@ -75,6 +75,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("train_version", Kind.NUMBER, "updates", "weight version that recomputed it"),
     Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
     Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
+    Column(
+        "rollout_ids",
+        Kind.ID,
+        "-",
+        "which rollout the sequence is a part of, where one is split into several; slime's means are over rollouts",
+    ),
     Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
     Column("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
     Column("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),

@@ -105,6 +105,31 @@ def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
     return exp(-log_ratio) - 1 + log_ratio
 
 
+def low_variance_kl(log_ratio: Floats, importance: Floats | None = None, bound: float = 10.0) -> Floats:
+    """K3 per token [T], bounded; unbiased (DeepSeek-V3.2) where it is weighted with current / anchor before the bound.
+
+    Args:
+        log_ratio: policy minus reference log-prob [T].
+        importance: ratio of the policy being updated to the one that sampled [T]; None: biased, as sampled.
+        bound: the estimate is clamped to plus and minus this.
+    """
+    estimate = kl_estimate(log_ratio, "k3")
+    return np.clip(estimate if importance is None else importance * estimate, -bound, bound)
+
+
+def off_policy_masked(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
+    """OPSM: the tokens that lose their loss [T], those of negative advantage in sequences that drifted too far.
+
+    Args:
+        advantages: per token [T].
+        drift: mean of anchor minus current log-prob of each sequence [S].
+        segments: the sequences.
+        delta: a sequence drifted too far above this, compared in the dtype of `drift`.
+    """
+    masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
+    return masked
+
+
 def reinforce(advantages: Floats, current: Floats, weights: Floats | None = None) -> Floats:
     """REINFORCE, -A log pi, times importance weights [T]; per token [T]."""
     losses = -advantages * current

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Floats, Segments
+from mismatchctl.batch import Float64s, Floats, Ints, Segments
 
 LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios (verl and slime: SAFETY_BOUND)."""
@@ -62,13 +62,39 @@ class Ratios:
     """Log ratio of a `policy` to the `reference` that sampled, on the tokens of `segments`.
 
     For the mismatch, policy is train and reference is rollout; for the second drift, current and train.
+
+    Attributes:
+        given: log-probs of the policy and of the reference [T] each, in the dtype of the dump.
+        segments: the sequences.
     """
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
-        self.policy = policy.astype(np.float64)
-        self.reference = reference.astype(np.float64)
+        self.given = policy, reference
         self.segments = segments
-        self.log_ratio: Float64s = self.policy - self.reference
+
+    def know(self, **values: Float64s) -> None:
+        """Keep properties that have been computed elsewhere."""
+        vars(self).update(values)
+
+    @cached_property
+    def policy(self) -> Float64s:
+        """Log-probs of the policy [T]."""
+        return self.given[0].astype(np.float64)
+
+    @cached_property
+    def reference(self) -> Float64s:
+        """Log-probs of the reference [T]."""
+        return self.given[1].astype(np.float64)
+
+    @cached_property
+    def log_ratio(self) -> Float64s:
+        """Policy minus reference [T], nats."""
+        return self.policy - self.reference
+
+    def log_ratio_at(self, tokens: Ints) -> Float64s:
+        """Log ratio of some tokens, given by index."""
+        policy, reference = (values[tokens].astype(np.float64) for values in self.given)
+        return policy - reference
 
     @cached_property
     def exp_minus_one(self) -> Float64s:
@@ -79,15 +105,23 @@ class Ratios:
     @cached_property
     def excess(self) -> Float64s:
         """Token ratio minus 1, log ratio clamped to +-20 [T]: sums of it keep the digits that ratios near 1 lose."""
-        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND
+        within = np.abs(self.extent).max() <= LOG_RATIO_BOUND if len(self.given[0]) else True
         return self.exp_minus_one if within else bounded_excess(self.log_ratio)
 
     @cached_property
+    def highest(self) -> Float64s:
+        """Largest log ratio of each sequence, [S]; -inf where it is empty."""
+        return self.segments.max(self.log_ratio)
+
+    @cached_property
+    def lowest(self) -> Float64s:
+        """Smallest log ratio of each sequence, [S]; +inf where it is empty."""
+        return self.segments.min(self.log_ratio)
+
+    @cached_property
     def extent(self) -> Float64s:
-        """Smallest and largest log ratio of the block, [2]; zeros when there is no token."""
-        if not len(self.log_ratio):
-            return np.zeros(2)
-        return np.array([self.log_ratio.min(), self.log_ratio.max()])
+        """Smallest and largest log ratio of the block, [2]; +inf and -inf when there is no token."""
+        return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
 
     @cached_property
     def absolute(self) -> Float64s:

@@ -65,12 +65,31 @@ class Overall(_Model):
     corrections: dict[str, dict[str, Value]]
 
 
+class Clusters(_Model):
+    """Sums by cluster and group, one row each: what uncertainty, comparisons and baselines are read from.
+
+    `hashes` name the clusters, `groups` are indices into the labels. Where there are too many rows, they are folded:
+    each stands for several clusters of any group, and `groups` is empty. Columns of a correction are `name/column`.
+    """
+
+    by: Literal["prompt", "sequence", "content"]
+    columns: list[str]
+    hashes: list[str]
+    groups: list[int] = Field(default_factory=list)
+    folded: bool = False
+    sums: list[list[float]]
+
+
 class Groups(_Model):
-    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over."""
+    """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over.
+
+    `clusters` is the table by value of a `--by` column, where it is small; that of the steps is the run's.
+    """
 
     labels: list[str | int | float | bool | None]
     metrics: dict[str, Series]
     corrections: dict[str, dict[str, Series]]
+    clusters: Clusters | None = None
 
 
 class Distribution(_Model):
@@ -101,15 +120,6 @@ class Joint(_Model):
     x: list[float]
     y: list[float]
     tokens: list[int]
-
-
-class Clusters(_Model):
-    """The overall cluster table of the mismatch: what uncertainty, comparisons and baselines are read from."""
-
-    by: Literal["prompt", "sequence", "content"]
-    columns: list[str]
-    hashes: list[str]
-    sums: list[list[float]]
 
 
 class WorstToken(_Model):
@@ -143,8 +153,62 @@ class WorstSequence(_Model):
     token_ids: list[int] | None = None
 
 
+class Fact(_Model):
+    """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
+
+    name: str
+    value: float | int | str | None
+    interval: tuple[float, float] | None = None
+    supports: bool = True
+    meaning: str
+
+
+class Rival(_Model):
+    """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
+
+    cause: str
+    tell: str
+
+
+class Example(_Model):
+    """A sequence that shows the cause; `position` is where, counted as in the file."""
+
+    file: str
+    row: int
+    position: int | None = None
+    step: str | int | float | bool | None = None
+    sequence_id: str | int | None = None
+    note: str = ""
+
+
+Confidence = Literal["high", "medium", "low"]
+
+
+class Finding(_Model):
+    """One cause of the mismatch, as far as the dump shows it.
+
+    `share` is about how much of the summed |log ratio| it explains, `where` the steps, workers, positions or
+    sequences that it concerns, `pointless` the corrections that make no sense until it is fixed.
+    """
+
+    cause: str
+    confidence: Confidence
+    title: str
+    summary: str
+    share: float | None = None
+    evidence: list[Fact]
+    where: dict[str, str] = Field(default_factory=dict)
+    examples: list[Example] = Field(default_factory=list)
+    advice: str
+    pointless: str = ""
+    rivals: list[Rival] = Field(default_factory=list)
+
+
 class RunResult(_Model):
-    """One run; `logged` is what a framework would have logged: by correction and name, one value per group."""
+    """One run; `findings` are the causes of its mismatch, strongest first.
+
+    `logged` is what a framework would have logged: by correction and name, one value per group.
+    """
 
     overall: Overall
     groups: Groups
@@ -155,6 +219,7 @@ class RunResult(_Model):
     worst_tokens: list[WorstToken]
     worst_sequences: list[WorstSequence]
     clusters: Clusters
+    findings: list[Finding] = Field(default_factory=list)
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
 
 
@@ -179,8 +244,16 @@ class LeftOut(_Model):
     example: str
 
 
+class Acceptance(_Model):
+    """Why a Result may serve as a baseline: the gate passed it under these rules, or somebody accepted it as it was."""
+
+    verdict: Literal["passed", "failed", "undecided"]
+    by_hand: bool
+    rules: list[str]
+
+
 class Provenance(_Model):
-    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of."""
+    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran."""
 
     tool: str = "mismatchctl"
     version: str = __version__
@@ -188,6 +261,8 @@ class Provenance(_Model):
     left_out: list[LeftOut] = Field(default_factory=list)
     by: list[str] = Field(default_factory=list)
     framework: str | None = None
+    replay: dict[str, str | int] | None = None
+    accepted: Acceptance | None = None
 
 
 class Result(_Model):

@@ -24,7 +24,9 @@ print(*sorted(module for module in sys.modules if "." not in module), file=sys.s
 """
 
 
-@pytest.mark.parametrize("words", ["", "analyze", "report", "schema", "presets", "metrics", "lint"])
+@pytest.mark.parametrize(
+    "words", ["", "analyze", "sweep", "compare", "gate", "report", "schema", "presets", "metrics", "lint"]
+)
 def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CODE, *words.split(), "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)

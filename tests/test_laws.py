@@ -65,14 +65,16 @@ def overall(result: Result, run: str = "a") -> dict[str, float | None]:
 
 
 def agree(one: Result, other: Result, relative: float) -> None:
-    """Runs that hold the same rows; places of worst tokens and clusters without a name aside."""
+    """Runs that hold the same rows; places of worst tokens, of examples, and clusters without a name aside."""
     assert one.runs.keys() == other.runs.keys()
     for run in one.runs:
         left, right = (json.loads(r.runs[run].model_dump_json(exclude=ASIDE)) for r in (one, other))
         compare(left, right, run, relative)
+        causes = ([(found.cause, found.confidence) for found in r.runs[run].findings] for r in (one, other))
+        assert sorted(next(causes)) == sorted(next(causes))
 
 
-ASIDE = {"worst_tokens", "worst_sequences", "clusters"}
+ASIDE = {"worst_tokens", "worst_sequences", "clusters", "findings"}
 
 
 def compare(left: Any, right: Any, place: str, relative: float) -> None:
@@ -142,6 +144,10 @@ def test_padding_does_not_matter(anywhere: Callable[[], Path], shape: Shape) -> 
         padded = [pad(row, rng.randint(0, width), rng.randint(0, width)) for row in rows]
         results.append(analyze([str(write(padded, files))], [FULL]))
     left, right = (json.loads(result.to_json())["runs"] for result in results)
+    found = (
+        [(cause["cause"], cause["confidence"]) for cause in runs["a"].pop("findings", [])] for runs in (left, right)
+    )
+    assert next(found) == next(found)  # but the positions of examples are those in the padded rows
     assert left == right
 
 

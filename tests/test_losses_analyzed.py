@@ -20,6 +20,11 @@ CORRECTIONS = {
     "mask": Correction(name="mask", gates=(Gate(level="geometric", keep=(0.95, 1.05)),)),
     "zero": Correction(name="zero", gates=(Gate(level="token", keep=(0.9, 1.1), effect="zero"),)),
     "bypass": Correction(name="bypass", loss="ppo_bypass"),
+    "bypass_weighted": Correction(
+        name="bypass_weighted",
+        weight=Weight(truncate=1.1, source="current/rollout", normalize="token"),
+        loss="ppo_bypass",
+    ),
     "reinforce": Correction(
         name="reinforce",
         weight=Weight(level="sequence", truncate=2.0, source="current/rollout"),

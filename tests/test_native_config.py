@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from test_cli import run, write_dump
 
+from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, recognize
 from mismatchctl.frameworks.native import read_native
@@ -192,7 +194,7 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
     framework = load("verl")
     for index, rows in steps.items():
         table = pa.table({name: [row[name] for row in rows] for name in rows[0]})
-        expected = framework.replay(table, framework.correction(VERL)).logged
+        expected = framework.replay(table, framework.correction(VERL)).logged | framework.debug_metrics(table)
         assert found["logged"]["mine"].keys() == expected.keys()
         for name, value in expected.items():
             assert found["logged"]["mine"][name][index] == pytest.approx(value, rel=1e-9)
@@ -235,7 +237,7 @@ def rows(path: Path, values: Mapping[str, list[float]], *, nested: bool, prefix:
     return path
 
 
-@pytest.mark.parametrize(("nested", "prefix"), [(True, ""), (False, ""), (False, "train/")])
+@pytest.mark.parametrize(("nested", "prefix"), [(True, ""), (False, ""), (False, "train/"), (True, "actor/")])
 def test_a_log_that_agrees(
     dump: Path, tmp_path: Path, logged: dict[str, list[float]], nested: bool, prefix: str
 ) -> None:
@@ -299,3 +301,59 @@ def test_what_verl_would_reject_is_not_written() -> None:
     assert done.exit_code == 0
     assert "two bounds above 0" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None
+
+
+def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: Path) -> None:
+    rng, own = np.random.default_rng(4), load("slime")
+    lengths = [3, 9, 5, 2, 7, 4]
+    rollout = [-rng.exponential(1.0, length) for length in lengths]
+    table = pa.table(
+        {
+            "rollout_log_probs": rollout,
+            "train_log_probs": [row - rng.exponential(0.1, len(row)) for row in rollout],
+            "rollout_ids": [7, 7, 8, None, 8, None],
+        }
+    )
+    path = tmp_path / "dump.parquet"
+    pq.write_table(table, path)
+    correction = {"name": "mine", "weight": {"level": "token", "clip": [0.5, 1.2]}}
+    words = ("analyze", path, "-c", json.dumps(correction), "--framework", "slime", "--json")
+    plain = json.loads(run(*words).stdout)
+    found = plain["runs"]["dump"]["logged"]["mine"]["tis"][0]
+    weights = [
+        np.exp(np.array(t) - np.array(q)) for t, q in zip(table[1].to_pylist(), table[0].to_pylist(), strict=True)
+    ]
+    by_rollout = [[0, 1], [2, 4], [3], [5]]  # a row without a rollout is one
+    means = [np.concatenate([weights[row] for row in rows]).mean() for rows in by_rollout]
+    assert found == pytest.approx(np.mean(means))
+    assert "replay" not in plain["provenance"]
+    mine = Correction.model_validate(correction)
+    other = json.loads(run(*words, "--replay-dtype", "float32", "--reducer", "token_mean").stdout)
+    assert other["provenance"]["replay"] == {"dtype": "float32", "reducer": "token_mean"}
+    value = other["runs"]["dump"]["logged"]["mine"]["tis"][0]
+    assert value == own.replay(table, mine, "float32", reducer="token_mean").logged["tis"]
+    assert value == pytest.approx(np.concatenate(weights).mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--framework", "verl", "--reducer", "token_mean"], "verl@d knows no reducer token_mean"),
+        (["--replay-dtype", "float32"], "say how --framework is replayed"),
+        (["--framework", "slime", "--replay-dtype", "float16"], "float16"),
+    ],
+)
+def test_a_replay_that_nobody_can_do_is_refused(dump: Path, words: list[str], says: str) -> None:
+    done = run("analyze", dump, "-c", "token_tis", *words)
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_what_only_measures_is_replayed_from_its_file(dump: Path, tmp_path: Path) -> None:
+    """A Correction without weights and gates says nothing of it: the configuration does."""
+    flags = {"use_tis": False, "eps_clip": 0.3, "use_kl_loss": True, "use_opsm": True}
+    path = written(tmp_path, MIS | flags, "mis.yaml")
+    done = run("analyze", dump, "--config", path, "--framework", "slime", "--json")
+    logged = json.loads(done.stdout)["runs"]["healthy"]["logged"]["mis"]
+    assert "mis_kl" in logged
+    assert not {"kl_loss", "loss", "opsm_clipfrac"} & logged.keys()  # no reference, no masked tokens there

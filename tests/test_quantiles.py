@@ -14,8 +14,10 @@ from mismatchctl.batch import Segments
 from mismatchctl.metrics.histograms import INTERVAL, quantile_intervals, quantiles, worst_share
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges, signed_bin
-from mismatchctl.sums.cell import BUCKETS, PairCollector, PairSums
+from mismatchctl.sums.cell import PairCollector, PairSums
 from mismatchctl.sums.clusters import hash_values
+from mismatchctl.sums.kernel import BUCKETS
+from mismatchctl.sums.plain import PLAIN
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -26,9 +28,11 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     lengths = [len(own) for own in log_ratios]
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
-    collector = PairCollector()
+    collector = PairCollector(PLAIN)
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
-    collector.add(Ratios(x, np.zeros_like(x), Segments(np.cumsum([0, *lengths]))), buckets)
+    ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments(np.cumsum([0, *lengths])))  # log-probs, below 0
+    with np.errstate(over="ignore"):
+        collector.reduce(ratios, None, buckets)
     return collector.sums()
 
 

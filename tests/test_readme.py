@@ -22,9 +22,17 @@ def console_commands() -> list[str]:
     return [line.removeprefix("$ ").split("  # ")[0].strip() for line in lines if line.startswith("$ ")]
 
 
+def app_verbs() -> list[str]:
+    from typer.main import get_command
+
+    from mismatchctl.cli.main import app
+
+    return list(get_command(app).commands)  # type: ignore[attr-defined]
+
+
 def test_readme_shows_commands_of_every_verb() -> None:
     shown = {words[1] for words in map(shlex.split, console_commands()) if words[0] == "mismatchctl" and len(words) > 1}
-    assert {"analyze", "report", "schema", "presets", "metrics"} <= shown
+    assert set(app_verbs()) <= shown
 
 
 @pytest.fixture(scope="module")

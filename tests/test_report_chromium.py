@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
 from make_result import HOSTILE, make_corrections, make_result
 
 from mismatchctl.render.report import render_report
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-pytestmark = pytest.mark.skipif(BROWSER is None and not os.environ.get("CI"), reason="no Chromium here")
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--disable-dev-shm-usage",
-)
-TOO_WIDE = """
-const wide = [];
-for (const element of document.body.querySelectorAll("*")) {
-  if (element.closest("svg") && element.tagName !== "svg") continue;
-  if (element.closest(".scroll, pre, .skip") && !element.matches(".scroll, pre")) continue;
-  const box = element.getBoundingClientRect();
-  if (box.width && box.right > document.documentElement.clientWidth + 0.5) wide.push(element.outerHTML.slice(0, 120));
-}
-return wide;
-"""
+pytestmark = NEEDS_BROWSER
 
 
 @pytest.fixture(scope="module")
@@ -63,47 +34,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         path.write_text(render_report(result), encoding="utf-8")
         addresses[name] = path.as_uri()
     return addresses
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium import webdriver
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER or "chromium"
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = shutil.which("chromedriver")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=found))
-    yield driver
-    driver.quit()
-
-
-def visit(
-    browser: Any, address: str, *, width: int = 1280, dark: bool = False, scripts: bool = True, printed: bool = False
-) -> list[str]:
-    """Load the page; gives every address that was asked for beside its own, and every complaint."""
-    for kind in ("browser", "performance"):
-        browser.get_log(kind)
-    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print" if printed else "", "features": scheme})
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
-    browser.get(address)
-    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    asked = [r["request"]["url"] for r in requests if r["documentURL"] == address]
-    complaints = [str(entry["message"]) for entry in browser.get_log("browser")]
-    return [url for url in asked if url != address] + complaints
-
-
-def background(browser: Any, selector: str) -> tuple[int, ...]:
-    element = browser.find_element("css selector", selector)
-    return tuple(
-        int(float(part)) for part in element.value_of_css_property("background-color").strip("rgba()").split(",")[:3]
-    )
 
 
 @pytest.mark.parametrize("name", ["plain", "hostile"])
@@ -154,22 +84,7 @@ def test_text_stands_out(browser: Any, pages: dict[str, str]) -> None:
 
 def test_labels_of_figures_do_not_overlap(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["plain"])
-    overlaps = browser.execute_script("""
-      const found = [];
-      for (const svg of document.querySelectorAll("figure svg")) {
-        const boxes = [...svg.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
-        const frame = svg.getBoundingClientRect();
-        boxes.forEach(([text, a], i) => {
-          if (a.left < frame.left - 1 || a.right > frame.right + 1) found.push([svg.ariaLabel, text, "cut"]);
-          boxes.slice(i + 1).forEach(([other, b]) => {
-            const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-            const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-            if (across > 1 && down > 3) found.push([svg.ariaLabel, text, other]);
-          });
-        });
-      }
-      return found;
-    """)
+    overlaps = browser.execute_script(OVERLAPS)
     assert overlaps == []
 
 
@@ -199,15 +114,3 @@ def test_print_holds_what_is_folded(browser: Any, pages: dict[str, str]) -> None
 
 def test_the_file_is_small_enough_to_mail(pages: dict[str, str]) -> None:
     assert all(Path(address.removeprefix("file://")).stat().st_size < 3_000_000 for address in pages.values())
-
-
-def contrast(front: tuple[int, ...], behind: tuple[int, ...]) -> float:
-    """The contrast ratio of the WCAG."""
-
-    def luminance(color: tuple[int, ...]) -> float:
-        parts = [c / 255 for c in color]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(front), luminance(behind)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)

@@ -236,6 +236,67 @@ def test_loss_options_are_checked() -> None:
 
 
 def test_losses_over_ranks_are_multiplied_back() -> None:
+    with pytest.raises(ConfigError, match="global_batch_size is required when dp_size > 1"):
+        load("verl").loss(table("moe", 12), Correction(), dp_size=2, loss_agg_mode="seq-mean-token-mean")
     framework, rows = load("verl"), table("moe", 12)
     one = framework.loss(rows, Correction(), batch_num_tokens=5000).value
     assert framework.loss(rows, Correction(), batch_num_tokens=10_000, dp_size=2).value == pytest.approx(one)
+
+
+@pytest.mark.parametrize(("version", "extremes"), [("c1", True), ("c2", True), ("d", False)])
+def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str, extremes: bool) -> None:
+    rows, own = table("moe", 12), load(f"verl@{version}")
+    native = {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "bypass_mode": True}
+    correction = own.correction(native)
+    whole = own.replay(rows, correction, micro_batch_size=len(rows))
+    assert whole.logged == own.replay(rows, correction).logged
+    out = own.replay(rows, correction, micro_batch_size=20)
+    parts = [own.replay(rows.slice(start, 20), correction) for start in (0, 20, 40)]
+    for name, value in out.logged.items():
+        values = [part.logged[name] for part in parts]
+        reduce = max if extremes and "max" in name else min if extremes and "min" in name else np.mean
+        assert value == pytest.approx(reduce(values)), name
+    assert out.weights is not None
+    assert np.array_equal(
+        np.concatenate(out.weights), np.concatenate([w for part in parts for w in part.weights or ()])
+    )
+    scattered = rows.append_column("micro_batch", pa.array([row % 3 for row in range(len(rows))]))
+    again = own.replay(scattered, correction)
+    third = own.replay(rows.take(list(range(1, len(rows), 3))), correction)
+    assert third.weights is not None and again.weights is not None
+    assert np.array_equal(again.weights[4], third.weights[1])
+    decoupled = own.correction({"rollout_is": "sequence", "rollout_is_batch_normalize": True})
+    assert own.replay(rows, decoupled, micro_batch_size=20).logged == own.replay(rows, decoupled).logged
+
+
+def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:
+    rows = table("edge", 1)
+    empty = rows.filter(pa.array([not any(mask) for mask in rows["response_mask"].to_pylist()]))
+    assert load("verl").debug_metrics(empty)["training/rollout_probs_diff_valid"] == 0
+    with pytest.raises(DataError, match="at least one valid token"):
+        load("verl@c2").debug_metrics(empty)
+
+
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+def test_weights_that_are_not_applied_are_logged_and_reject(mode: str) -> None:
+    rows, own = table("moe", 12), load("verl@a")
+    native = {"rollout_is_threshold": 1.5, "rollout_is_mode": mode}
+    applied, unapplied = (own.correction(native | {"rollout_is": flag}) for flag in (True, False))
+    assert unapplied.weight is None
+    with_weights, without = own.replay(rows, applied), own.replay(rows, unapplied)
+    assert with_weights.logged == without.logged
+    assert without.weights is None
+    assert all(np.array_equal(a, b) for a, b in zip(with_weights.keep, without.keep, strict=True))
+    assert own.loss(rows, unapplied) == own.loss(rows, applied, rollout_is=False) != own.loss(rows, applied)
+    assert own.native(unapplied)[0]["rollout_is"] is False
+
+
+@pytest.mark.parametrize("version", ["c1", "c2"])
+def test_ppo_in_bypass_mode_rejects_nothing_until_2026(version: str) -> None:
+    rows, own = table("moe", 12), load(f"verl@{version}")
+    plain = own.correction({"bypass_mode": True})
+    rejecting = own.correction({"bypass_mode": True, "rollout_rs": "token", "rollout_rs_threshold": 1.01})
+    assert own.loss(rows, rejecting).value == own.loss(rows, plain).value
+    new = load("verl")
+    native = {"bypass_mode": True, "rollout_rs": "token_k1", "rollout_rs_threshold": 1.01}
+    assert new.loss(rows, new.correction(native)).value != new.loss(rows, new.correction({"bypass_mode": True})).value

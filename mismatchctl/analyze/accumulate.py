@@ -10,7 +10,7 @@ from operator import add
 import numpy as np
 
 from mismatchctl.metrics import Estimates, Evaluator
-from mismatchctl.sums import OVERALL_CAP, CellSums, Plan, RunSums, Sums
+from mismatchctl.sums import CellSums, Plan, RunSums, Sums
 from mismatchctl.sums.close import Closing
 from mismatchctl.sums.clusters import GROUP_CAP, hash_values
 from mismatchctl.sums.reduce import Value
@@ -74,23 +74,35 @@ class Accumulator:
                 self.factors.append((run, str(step), scope, tuple(factors)))
         group = _closed(raw, closing)
         totals.groups[step] = self.evaluator.evaluate(group)
-        salt = hash_values(np.array([str(step)]))[0]
-        totals.overall = _extended(totals.overall, group, salt)
+        scope = step_hash(step)
+        totals.overall = _extended(totals.overall, group, scope, self.plan.most_clusters)
         if not self.plan.by:
             return
         for values in sorted(cells, key=str):
             closed = _closed(cells[values], closing)
             for column, value in zip(self.plan.by, values, strict=True):
                 sums = totals.by.setdefault(column, {})
-                sums[value] = _extended(sums.get(value), closed, salt)
+                sums[value] = _extended(sums.get(value), closed, scope, self.plan.most_clusters)
 
 
 def _closed(cell: CellSums, closing: Closing) -> CellSums:
     return CellSums(closing.close(cell.table), cell.pairs)
 
 
-def _extended(total: CellSums | None, closed: CellSums, salt: np.uint64) -> CellSums:
-    """A run's sums with one more group, whose clusters are its own."""
-    apart = CellSums(closed.table.salted(salt), closed.pairs)
-    merged = apart if total is None else total + apart
-    return CellSums(merged.table.folded(OVERALL_CAP), merged.pairs)
+def step_hash(step: Value) -> np.uint64:
+    """What tells the clusters of a step from those of others."""
+    hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
+    return hashed
+
+
+def _extended(total: CellSums | None, closed: CellSums, scope: np.uint64, cap: int) -> CellSums:
+    """A run's sums with one more group, whose clusters are its own; beyond `cap` rows they are folded."""
+    table = closed.table.of_scope(scope)
+    if total is None:
+        merged = CellSums(table, closed.pairs)
+    else:
+        across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
+        merged = total + CellSums(table.folded_across_scopes(cap) if across else table, closed.pairs)
+    if len(merged.table) <= cap:
+        return merged
+    return CellSums(merged.table.folded_across_scopes(cap), merged.pairs)

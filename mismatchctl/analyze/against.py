@@ -17,7 +17,8 @@ AGREES = 1e-3
 NOISE = 1e-6
 """An absolute difference that counts as none: what float32 leaves of sums that cancel."""
 _STEPS = ("step", "_step", "global_step", "training/global_step")
-_PREFIX = "train/"
+_PREFIXES = ("", "train/", "actor/")
+"""What trackers and actors put before the names of a framework."""
 
 Log = dict[str, dict[str, float]]
 """Values by step and name."""
@@ -131,7 +132,7 @@ def _compared(found: Comparison, labels: list[str], logged: Mapping[str, list[fl
 def _pairs(name: str, labels: list[str], values: list[float | None], log: Log) -> Iterator[tuple[str, float, float]]:
     for label, value in zip(labels, values, strict=True):
         row = log.get(label, {})
-        other = row.get(name, row.get(_PREFIX + name))
+        other = next((row[prefix + name] for prefix in _PREFIXES if prefix + name in row), None)
         if value is not None and other is not None:
             yield label, value, other
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
 
-from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals
+from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals, step_hash
 from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
@@ -31,10 +33,11 @@ from mismatchctl.result import (
     WorstSequence,
     WorstToken,
 )
-from mismatchctl.sums import CellSums, PairSums, Plan
+from mismatchctl.sums import ClusterTable, PairSums, Plan
 from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges
-from mismatchctl.sums.cell import BREAKDOWNS, JOINT
+from mismatchctl.sums.kernel import BREAKDOWNS, JOINT
 from mismatchctl.sums.reduce import DRIFT, MISMATCH
+from mismatchctl.sums.reduce import Value as Label
 from mismatchctl.sums.tails import Worst
 
 VALUE_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 7, 3
@@ -61,16 +64,20 @@ def build_result(
         name: _run(accumulator.runs[name], plan, accumulator, dump)
         for name in sorted(accumulator.runs, key=natural_key)
     }
-    inputs = [
+    provenance = Provenance(inputs=input_files(dump, tokens), left_out=left_out(problems), by=list(plan.by))
+    corrections, warnings = list(plan.corrections), list(dump.warnings)
+    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
+
+
+def input_files(dump: Dump, tokens: Mapping[int, int]) -> list[InputFile]:
+    """The files of a dump, with the valid `tokens` read from each."""
+    return [
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
             layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in MEASURED},
         )
         for file in dump.files
     ]  # fmt: skip
-    provenance = Provenance(inputs=inputs, left_out=_left_out(problems), by=list(plan.by))
-    corrections, warnings = list(plan.corrections), list(dump.warnings)
-    return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
 def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
@@ -82,20 +89,22 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
         corrections={name: _values(found) for name, found in zip(names, corrections, strict=True)},
     )
     evaluate = accumulator.evaluator.evaluate
-    by = {
-        column: _groups({value: evaluate(cell) for value, cell in cells.items()}, names)
-        for column, cells in totals.by.items()
-    }
+    tables = _Tables(plan, dump, accumulator.evaluator.columns)
+    by = {}
+    for column, cells in totals.by.items():
+        by[column] = _groups({value: evaluate(cell) for value, cell in cells.items()}, names)
+        by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
+    steps = _groups(totals.groups, names)
     return RunResult(
         overall=overall,
-        groups=_groups(totals.groups, names),
+        groups=steps,
         by=by,
         distribution=_distribution(totals.overall.pairs[MISMATCH]),
         breakdowns={name: _breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_joint(totals.sums.joint),
         worst_tokens=_worst_tokens(totals.sums.tokens, dump),
         worst_sequences=_worst_sequences(totals.sums.sequences, dump),
-        clusters=_clusters(totals.overall, plan, dump),
+        clusters=tables.of_steps(totals.overall.table, steps.labels),
     )
 
 
@@ -186,12 +195,12 @@ def _finite(value: float) -> float:
 def _breakdown(name: str, sums: Float64s) -> Breakdown:
     """Means by bin with standard errors over buckets of clusters; bins without tokens are left out."""
     edges = BREAKDOWNS[name].edges()
-    filled = np.flatnonzero(sums[:, :, 0].sum(axis=1))
-    tokens = sums[filled, :, 0]
+    filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
+    tokens = sums[:, filled, 0].T
     total = tokens.sum(axis=1)
     columns: dict[str, list[float | None]] = {}
     for key, column in (("abs_diff", 1), ("k3", 2)):
-        values = sums[filled, :, column]
+        values = sums[:, filled, column].T
         with np.errstate(all="ignore"):
             mean = values.sum(axis=1) / total
             occupied = (tokens > 0).sum(axis=1)
@@ -284,23 +293,57 @@ def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any
     return found
 
 
-def _clusters(overall: CellSums, plan: Plan, dump: Dump) -> Clusters:
-    """The columns of the mismatch (not those of corrections, not the drift's) of the overall cluster table."""
-    names = plan.columns[0]
-    chosen = [i for i, name in enumerate(names) if "/" not in name and not name.startswith(f"{DRIFT}_")]
-    by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
-    return Clusters(
-        by=by,  # type: ignore[arg-type]
-        columns=[names[i] for i in chosen],
-        hashes=[f"{cluster:016x}" for cluster in overall.table.clusters.tolist()],
-        sums=[
-            [float(f"{_finite(value):.{CLUSTER_DIGITS}g}") for value in row]
-            for row in overall.table.sums[:, chosen].tolist()
-        ],
-    )
+class _Tables:
+    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_cluster` all of them."""
+
+    def __init__(self, plan: Plan, dump: Dump, columns: Mapping[str, int]) -> None:
+        self._cap = plan.most_clusters
+        self._by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
+        chosen = [name for name in columns if plan.every_cluster or _is_mismatch(name)]
+        self._chosen = [columns[name] for name in chosen]
+        self._names = [_column_title(name, plan) for name in chosen]
+
+    def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
+        """The table of a run; rows know their step unless they are folded."""
+        if table.is_folded:
+            return self._clusters(table, [])
+        index = {int(step_hash(label)): number for number, label in enumerate(labels)}
+        return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
+
+    def of_values(self, tables: Sequence[ClusterTable]) -> Clusters | None:
+        """The tables of the values of a `--by` column in one; None where it would be too large."""
+        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
+            return None
+        numbered = [table.of_scope(np.uint64(number)) for number, table in enumerate(tables)]
+        merged = reduce(add, numbered)
+        return self._clusters(merged, merged.scopes.tolist())
+
+    def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
+        return Clusters(
+            by=self._by,  # type: ignore[arg-type]
+            columns=self._names,
+            hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
+            groups=groups,
+            folded=table.is_folded,
+            sums=[
+                [float(f"{_finite(value):.{CLUSTER_DIGITS}g}") for value in row]
+                for row in table.sums[:, self._chosen].tolist()
+            ],
+        )
 
 
-def _left_out(problems: Problems) -> list[LeftOut]:
+def _is_mismatch(column: str) -> bool:
+    return "/" not in column and not column.startswith(f"{DRIFT}_") and column != "clusters"
+
+
+def _column_title(column: str, plan: Plan) -> str:
+    """A column's name with the name of its correction in place of the number."""
+    number, slash, name = column.partition("/")
+    return f"{plan.corrections[int(number)].name}/{name}" if slash else column
+
+
+def left_out(problems: Problems) -> list[LeftOut]:
+    """What was left out, by file and reason."""
     rows = [
         LeftOut(
             file=file,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +13,13 @@ from mismatchctl.batch import Floats, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
+from mismatchctl.frameworks.framework import Dtype
 from mismatchctl.sums.reduce import Value, cut
 
 Step = tuple[str, Value]
 """(run, step)."""
+NAMES = ("micro_batch", "rollout_ids")
+"""Columns that say what a framework sums up together."""
 Parts = list[tuple[Step, pa.Table]]
 """Rows by step, in the order of the input."""
 
@@ -34,24 +38,58 @@ def _table(batch: TokenBatch) -> pa.Table:
         "advantages": batch.advantages,
     }
     columns = {name: _lists(offsets, values) for name, values in tokens.items() if values is not None}
-    if "micro_batch" in batch.columns:
-        columns["micro_batch"] = pa.array([str(name) for name in batch.columns["micro_batch"].tolist()], pa.string())
+    for name in NAMES:
+        if name in batch.columns:
+            columns[name] = pa.array([_named(value) for value in batch.columns[name].tolist()], pa.string())
     return pa.table(columns)
+
+
+def _named(value: object) -> str | None:
+    """A name as text; None where a row has none (NaN in a column of numbers)."""
+    return None if value is None or value != value else str(value)
 
 
 def _lists(offsets: pa.Array, values: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
 
 
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How a framework's step is replayed, as `Framework.replay` takes it.
+
+    Attributes:
+        micro_batch_size: rows per micro-batch, where the dump does not name micro-batches; None: all of a step.
+        dtype: what the framework computed in.
+        reducer: `token_mean` (slime's --calculate-per-token-loss); None: the framework's default.
+    """
+
+    micro_batch_size: int | None = None
+    dtype: Dtype = "float64"
+    reducer: str | None = None
+
+    @property
+    def given(self) -> dict[str, str | int] | None:
+        """What is not left to the default; None if nothing is."""
+        defaults = ReplayOptions()
+        return {name: value for name, value in asdict(self).items() if value != getattr(defaults, name)} or None
+
+
 class LoggedSteps:
     """What one framework logs, by run, step and correction.
 
     Attributes:
+        options: how it is replayed.
         refused: why it cannot do a correction, by the correction's name.
+
+    Raises:
+        ConfigError: the framework has no such reducer.
     """
 
-    def __init__(self, framework: Framework, corrections: Iterable[Correction], micro_batch_size: int | None) -> None:
-        self._framework, self._size = framework, micro_batch_size
+    def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
+        if options.reducer is not None and options.reducer not in framework.reducers:
+            known = " or ".join(framework.reducers) or "one way only"
+            raise ConfigError(f"{framework.title} knows no reducer {options.reducer}: it sums up {known}")
+        self._framework, self.options = framework, options
         self._corrections = list(corrections)
         self._open: dict[Step, list[pa.Table]] = {}
         self._logged: dict[Step, dict[str, dict[str, float]]] = {}
@@ -75,8 +113,12 @@ class LoggedSteps:
             }
 
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
+        options, framework = self.options, self._framework
         try:
-            return self._framework.replay(table, correction, micro_batch_size=self._size).logged
+            out = framework.replay(table, correction, options.dtype, options.micro_batch_size, options.reducer)
+            logged = out.logged | framework.logged_beside(table, correction, options.dtype)
+            untold = framework.untold(correction)
+            return {name: value for name, value in logged.items() if name not in untold}
         except ConfigError as error:
             self.refused[correction.name] = str(error)
         except DataError:  # no valid token: nothing would be logged

@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Quiet, renamed
+from mismatchctl.cli.flags import (
+    OUTPUTS,
+    By,
+    Columns,
+    Configs,
+    Corrections,
+    Force,
+    Html,
+    OnBad,
+    OnBadRows,
+    Paths,
+    Quiet,
+    Threads,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -18,53 +32,49 @@ if TYPE_CHECKING:
     from mismatchctl.result import Result
 
 
-class OnBad(str, Enum):
-    """What to do with bad rows and files."""
+class Dtype(str, Enum):
+    """What a framework computed in."""
 
-    error = "error"
-    skip = "skip"
+    float64 = "float64"
+    float32 = "float32"
+
+
+class Reducer(str, Enum):
+    """How a framework sums up a step, where it has a choice."""
+
+    sample_mean = "sample_mean"
+    token_mean = "token_mean"
 
 
 _RULE = "One more correction, from flags"
-_OUT = "Outputs"
 
-Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
-Corrections = Annotated[
-    list[str] | None,
-    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
-]
-Configs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
-    ),
-]
 FrameworkName = Annotated[
     str,
     typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
 ]
-MicroBatch = Annotated[int | None, typer.Option(min=1, help="Rows per micro-batch in that replay.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, help="Rows per micro-batch in that replay, where the dump names none.")
+]
+ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
+ReplayReducer = Annotated[
+    Reducer | None, typer.Option("--reducer", help="token_mean: slime with --calculate-per-token-loss.")
+]
 Against = Annotated[
     Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
 ]
-By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
-OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
 
 ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=_OUT)
+    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUTPUTS)
 ]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=_OUT)
+    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=OUTPUTS)
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=_OUT)]
-Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=_OUT)]
+Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=OUTPUTS)]
 Join = Annotated[
-    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=_OUT)
+    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUTPUTS)
 ]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and sequences.", rich_help_panel=_OUT)]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=_OUT)
+    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
 ]
 
 IsLevel = Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)]
@@ -88,6 +98,8 @@ def analyze(
     config: Configs = None,
     framework: FrameworkName = "",
     micro_batch_size: MicroBatch = None,
+    replay_dtype: ReplayDtype = Dtype.float64,
+    reducer: ReplayReducer = None,
     against: Against = None,
     by: By = None,
     column: Columns = None,
@@ -121,10 +133,13 @@ def analyze(
             if not framework
             else "--against prints on stdout, where the Result goes: leave --json and -o - out"
         )
+    if not framework and (micro_batch_size or reducer or replay_dtype is not Dtype.float64):
+        raise ConfigError("--micro-batch-size, --replay-dtype and --reducer say how --framework is replayed: name one")
     check_places(None if to_stdout else output, html, sequences, force=force)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
+    from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
     from mismatchctl.analyze.against import compare_with_log, read_log
     from mismatchctl.frameworks import load
@@ -142,7 +157,7 @@ def analyze(
             sequences=sequences,
             join=join,
             framework=load(framework) if framework else None,
-            micro_batch_size=micro_batch_size,
+            replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
         )
     compared = [] if log is None else compare_with_log(result, log)
     if verbose:

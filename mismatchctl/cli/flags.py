@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mismatchctl.errors import ConfigError
 
+
+class OnBad(str, Enum):
+    """What to do with bad rows and files."""
+
+    error = "error"
+    skip = "skip"
+
+
+OUTPUTS = "Outputs"
+"""The panel of help that says where things go."""
+
+Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
+Corrections = Annotated[
+    list[str] | None,
+    typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),
+]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
+    ),
+]
+By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
+OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
+Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and sequences.", rich_help_panel=OUTPUTS)]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),

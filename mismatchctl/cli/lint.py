@@ -31,12 +31,12 @@ def lint(
     from dataclasses import asdict
 
     from mismatchctl.lint import lint as run
-    from mismatchctl.render.findings import render_findings
+    from mismatchctl.render.traps import render_traps
 
     chosen, findings = run(config, dumps or (), framework, renamed(column))
     if json:
         print_json({"framework": chosen.title, "findings": [asdict(finding) for finding in findings]})
     elif not quiet:
-        render_findings(findings, f"{config}, read as {chosen.title}", console())
+        render_traps(findings, f"{config}, read as {chosen.title}", console())
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(EXIT_CHECK_FAILED)

@@ -180,14 +180,15 @@ def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> Gat
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
     segments = _adjacent_runs(batch) if gate.over == "segment" else batch.segments
     view = seen if gate.over == "sequence" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
-    measured = _measure(gate, ratios, view)
-    lower, upper = _bounds(gate)
+    measured = measure(gate, ratios, view)
+    lower, upper = gate_bounds(gate)
     low = measured < lower if gate.inclusive[0] else measured <= lower
     high = measured > upper if gate.inclusive[1] else measured >= upper
     return GateOutcome(gate, *(_rejected(gate, flags, segments, view, batch) for flags in (low, high)))
 
 
-def _measure(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+def measure(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+    """The statistic that a gate compares: of each token [T] at token level, else of each of the view's segments."""
     if gate.clamp == "token":
         ratios = _clamped(ratios)
     if gate.statistic == "ratio":
@@ -208,7 +209,7 @@ def _aggregate(level: str, values: Float64s, view: Selection) -> Float64s:
     return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
 
 
-def _bounds(gate: Gate) -> tuple[float, float]:
+def gate_bounds(gate: Gate) -> tuple[float, float]:
     """The interval in the space where the statistic is compared: the log of it for ratios."""
     low, high = (
         (-math.inf if gate.keep[0] is None else gate.keep[0]),

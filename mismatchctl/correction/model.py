@@ -186,6 +186,11 @@ class Correction(_Strict):
         return {rule.source for rule in rules}
 
     @property
+    def weights_loss(self) -> bool:
+        """Whether the loss takes the weights: PPO anchored on rollout has those of current/rollout as its own ratio."""
+        return self.weight is not None and (self.loss, self.weight.source) != ("ppo_bypass", "current/rollout")
+
+    @property
     def needs_advantages(self) -> bool:
         """Whether a gate depends on the sign of the advantage."""
         return any(gate.when != "always" for gate in self.gates)

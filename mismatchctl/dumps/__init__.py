@@ -3,5 +3,6 @@
 from mismatchctl.dumps.files import DumpFile, Unit
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump, open_dump
+from mismatchctl.dumps.rows import Rows
 
-__all__ = ["Dump", "DumpFile", "Problems", "Unit", "open_dump"]
+__all__ = ["Dump", "DumpFile", "Problems", "Rows", "Unit", "open_dump"]

@@ -31,6 +31,8 @@ class Block:
         rows: row of each sequence in the file (its first row in the long layout).
         tokens: per-token columns.
         values: per-sequence columns.
+        watched_tokens: per-token columns that only an onlooker wants; nothing is checked about them.
+        watched_values: such per-sequence columns.
         faults: what is wrong so far; of sequences in the block or of such that could not enter it.
     """
 
@@ -39,6 +41,8 @@ class Block:
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
+    watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
+    watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
     def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:
@@ -186,13 +190,9 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
             segments = Segments(np.concatenate([[0], np.cumsum(segments.lengths[keep])]).astype(np.int64))
             rows, chosen = rows[keep], pa.array(keep)
             values = {column: array.filter(chosen) for column, array in values.items()}
-    columns = {column: scalars(array, BY_NAME.get(column)) for column, array in values.items()}
+    columns = _columns(file, values, len(rows))
     if ADVANTAGES in columns:
         picked[ADVANTAGES] = segments.spread(columns.pop(ADVANTAGES))
-    for column, value in file.partition.items():
-        if column not in columns:
-            columns[column] = _constant(value, len(rows))
-    columns["run"] = _runs(columns.get("run"), file.run, len(rows))
     return TokenBatch(
         segments=segments,
         rollout=picked["rollout_log_probs"],
@@ -204,6 +204,21 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
         file=file.index,
         rows=rows,
     )
+
+
+def column_values(block: Block) -> dict[str, NDArray[Any]]:
+    """The per-sequence columns of all rows of a block, sound or not."""
+    return _columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
+
+
+def _columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:
+    """Per-sequence columns as numpy, with what the Hive folder says and the name of each row's run."""
+    columns = {column: scalars(array, BY_NAME.get(column)) for column, array in values.items()}
+    for column, value in file.partition.items():
+        if column not in columns:
+            columns[column] = _constant(value, length)
+    columns["run"] = _runs(columns.get("run"), file.run, length)
+    return columns
 
 
 def _constant(value: int | str | None, length: int) -> NDArray[Any]:

@@ -15,7 +15,7 @@ from mismatchctl.dumps.paths import Found, printable
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
 
-ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch")
+ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
 """Optional columns that are read wherever they are."""
 
 _SHOWN_FILES = 3

@@ -30,10 +30,12 @@ class Stretch:
     length: int
 
 
-def read_long(unit: Unit, columns: Collection[str], broken: Mapping[int, str]) -> Iterator[Block]:
+def read_long(
+    unit: Unit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
+) -> Iterator[Block]:
     """Decode a unit in pieces of whole sequences; `broken` says which sequences lie in several pieces."""
-    for stretch in stretches(unit, columns):
-        yield _block(unit.file, stretch, broken)
+    for stretch in stretches(unit, [*columns, *watched]):
+        yield _block(unit.file, stretch, broken, watched)
 
 
 def stretches(unit: Unit, columns: Collection[str]) -> Iterator[Stretch]:
@@ -89,16 +91,20 @@ def _first_sequences(stretch: Stretch, rows: int) -> Stretch:
     return Stretch(columns, stretch.first, stretch.starts[:-1], rows)
 
 
-def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str]) -> Block:
-    tokens = {column: array for column, array in stretch.columns.items() if _per_token(column)}
+def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> Block:
+    columns = {column: array for column, array in stretch.columns.items() if column not in watched}
+    unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
+    tokens = {column: array for column, array in columns.items() if _per_token(column)}
     starts = pa.array(stretch.starts)
-    per_sequence = {column: array for column, array in stretch.columns.items() if column not in tokens}
+    per_sequence = {column: array for column, array in columns.items() if column not in tokens}
     block = Block(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},
+        watched_tokens={column: array for column, array in unchecked.items() if _per_token(column)},
+        watched_values={column: array.take(starts) for column, array in unchecked.items() if not _per_token(column)},
     )
     _check_whole(block, broken)
     _check_ids(block, stretch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from mismatchctl.dumps.long import read_long
 from mismatchctl.dumps.paths import discover, printable
 from mismatchctl.dumps.plan import Plan, plan
 from mismatchctl.dumps.problems import Problems
+from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
 from mismatchctl.errors import ConfigError, DataError
 
@@ -33,6 +34,7 @@ def open_dump(
     aliases: Mapping[str, str] | None = None,
     by: Sequence[str] = (),
     wanted: Collection[str] = (),
+    watched: Collection[str] = (),
     on_bad: OnBad = "error",
 ) -> Dump:
     """Find, open and plan the files of a dump; tokens are decoded later, by `Dump.read`.
@@ -43,6 +45,7 @@ def open_dump(
         aliases: names that frameworks use -> canonical name.
         by: extra columns with one value per sequence, as given with `--by`.
         wanted: optional columns of the contract that the caller will use.
+        watched: columns for `Rows` alone, which nothing is checked about.
         on_bad: whether bad values and unusable files are errors or are left out and counted.
 
     Raises:
@@ -54,7 +57,7 @@ def open_dump(
     found, hints = discover(paths)
     names = ColumnNames(rename or {}, aliases or {}, tuple(dict.fromkeys(by)))
     opened = catalog(found, names, wanted, on_bad == "skip")
-    dump = Dump(opened, hints, wanted=wanted, by=names.by, on_bad=on_bad)
+    dump = Dump(opened, hints, wanted=wanted, watched=watched, by=names.by, on_bad=on_bad)
     require(opened, names)
     return dump
 
@@ -77,8 +80,10 @@ class Dump:
         wanted: Collection[str],
         by: Sequence[str],
         on_bad: OnBad,
+        watched: Collection[str] = (),
     ) -> None:
         self._columns = (*REQUIRED, *ALWAYS, *(column for column in wanted if column not in ALWAYS), *by)
+        self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip = on_bad == "skip"
         self._plan: Plan = plan(opened, self._skip)  # may take files out of `opened`
         self.problems: Problems = opened.problems
@@ -90,12 +95,13 @@ class Dump:
         """Whether any file has the canonical column, as a column or from its Hive folder."""
         return any(column in file.columns or column in file.partition for file in self.files)
 
-    def read(self, unit: Unit, problems: Problems) -> Iterator[TokenBatch]:
+    def read(self, unit: Unit, problems: Problems, watch: Callable[[Rows], None] | None = None) -> Iterator[TokenBatch]:
         """The batches of a unit, each of about two million tokens or fewer; any thread may call this.
 
         Args:
             unit: one of `units`.
             problems: receives what was left out; use one per thread, and add them up in the order of units.
+            watch: is shown the rows of each batch as they lie in the file, before its mask and its checks.
 
         Raises:
             DataError: bad data, with `on_bad="error"`: the first in the file's order.
@@ -112,6 +118,8 @@ class Dump:
                 return
             if block is None:
                 return
+            if watch is not None:
+                watch(Rows.of(block))
             batch = assemble(block)
             if block.faults:
                 if not self._skip:
@@ -122,11 +130,27 @@ class Dump:
             if len(batch):
                 yield batch
 
+    def rows(self, unit: Unit, problems: Problems) -> Iterator[Rows]:
+        """The rows of a unit as they lie in the file: masked tokens too, and values that `read` would refuse.
+
+        Args:
+            unit: one of `units`.
+            problems: receives the rows that are none: null lists, and lists of different lengths.
+
+        Raises:
+            DataError: a part of the file can't be decoded.
+        """
+        for block in self._blocks(unit):
+            if block.faults:
+                problems.add(unit.file.path, block.faults)
+            yield Rows.of(block)
+
     def _blocks(self, unit: Unit) -> Iterator[Block]:
         columns = _projection(unit.file, self._columns)
+        watched = [column for column in self._watched if column in unit.file.columns]
         if unit.file.layout == "wide":
-            return read_wide(unit, columns)
-        return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}))
+            return read_wide(unit, columns, watched)
+        return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}), watched)
 
     def token_ids(self, file_index: int, rows: Collection[int]) -> dict[int, NDArray[Any]]:
         """Token ids of the valid tokens of some sequences, by their row as in `TokenBatch.rows`.

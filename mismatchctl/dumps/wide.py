@@ -19,10 +19,10 @@ BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
 
 
-def read_wide(unit: Unit, columns: Collection[str]) -> Iterator[Block]:
+def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[Block]:
     """Decode a row group, in pieces where it is big. The pieces depend on the file alone."""
-    for first, table in wide_tables(unit, columns):
-        yield wide_block(unit.file, table, columns, first)
+    for first, table in wide_tables(unit, [*columns, *watched]):
+        yield wide_block(unit.file, table, columns, first, watched)
 
 
 def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -36,8 +36,10 @@ def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.
         first += len(table)
 
 
-def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> Block:
-    """Sort out rows whose lists don't match, and lay the others' tokens end to end."""
+def wide_block(
+    file: DumpFile, table: pa.Table, columns: Collection[str], first: int, watched: Collection[str] = ()
+) -> Block:
+    """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED, *lists))}
@@ -50,6 +52,8 @@ def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first:
     lengths = lists[REQUIRED[0]].lengths
     lengths = lengths if keep is None else lengths[keep]
     chosen = None if keep is None else pa.array(keep)
+    watched_arrays = {column: single(table.column(file.columns[column])) for column in watched}
+    unchecked = {column: Lists.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
     return Block(
         file=file,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -59,6 +63,16 @@ def wide_block(file: DumpFile, table: pa.Table, columns: Collection[str], first:
             column: array if chosen is None else array.filter(chosen)
             for column, array in arrays.items()
             if column not in lists
+        },
+        watched_tokens={
+            column: column_lists.flat(keep)
+            for column, column_lists in unchecked.items()
+            if np.array_equal(column_lists.lengths if keep is None else column_lists.lengths[keep], lengths)
+        },
+        watched_values={
+            column: array if chosen is None else array.filter(chosen)
+            for column, array in watched_arrays.items()
+            if column not in unchecked
         },
         faults=faults,
     )

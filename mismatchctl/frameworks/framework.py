@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.lint import Finding
+from mismatchctl.metrics import Measure, Quantity
 
 Dtype = Literal["float32", "float64"]
 
@@ -48,8 +49,11 @@ class Meaning:
         name: as logged, with all prefixes.
         when: the configuration that logs it so; empty: every one.
         quantity: what is measured, in words.
-        over: which tokens or rows it is taken over.
+        over: which tokens or sequences it is taken over.
         reduction: how it becomes one number.
+        like: the same in the words that the registry of metrics has for it; None where it knows nothing like it.
+        basis: what it looks at: the two policies, or weights at a stage.
+        logged_as: the name under which code logs what only a document calls so; empty: the name itself.
     """
 
     name: str
@@ -57,13 +61,28 @@ class Meaning:
     quantity: str
     over: str
     reduction: str
+    like: Quantity | None = None
+    basis: str = "train/rollout"
+    logged_as: str = ""
+
+    @property
+    def measure(self) -> Measure | None:
+        """The meaning in parts, to be held against the registry's."""
+        return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
 
 
 class Framework(ABC):
-    """One framework at one version."""
+    """One framework at one version.
+
+    Attributes:
+        name: as `load` takes it.
+        version: what follows the @.
+        reducers: how it can sum up a step, the default first, where it has a choice.
+    """
 
     name: str
     version: str
+    reducers: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -106,9 +125,27 @@ class Framework(ABC):
     ) -> Replay:
         """What the framework computes for the rows of one training step, in their order."""
 
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """What it logs of those rows apart from its correction; nothing unless a framework says otherwise."""
+        return {}
+
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """Names of `Replay.logged` that need more than the valid tokens of rollout, train and current policy."""
+        return frozenset()
+
     @abstractmethod
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for."""
+
+    def logged_key(self, name: str) -> str:
+        """A name of `meanings` as `Replay.logged` has it."""
+        return name
+
+    @abstractmethod
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One number by a name of `meanings`, for the rows of one training step."""
 
     @abstractmethod
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:

@@ -48,7 +48,9 @@ def _read(path: Path, native: Mapping[str, Any], framework: str) -> tuple[Framew
         whose = "" if message.startswith(chosen.name) else f"{chosen.title}: "
         raise ConfigError(f"{path}: {whose}{message}") from None
     about = found.about or f"{path.name}, as {chosen.title} reads it"
-    return chosen, _judgeable(found.model_copy(update={"name": path.stem[:80], "about": about}), path, chosen)
+    named = found.model_copy(update={"name": path.stem[:80], "about": about})
+    _check_judgeable(named, path, chosen)
+    return chosen, named
 
 
 def mapping_from_file(path: Path) -> dict[str, Any]:
@@ -70,10 +72,10 @@ def mapping_from_file(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
-def _judgeable(correction: Correction, path: Path, framework: Framework) -> Correction:
-    """The same, unless a bound in it holds nothing: frameworks take that, a Result does not."""
+def _check_judgeable(correction: Correction, path: Path, framework: Framework) -> None:
+    """Refuse a bound that holds nothing: frameworks take that, a Result does not."""
     try:
-        return Correction.model_validate(correction.model_dump())
+        Correction.model_validate(correction.model_dump())
     except ValidationError as error:
         why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"{path}: {framework.title} accepts this, but it can hold nothing: {why}") from None

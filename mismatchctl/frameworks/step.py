@@ -58,6 +58,24 @@ class Step:
         """One segment per row over its valid tokens."""
         return Segments(np.cumsum([0, *self.rows.sum(self.mask)]).astype(np.int64))
 
+    def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
+        """The rows of each micro-batch, in the order in which they first occur.
+
+        Args:
+            size: consecutive rows in each, where no column `micro_batch` names them; None: all rows are one.
+        """
+        if self.has("micro_batch"):
+            groups: dict[Any, list[int]] = {}
+            for row, name in enumerate(self.table["micro_batch"].to_pylist()):
+                groups.setdefault(name, []).append(row)
+            return [np.array(rows, np.int64) for rows in groups.values()]
+        length = size or max(len(self), 1)
+        return [np.arange(start, min(start + length, len(self))) for start in range(0, len(self), length)]
+
+    def take(self, rows: NDArray[np.int64]) -> Step:
+        """Some of the rows."""
+        return Step(self.table.take(pa.array(rows)), self.dtype)
+
     def has(self, column: str) -> bool:
         """Whether the table has this column."""
         return column in self.table.column_names

@@ -2,6 +2,7 @@
 
 from mismatchctl.metrics.corrections import correction_metrics
 from mismatchctl.metrics.evaluate import Estimates, Evaluator, drift_key, drift_metrics
+from mismatchctl.metrics.measure import Measure, Quantity
 from mismatchctl.metrics.metric import Estimate, Metric
 from mismatchctl.metrics.mismatch import BASE, PAIR, RATIO_Z
 
@@ -13,7 +14,9 @@ __all__ = [
     "Estimate",
     "Estimates",
     "Evaluator",
+    "Measure",
     "Metric",
+    "Quantity",
     "correction_metrics",
     "drift_key",
     "drift_metrics",

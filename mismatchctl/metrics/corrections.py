@@ -7,11 +7,21 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatchctl.correction import Correction
+from mismatchctl.metrics.measure import (
+    ALL_GATES,
+    FINAL_WEIGHTS,
+    KEPT,
+    RAW_WEIGHTS,
+    SEQUENCES,
+    Measure,
+    Quantity,
+)
 from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, largest, per_sequence, per_token, std
+from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
+_NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added
 
 
 def _mean(excess: str) -> Callable[[Totals], Number]:
@@ -20,7 +30,7 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 
 def _ess_token(t: Totals) -> Number:
     squares = t["squared_kept_weight"]
-    some = squares if np.any(np.real(squares)) else np.nan
+    some = np.where(np.real(squares) == 0, np.nan, squares)
     return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * some)
 
 
@@ -28,24 +38,34 @@ def _ess_sequence(t: Totals) -> Number:
     return t["sequence_weight"] ** 2 / (t["sequences"] * t["squared_sequence_weight"])
 
 
-def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, ...]:
+def _bias(t: Totals) -> Number:
+    moved = (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"]
+    return np.where(np.abs(np.real(moved)) < _NO_BIAS, moved * 0.0, moved)
+
+
+def _weights(name: str, title: str, words: str, meaning: str, basis: str) -> tuple[Metric, ...]:
+    def of(reduction: str) -> Measure:
+        return Measure(Quantity.WEIGHT, reduction=reduction, basis=basis)
+
     return (
         Metric(
             f"{name}_mean", f"mean {title}", "ratio", f"mean of {words} over valid tokens", meaning,
-            undefined=NO_TOKEN, formula=_mean(f"{name}_excess"), better="one",
+            undefined=NO_TOKEN, formula=_mean(f"{name}_excess"), better="one", measure=of("mean"),
         ),
         Metric(
             f"{name}_std", f"std of the {title}", "ratio",
             f"population standard deviation of {words} over valid tokens",
             "What the weighting adds to the gradient's noise.", undefined=NO_TOKEN, formula=std(f"{name}_excess"),
+            measure=of("standard deviation (n)"),
         ),
         Metric(
             f"{name}_min", f"smallest {title}", "ratio", f"min of {words} over valid tokens",
             "The token that counts least.", undefined=NO_TOKEN, extreme=largest(f"-{name}", -1.0), better="",
+            measure=of("min"),
         ),
         Metric(
             f"{name}_max", f"largest {title}", "ratio", f"max of {words} over valid tokens",
-            "The token that counts most.", undefined=NO_TOKEN, extreme=largest(name), better="",
+            "The token that counts most.", undefined=NO_TOKEN, extreme=largest(name), better="", measure=of("max"),
         ),
     )  # fmt: skip
 
@@ -53,21 +73,23 @@ def _weights(name: str, title: str, words: str, meaning: str) -> tuple[Metric, .
 _COMMON: tuple[Metric, ...] = (
     *_weights(
         "raw_weight", "weight before the bound", "the weight before its bound and normalization",
-        "1 up to noise when the log-probs are right.",
+        "1 up to noise when the log-probs are right.", RAW_WEIGHTS,
     ),
     *_weights(
         "weight", "weight", "the weight as applied (bounded, normalized), rejected tokens included",
-        "Below 1, the bound takes away more than it gives: the bias that bounding costs.",
+        "Below 1, the bound takes away more than it gives: the bias that bounding costs.", FINAL_WEIGHTS,
     ),
     Metric(
         "weight_bounded_low", "weights bounded below", "fraction",
         "share of valid tokens with a weight below the lower bound",
         "How often the lower bound acts.", undefined=NO_TOKEN, formula=per_token("weight_low"),
+        measure=Measure(Quantity.BELOW, basis=RAW_WEIGHTS),
     ),
     Metric(
         "weight_bounded_high", "weights bounded above", "fraction",
         "share of valid tokens with a weight above the upper bound",
         "How often the upper bound acts.", undefined=NO_TOKEN, formula=per_token("weight_high"),
+        measure=Measure(Quantity.ABOVE, basis=RAW_WEIGHTS),
     ),
     Metric(
         "normalization_factor", "normalization factor", "ratio",
@@ -92,11 +114,13 @@ _COMMON: tuple[Metric, ...] = (
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
         "The data that the correction throws away.", undefined=NO_TOKEN, formula=lambda t: 1 - t["kept"] / t["tokens"],
+        measure=Measure(Quantity.REJECTED, basis=ALL_GATES),
     ),
     Metric(
         "rejected_sequences", "sequences with rejections", "fraction",
         "share of sequences that lose at least one token",
         "How many responses are touched.", undefined=NO_TOKEN, formula=per_sequence("touched"),
+        measure=Measure(Quantity.REJECTED, SEQUENCES, basis=ALL_GATES),
     ),
     Metric(
         "fully_rejected_sequences", "fully rejected sequences", "fraction", "share of sequences that lose all tokens",
@@ -125,6 +149,23 @@ _COMMON: tuple[Metric, ...] = (
         undefined=NOTHING_KEPT, formula=lambda t: t["kept_k3"] / t["kept"],
     ),
 )  # fmt: skip
+
+
+COSTS: tuple[Metric, ...] = (
+    Metric(
+        "weight_bias", "bias of the bound", "ratio",
+        "mean weight as applied (bounded, normalized) minus mean weight before, over valid tokens",
+        "What bounding and normalizing move the mean weight by; 0 costs nothing.",
+        undefined=NO_TOKEN, formula=_bias, better="",
+    ),
+    Metric(
+        "weight_chi2", "chi2 of the weights", "-",
+        "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
+        "What is left of chi2 after the bound: the variance that the weights bring.",
+        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="",
+    ),
+)  # fmt: skip
+"""What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""
 
 
 def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Metric, ...]:
@@ -159,10 +200,12 @@ _VETO = (
         "catastrophic_tokens", "catastrophic tokens", "fraction",
         "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
         "Single tokens that reject their whole sequence.", "verl, slime", NO_TOKEN, per_token("catastrophic_tokens"),
+        measure=Measure(Quantity.CATASTROPHIC),
     ),
     Metric(
         "catastrophic_sequences", "catastrophic sequences", "fraction", "share of sequences with a catastrophic token",
         "What the veto costs.", "verl, slime", NO_TOKEN, per_sequence("catastrophic_sequences"),
+        measure=Measure(Quantity.CATASTROPHIC, SEQUENCES),
     ),
 )  # fmt: skip
 
@@ -203,9 +246,11 @@ _LOSS = (
     Metric(
         "loss", "policy loss", "loss",
         "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
-        "anchored on train, on rollout for ppo_bypass, clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
+        "anchored on train, on rollout for ppo_bypass (whose own ratio weights of current/rollout are: not applied "
+        "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
         "What the trainer minimizes with this correction, as a token mean.", "verl, slime", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
+        measure=Measure(Quantity.LOSS, KEPT, basis="current/anchor"),
     ),
     Metric(
         "loss_change", "change of the policy loss", "loss", "loss minus the PPO loss without any correction",
@@ -216,6 +261,7 @@ _LOSS = (
         "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
         "Tokens that give no gradient.", "verl actor/pg_clipfrac, slime pg_clipfrac", _NO_LOSS,
         lambda t: t["loss_clipped"] / t["loss_kept"], better="",
+        measure=Measure(Quantity.CLIPPED, KEPT, basis="current/anchor"),
     ),
     Metric(
         "gradient_cosine", "direction of the gradient", "correlation",

@@ -19,7 +19,7 @@ from mismatchctl.sums import DRIFT, MISMATCH, CellSums, PairSums, Plan
 from mismatchctl.sums.close import closed_columns
 
 Estimates = dict[str, Estimate]
-_STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
+STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ def drift_metrics() -> tuple[Metric, ...]:
             title=f"drift: {metric.title}",
             definition=f"as {metric.key}, with x = current minus train (current in place of train, train of rollout)",
             meaning=f"As {metric.key}, but of how far the policy has moved since the trainer's recomputation.",
+            measure=metric.measure and replace(metric.measure, basis="current/train"),
         )
         for metric in (*PAIR, RATIO_Z)
     )
@@ -137,7 +138,7 @@ class _Perturbed:
     """Totals as complex arrays: entry i has the i-th of the asked columns moved along the imaginary axis."""
 
     def __init__(self, reader: _Reader) -> None:
-        self.reader, self.steps = reader, 1j * _STEP * np.eye(len(reader.asked))
+        self.reader, self.steps = reader, 1j * STEP * np.eye(len(reader.asked))
 
     def __getitem__(self, name: str) -> Any:
         position = self.reader.position(name)
@@ -150,7 +151,7 @@ def _gradient(metric: Metric, reader: _Reader) -> Float64s:
     reader.asked = {}
     metric.formula(reader)
     gradient = np.zeros(len(reader.totals))
-    gradient[list(reader.asked)] = np.imag(metric.formula(_Perturbed(reader))) / _STEP
+    gradient[list(reader.asked)] = np.imag(metric.formula(_Perturbed(reader))) / STEP
     return gradient
 
 
@@ -191,9 +192,14 @@ def _estimate(
     if math.isfinite(value):
         known = error is not None and math.isfinite(error)
         return Estimate(value, error if known else None, interval)
+    return Estimate(None, status=why_undefined(metric, value, empty=empty))
+
+
+def why_undefined(metric: Metric, value: float, *, empty: bool) -> str:
+    """The status of a value that is not finite, of a cell that holds no token if it is `empty`."""
     if empty:
-        return Estimate(None, status=NO_TOKEN)
-    return Estimate(None, status="overflow: not a finite number" if math.isinf(value) else metric.undefined)
+        return NO_TOKEN
+    return "overflow: not a finite number" if math.isinf(value) else metric.undefined
 
 
 def _with_z(estimates: Estimates) -> Estimates:

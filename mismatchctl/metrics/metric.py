@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from mismatchctl.metrics.measure import Measure
 from mismatchctl.sums import PairSums
 
 Number = Any
-"""A float, or complex numbers while a gradient is taken: formulas use arithmetic, np.sqrt and np.exp only."""
+"""A float, an array of them, or complex ones while a gradient is taken: formulas use arithmetic, np.sqrt, np.exp and
+np.where only."""
 
 
 class Totals(Protocol):
@@ -54,6 +56,7 @@ class Metric:
         quantile: the share of tokens below it.
         tail: a function of sums and tails, without a standard error.
         better: which way is good: "low", "high", "one", or "" for neither.
+        measure: the definition in parts, where others give the same or a similar number another name.
     """
 
     key: str
@@ -65,7 +68,8 @@ class Metric:
     undefined: str = "undefined"
     formula: Callable[[Totals], Number] | None = None
     uncertain: bool = True
-    extreme: Callable[[Mapping[str, float]], float] | None = None
+    extreme: Callable[[Mapping[str, Any]], Any] | None = None
     quantile: float | None = None
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
+    measure: Measure | None = None

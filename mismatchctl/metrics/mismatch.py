@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from mismatchctl.metrics.histograms import worst_share
+from mismatchctl.metrics.measure import SEQUENCES, Measure, Quantity
 from mismatchctl.metrics.metric import Metric, Number, Tails, Totals
 from mismatchctl.metrics.pareto import khat, khat_limit, tail_length
 from mismatchctl.sums import GROUP_CAP
@@ -52,7 +53,7 @@ def std(column: str) -> Callable[[Totals], Number]:
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
-        return np.sqrt(variance) if np.any(np.real(variance)) else variance * 0.0
+        return np.where(np.real(variance) == 0, variance * 0.0, np.sqrt(variance))
 
     return value
 
@@ -60,13 +61,13 @@ def std(column: str) -> Callable[[Totals], Number]:
 def _variance(square: Number, mean: Number) -> Number:
     """Mean square minus squared mean; exactly 0 where no more than rounding is left of it."""
     variance = square - mean * mean
-    return variance * 0.0 if np.all(np.real(variance) < _ROUNDING * np.real(square)) else variance
+    return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
 def _spread(square: Number, mean: Number) -> Number:
     """A variance to divide by: NaN where there is none."""
     variance = _variance(square, mean)
-    return variance if np.any(np.real(variance)) else variance * np.nan
+    return np.where(np.real(variance) == 0, np.nan, variance)
 
 
 def _prob_corr(t: Totals) -> Number:
@@ -100,20 +101,20 @@ def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
     return value
 
 
-def _log_ppl(which: str, name: str) -> tuple[Metric, Metric]:
+def _log_ppl(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[Metric, Metric]:
     policy = f"the {which}'s log-prob"
     return (
         Metric(
             f"{which}_log_ppl", f"{which} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
             f"How surprised the {which} is by the responses; both sides should agree.",
-            _VERL, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="",
+            _VERL, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, SEQUENCES),
         ),
         Metric(
             f"{which}_ppl", f"{which} perplexity", "perplexity",
             f"mean over sequences of exp(minus the mean of {policy})",
             "The same as a perplexity, averaged over sequences.",
-            _VERL, NO_TOKEN, per_sequence(f"{name}_ppl"), better="",
+            _VERL, NO_TOKEN, per_sequence(f"{name}_ppl"), better="", measure=Measure(ppl, SEQUENCES),
         ),
     )  # fmt: skip
 
@@ -146,6 +147,7 @@ PAIR: tuple[Metric, ...] = (
         "k1", "K1 (direct KL)", "nats/token", "mean of -x over tokens",
         "Unbiased estimate of KL(rollout || train); can be negative, noise and bias both show.",
         _SCHULMAN, NO_TOKEN, lambda t: -t["log_ratio"] / t["tokens"],
+        measure=Measure(Quantity.K1),
     ),
     Metric(
         "k2", "K2 KL", "nats/token", "mean of x^2 / 2 over tokens",
@@ -157,10 +159,12 @@ PAIR: tuple[Metric, ...] = (
         "The estimate of KL(rollout || train) with least variance, never negative: the headline of the mismatch. "
         "Dense models usually show 1e-5..1e-3, mixtures of experts 1e-3..1e-1.",
         _SCHULMAN, NO_TOKEN, per_token("k3"),
+        measure=Measure(Quantity.K3),
     ),
     Metric(
         "abs_diff_mean", "mean |log-prob difference|", "nats", "mean of |x| over tokens",
         "The typical disagreement of one token.", "slime train_rollout_logprob_abs_diff", NO_TOKEN, per_token("abs"),
+        measure=Measure(Quantity.ABS),
     ),
     *(
         Metric(
@@ -175,70 +179,83 @@ PAIR: tuple[Metric, ...] = (
         "abs_diff_max", "largest |log-prob difference|", "nats", "max of |x| over tokens",
         "The single worst token, exactly.", undefined=NO_TOKEN,
         extreme=lambda maxima: max(maxima["log_ratio"], maxima["-log_ratio"]),
+        measure=Measure(Quantity.ABS, reduction="max"),
     ),
-    *_log_ppl("train", "policy"),
-    *_log_ppl("rollout", "reference"),
+    *_log_ppl("train", "policy", Quantity.TRAIN_LOG_PPL, Quantity.TRAIN_PPL),
+    *_log_ppl("rollout", "reference", Quantity.ROLLOUT_LOG_PPL, Quantity.ROLLOUT_PPL),
     Metric(
         "ppl_ratio", "perplexity ratio", "ratio", "mean over sequences of exp(mean of -x)",
         "Train over rollout perplexity, sequence by sequence; 1 when they agree.",
         _VERL, NO_TOKEN, per_sequence("ppl_ratio"), better="one",
+        measure=Measure(Quantity.PPL_RATIO, SEQUENCES),
     ),
     Metric(
         "log_ppl_diff", "log-perplexity difference", "nats", "mean over sequences of the mean of -x",
         "Signed drift of whole sequences: positive when the trainer finds them less likely.",
         _VERL, NO_TOKEN, per_sequence("log_ppl_diff"),
+        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES),
     ),
     Metric(
         "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
         "Size of that drift, whatever its sign.", _VERL, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
+        measure=Measure(Quantity.LOG_PPL_ABS_DIFF, SEQUENCES),
     ),
     Metric(
         "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
         "The sequence that the trainer finds more likely than any other does.", _VERL, NO_TOKEN,
         extreme=largest("-log_ppl_diff", -1.0), better="",
+        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "min"),
     ),
     Metric(
         "log_ppl_diff_max", "largest log-perplexity difference", "nats", "max over sequences of the mean of -x",
         "The sequence that the trainer finds least likely compared with the rollout.", _VERL, NO_TOKEN,
         extreme=largest("log_ppl_diff"),
+        measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "max"),
     ),
     Metric(
         "prob_diff_mean", "mean probability difference", "probability",
         "mean of |exp(train) - exp(rollout)| over tokens",
         "Disagreement in probability: rare tokens weigh little.", "verl calculate_debug_metrics",
         NO_TOKEN, per_token("prob_diff"),
+        measure=Measure(Quantity.PROB_DIFF),
     ),
     Metric(
         "prob_diff_max", "largest probability difference", "probability", "max of |exp(train) - exp(rollout)|",
         "The worst token in probability.", "verl calculate_debug_metrics", NO_TOKEN, extreme=largest("prob_diff"),
+        measure=Measure(Quantity.PROB_DIFF, reduction="max"),
     ),
     Metric(
         "prob_diff_std", "std of the probability difference", "probability",
         "population standard deviation of |exp(train) - exp(rollout)| over tokens",
         "How uneven the disagreement is.", "verl calculate_debug_metrics (which divides by n - 1)",
         NO_TOKEN, std("prob_diff"),
+        measure=Measure(Quantity.PROB_DIFF, reduction="standard deviation (n)"),
     ),
     Metric(
         "prob_corr", "correlation of the probabilities", "correlation",
         "Pearson correlation of exp(train) and exp(rollout) over tokens",
         "Near 1 in a healthy run; a misaligned or wrong column falls far below.", "verl calculate_debug_metrics",
         "one of the two probabilities is constant", _prob_corr, better="high",
+        measure=Measure(Quantity.PROBS, reduction="Pearson correlation"),
     ),
     Metric(
         "ratio_mean", "mean ratio", "ratio", "mean of exp(x), x clamped to +-20, over tokens",
         "Must be 1 up to noise if rollout log-probs are those that sampled; a bias means wrong log-probs.",
         "change of measure", NO_TOKEN, lambda t: 1 + t["excess"] / t["tokens"], better="one",
+        measure=Measure(Quantity.RATIO),
     ),
     Metric(
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
         "Variance of the token ratio: what token importance sampling pays.", _VERL, NO_TOKEN,
         chi2("excess", "tokens"),
+        measure=Measure(Quantity.SQUARED_RATIO),
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
         "Variance of the sequence ratio: what sequence importance sampling pays.", _VERL, NO_TOKEN,
         chi2("product_excess", "sequences"),
+        measure=Measure(Quantity.SQUARED_PRODUCT, SEQUENCES),
     ),
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",

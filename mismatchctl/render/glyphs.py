@@ -9,8 +9,8 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
 
 _PLAIN = str.maketrans(
     {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}
@@ -54,6 +54,12 @@ class Glyphs:
         spread = max(max(known) - min(known), _LEAST_SPREAD)
         low = (max(known) + min(known) - spread) / 2
         return "".join(self._bar(height, low, spread) for height in heights)
+
+    def shares(self, values: Sequence[float | None], width: int = 40) -> str:
+        """Fractions as bars on the scale from 0 to 1; long series are thinned to `width`."""
+        count = min(len(values), width)
+        places = [round(i * (len(values) - 1) / max(count - 1, 1)) for i in range(count)]
+        return "".join(self._bar(values[place], 0.0, 1.0) for place in places)
 
     def _bar(self, height: float | None, low: float, spread: float) -> str:
         if height is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mismatchctl.render.numbers import number
 from mismatchctl.render.series import value_at
 from mismatchctl.render.text import label
 from mismatchctl.render.trend import Z_LIMIT
-from mismatchctl.result import Result, RunResult, Value
+from mismatchctl.result import LeftOut, Result, RunResult, Value
 
 MANY_REJECTED = 0.5
 """From this share of rejected tokens on, a correction is said to throw most of the data away."""
@@ -31,14 +31,18 @@ SHOWN = 4
 
 def data_notes(result: Result) -> list[str]:
     """What the pass warned of, and what was left out."""
-    left_out = [
+    return [*result.warnings, *left_out_notes(result.provenance.left_out)]
+
+
+def left_out_notes(left_out: Sequence[LeftOut]) -> list[str]:
+    """What was left out, file by file."""
+    return [
         f"left out {item.file}: {item.example}"
         if item.reason == "file"
         else f"left out of {item.file}: {item.count:,} sequence{'s' * (item.count != 1)}, {item.reason} "
         f"(first: {item.example})"
-        for item in result.provenance.left_out
+        for item in left_out
     ]
-    return [*result.warnings, *left_out]
 
 
 def notes(result: Result) -> list[str]:

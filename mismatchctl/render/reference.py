@@ -17,6 +17,7 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Framework, Meaning
+from mismatchctl.frameworks.meanings import relatives
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.grid import ruled_table
 
@@ -48,10 +49,12 @@ def find_metrics(name: str | None = None) -> Sections:
     return {title: metrics for title, metrics in found.items() if metrics}
 
 
-def metrics_data(found: Sections) -> list[dict[str, str]]:
-    """The same as plain data."""
+def metrics_data(found: Sections) -> list[dict[str, Any]]:
+    """The same as plain data, each with the names that frameworks have for it."""
     return [
-        {"key": metric.key, "about": about, "title": _title(metric)} | {fact: getattr(metric, fact) for fact in _FACTS}
+        {"key": metric.key, "about": about, "title": _title(metric)}
+        | {fact: getattr(metric, fact) for fact in _FACTS}
+        | {"names": [asdict(relative) for relative in relatives(metric)]}
         for about, metrics in found.items()
         for metric in metrics
     ]
@@ -75,7 +78,28 @@ def render_metric(found: Sections, console: Console) -> None:
             for fact in _FACTS:
                 rows.add_row(fact, getattr(metric, fact))
             rows.add_row("about", about)
+            for label, names in name_lines(metric).items():
+                rows.add_row(label, Text("\n".join(names)))
             console.print(rows, "")
+
+
+def name_lines(metric: Metric) -> dict[str, list[str]]:
+    """What frameworks call a metric: names that are exactly it, and those that are not with what sets them apart."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for relative in relatives(metric):
+        found.setdefault(relative.differences, []).append(f"{relative.name} ({_versions(relative.frameworks)})")
+    exact = found.pop((), [])
+    unlike = [f"{', '.join(names)}: {'; '.join(differences)}" for differences, names in found.items()]
+    return {label: lines for label, lines in (("known as", exact), ("unlike it", unlike)) if lines}
+
+
+def _versions(titles: Sequence[str]) -> str:
+    """verl@d, verl@c2, slime@2026-08 as "verl d c2, slime 2026-08"."""
+    by_framework: dict[str, list[str]] = {}
+    for title in titles:
+        framework, _, version = title.partition("@")
+        by_framework.setdefault(framework, []).append(version)
+    return ", ".join(f"{framework} {' '.join(versions)}" for framework, versions in by_framework.items())
 
 
 def meanings_data(found: Mapping[Meaning, Sequence[str]]) -> list[dict[str, Any]]:
@@ -86,9 +110,10 @@ def meanings_data(found: Mapping[Meaning, Sequence[str]]) -> list[dict[str, Any]
 def render_meanings(found: Mapping[Meaning, Sequence[str]], console: Console) -> None:
     """Everything about a name that frameworks log."""
     for meaning, frameworks in found.items():
-        console.print(Text.assemble((meaning.name, "bold"), f": logged by {', '.join(frameworks)}"))
+        does = "documented, not logged," if meaning.logged_as else "logged"
+        console.print(Text.assemble((meaning.name, "bold"), f": {does} by {', '.join(frameworks)}"))
         rows = _facts()
-        for fact in ("quantity", "over", "reduction", "when"):
+        for fact in ("quantity", "over", "reduction", "basis", "when"):
             rows.add_row(fact, getattr(meaning, fact) or "always")
         console.print(rows, "")
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
-from markupsafe import Markup, escape
 
-import mismatchctl
 from mismatchctl.render.figures import Figure, overview_figure
 from mismatchctl.render.notes import notes
-from mismatchctl.render.numbers import bytes_size, estimate, missing, number
+from mismatchctl.render.numbers import bytes_size
+from mismatchctl.render.page import gauge_place, render_page
 from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result import Result, RunResult, Value
 
-TEMPLATES = "reports_templates"
 BRIEF_FROM = 9
 """With so many runs, each shows its main figures only."""
 OPEN_RUNS = 3
 """Up to so many runs are unfolded when the page opens."""
 MOST_FILES = 500
-GAUGE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is marked."""
 SIDE_BY_SIDE = (
     "tokens",
     "sequences",
@@ -49,27 +37,7 @@ SIDE_BY_SIDE = (
 
 def render_report(result: Result) -> str:
     """The report as one HTML document; the same Result gives the same bytes."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates_folder()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_visible,
-    )
-    environment.filters["breakable"] = breakable
-    environment.globals.update(number=number, estimate=estimate, missing=missing, gauge=gauge_place)
-    return environment.get_template("report.html.j2").render(page=prepare(result))
-
-
-@cache
-def templates_folder() -> Path:
-    """Where the templates lie: inside the installed package, or at the top of a checkout."""
-    package = Path(mismatchctl.__file__).parent
-    for place in (package / TEMPLATES, package.parent / TEMPLATES):
-        if place.is_dir():
-            return place
-    raise FileNotFoundError(f"{TEMPLATES} is neither in {package} nor beside it: install mismatchctl again")
+    return render_page("report.html.j2", prepare(result))
 
 
 @dataclass
@@ -85,24 +53,19 @@ class Page:
     unfolded: bool
     overview: Table | None
     overview_figure: Figure | None
-    ranges: tuple[tuple[float, float], tuple[float, float]]
     files: Table
     kinds: list[tuple[str, str]]
     left_out: Table | None
     corrections: list[tuple[str, str]]
-    css: Markup
-    script: Markup
-    policy: str
     glossary: list[tuple[str, list[Entry]]] = field(default_factory=list)
 
 
 def prepare(result: Result) -> Page:
     """All data of the page, without any layout."""
-    registry = Registry(result)
+    registry = Registry(result.corrections)
     brief = len(result.runs) >= BRIEF_FROM
     sections = [run_section(result, index, registry, brief=brief) for index in range(len(result.runs))]
     several = len(sections) > 1
-    css, script = (templates_folder().joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
     files, kinds = _files(result)
     page = Page(
         title=sections[0].name if len(sections) == 1 else f"{len(sections)} runs",
@@ -114,33 +77,16 @@ def prepare(result: Result) -> Page:
         unfolded=len(sections) <= OPEN_RUNS,
         overview=_overview(result, sections, registry) if several else None,
         overview_figure=overview_figure(result.runs) if several else None,
-        ranges=(DENSE_RANGE, MOE_RANGE),
         files=files,
         kinds=kinds,
         left_out=_left_out(result),
         corrections=[(clean(c.name), _yaml(c.to_mapping() | {"name": c.name})) for c in result.corrections],
-        css=Markup(css),
-        script=Markup(script),
-        policy=_policy(script),
     )
     page.glossary = [
         ("The mismatch, and the second drift", registry.entries("m")),
         ("Corrections", registry.entries("c")),
     ]
     return page
-
-
-def breakable(text: str) -> Markup:
-    """A name that may break after its separators."""
-    return Markup(re.sub(r"(?<=[_/.\-])(?=\w)", "<wbr>", str(escape(clean(text)))))
-
-
-def gauge_place(value: float) -> float:
-    """Where a K3 stands on the gauge, in percent of its length."""
-    low, high = (math.log10(end) for end in GAUGE)
-    if value <= 0:
-        return 0.0
-    return round(min(max((math.log10(value) - low) / (high - low), 0.0), 1.0) * 100, 2)
 
 
 def _facts(result: Result) -> list[str]:
@@ -232,19 +178,3 @@ def _yaml(data: dict[str, Any]) -> str:
     ordered = {"name": data["name"]} | data
     text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
     return "\n".join(clean(line) for line in text.splitlines())
-
-
-def _policy(script: str) -> str:
-    """Nothing may be loaded; the one script is known by its hash."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-
-
-def _visible(value: Any) -> Any:
-    """Last line of defence: no invisible character reaches the page, wherever a string came from."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return value if "\n" in value else clean(value)
-    return value

@@ -23,7 +23,7 @@ from mismatchctl.render.series import lists
 from mismatchctl.render.tables import Head, Registry, Table, known_keys, words
 from mismatchctl.render.text import clean
 from mismatchctl.render.trend import Z_LIMIT, Trend, standing, trend
-from mismatchctl.result import Result, RunResult, Value
+from mismatchctl.result import Finding, Result, RunResult, Value
 
 TILES = (
     "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z", "khat_token", "khat_sequence",
@@ -76,6 +76,7 @@ class RunSection:
     k3_meaning: str
     figures: RunFigures
     tiles: list[Tile] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     corrections: list[Table] = field(default_factory=list)
     selection: Table | None = None
     worst: list[Table] = field(default_factory=list)
@@ -104,6 +105,7 @@ def run_section(result: Result, index: int, registry: Registry, *, brief: bool) 
         k3=k3,
         k3_meaning=registry.metric("k3").meaning,
         figures=run_figures(run, f"f{index}", brief=brief),
+        findings=run.findings,
     )
     section.tiles = tiles(run, registry)
     if result.corrections:

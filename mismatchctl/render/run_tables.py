@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from mismatchctl.compare.model import MovedToken
 from mismatchctl.correction import Correction
 from mismatchctl.render.numbers import DASH, number
 from mismatchctl.render.tables import Cell, Head, Registry, Shown, Table, amount, group_table, known_keys, words
@@ -47,7 +48,7 @@ def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
     known, rows = len(rows), rows[:WORST_SHOWN]
     as_bytes = are_bytes(row.token_ids for row in rows)
     texts = [
-        *_place_heads(),
+        *place_heads(),
         Head("tokens", about="valid tokens"),
         Head("sum of log ratios", "nats", "Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
         Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
@@ -63,7 +64,7 @@ def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
     )
     for row in rows:
         cells = [
-            *_place(row),
+            *place_cells(row),
             amount(row.tokens, "tokens"),
             amount(row.log_ratio_sum),
             amount(row.k3),
@@ -82,7 +83,7 @@ def worst_tokens(rows: Sequence[WorstToken]) -> Table | None:
         [*(row.context_ids for row in rows), [row.token_id for row in rows if row.token_id is not None]]
     )
     ids = any(row.token_id is not None for row in rows)
-    heads = [*_place_heads(), Head("position", about="counted from the sequence's first valid token")]
+    heads = [*place_heads(), Head("position", about="counted from the sequence's first valid token")]
     if ids:
         heads += [Head("what came before", numeric=False), Head("token", numeric=False)]
     heads += [
@@ -94,7 +95,7 @@ def worst_tokens(rows: Sequence[WorstToken]) -> Table | None:
         f"The {len(rows)} tokens with the largest |log ratio|{_of(len(rows), known)}. {_TOKENS}", heads, sortable=True
     )
     for row in rows:
-        cells = [*_place(row), amount(row.position, "tokens")]
+        cells = [*place_cells(row), amount(row.position, "tokens")]
         if ids:
             token = [] if row.token_id is None else [row.token_id]
             cells += [
@@ -110,11 +111,13 @@ def _of(shown: int, known: int) -> str:
     return f" (of {known} in the JSON result)" if known > shown else ""
 
 
-def _place_heads() -> list[Head]:
+def place_heads() -> list[Head]:
+    """Headers of where a token or a sequence is."""
     return [Head(text, numeric=False) for text in ("step", "sequence", "prompt", "file: row")]
 
 
-def _place(row: WorstSequence | WorstToken) -> list[Cell]:
+def place_cells(row: WorstSequence | WorstToken | MovedToken) -> list[Cell]:
+    """The cells under them."""
     ids = (row.step, row.sequence_id, row.prompt_id)
     texts = [DASH if value is None else label(value) for value in ids]
     return [*(words(text) for text in texts), words(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")]

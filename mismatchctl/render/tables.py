@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
+from mismatchctl.correction import Correction
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.numbers import DASH, estimate, number
 from mismatchctl.render.series import value_at
 from mismatchctl.render.text import clean, label
-from mismatchctl.result import Groups, Result, Value
+from mismatchctl.result import Groups, Value
 
 MOST_ROWS = 200
 """Rows of a table with one row per group; longer ones say how many they leave out."""
@@ -84,21 +86,34 @@ class Entry:
     metric: Metric
 
 
-class Registry:
-    """The metrics that a Result can show, by scope: `m` the mismatch and drift, `c` corrections."""
+@cache
+def _mismatch() -> dict[str, Metric]:
+    return {metric.key: metric for metric in (*MISMATCH_METRICS, *drift_metrics())}
 
-    def __init__(self, result: Result) -> None:
-        self.mismatch = {metric.key: metric for metric in (*MISMATCH_METRICS, *drift_metrics())}
+
+def known_metric(key: str) -> Metric:
+    """The definition of a metric of the mismatch or the drift; a key of another version stands for itself."""
+    return _mismatch().get(key) or _unknown(key)
+
+
+def _unknown(key: str) -> Metric:
+    return Metric(clean(key), clean(key), "", "not in this version's registry", "")
+
+
+class Registry:
+    """The metrics that a page can show, by scope: `m` the mismatch and drift, `c` corrections."""
+
+    def __init__(self, corrections: Sequence[Correction] = ()) -> None:
+        self.mismatch = _mismatch()
         self.corrections: dict[str, Metric] = {}
-        for correction in result.corrections:
+        for correction in corrections:
             for metric in correction_metrics(correction):
                 self.corrections.setdefault(metric.key, _common(metric))
         self.used: dict[str, Entry] = {}
 
     def metric(self, key: str, scope: str = "m") -> Metric:
         """The definition of a key; a key of another version stands for itself."""
-        known = (self.mismatch if scope == "m" else self.corrections).get(key)
-        metric = known or Metric(clean(key), clean(key), "", "not in this version's registry", "")
+        metric = (self.mismatch if scope == "m" else self.corrections).get(key) or _unknown(key)
         self.used[f"{scope}-{key}"] = Entry(f"{scope}-{key}", metric)
         return metric
 

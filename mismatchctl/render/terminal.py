@@ -9,13 +9,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.render.findings import render_findings, render_first_findings
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
 from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.series import lists
 from mismatchctl.render.text import label
-from mismatchctl.render.trend import DENSE_RANGE, MOE_RANGE, Trend, standing, trend
+from mismatchctl.render.trend import Trend, standing, trend
 from mismatchctl.result import Groups, Result, RunResult, Value
 
 DETAILED = 3
@@ -49,12 +51,14 @@ def render_summary(result: Result, console: Console) -> None:
         if not several:
             _print_headline(name, run, console)
         if len(result.runs) <= DETAILED:
+            render_findings(run.findings, f"Findings on {name}" if several else "Findings", console)
             _print_corrections(f"Corrections on {name}" if several else "Corrections", run, console)
             for column, groups in run.by.items():
                 _print_groups(f"{name} by {column}" if several else f"By {column}", column, groups, console)
     if len(result.runs) > DETAILED:
+        render_first_findings({name: run.findings for name, run in result.runs.items()}, console)
         _print_effects(result, console)
-    _print_notes(notes(result), console)
+    print_notes(notes(result), console)
 
 
 def _print_headline(name: str, run: RunResult, console: Console) -> None:
@@ -225,7 +229,8 @@ def _percent(share: float | None) -> str:
     return ">99" if rounded == 100 and share < 1 else str(rounded)
 
 
-def _print_notes(sentences: Sequence[str], console: Console) -> None:
+def print_notes(sentences: Sequence[str], console: Console) -> None:
+    """Print what a reader should not overlook."""
     glyphs = Glyphs(console)
     rows = Table.grid(padding=(0, 1, 0, 0))
     rows.add_column(style="yellow", width=1)

@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.numbers import number
 from mismatchctl.render.text import label
-
-DENSE_RANGE = (1e-5, 1e-3)
-MOE_RANGE = (1e-3, 1e-1)
-"""K3 that dense models and mixtures of experts usually show, in nats per token."""
 
 Z_LIMIT = 4.0
 """A change, or a mean ratio off 1, counts from this many standard errors on."""

@@ -1,7 +1,8 @@
 """Mergeable sums: what the pass over the tokens leaves behind, and the pass itself."""
 
-from mismatchctl.sums.cell import BUCKETS, CellSums, PairSums, RunSums
+from mismatchctl.sums.cell import CellSums, PairSums, RunSums
 from mismatchctl.sums.clusters import GROUP_CAP, OVERALL_CAP, ClusterTable
+from mismatchctl.sums.kernel import BUCKETS, kernel_for
 from mismatchctl.sums.reduce import DRIFT, MISMATCH, Plan, Sums, reduce_batch
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "Plan",
     "RunSums",
     "Sums",
+    "kernel_for",
     "reduce_batch",
 ]

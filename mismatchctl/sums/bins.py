@@ -6,6 +6,7 @@ A quantile read from them is off by at most half a bin, 0.8 % of its value.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,32 @@ MAGNITUDES = (HIGHEST_OCTAVE - LOWEST_OCTAVE) * BINS_PER_OCTAVE + 2
 SIGNED = 2 * MAGNITUDES
 """Bins of a signed value, ascending: magnitudes of negative values mirrored, then those of the rest."""
 
-_FIRST = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
+SIGNED_SHIFT = 17
+"""Bits of a float32 below those that tell its bin."""
+FIRST_MAGNITUDE = (127 + LOWEST_OCTAVE) * BINS_PER_OCTAVE - 1
+"""What the remaining bits are counted from."""
 
 
 def signed_bin(values: Float64s) -> NDArray[np.int32]:
     """Bin of each signed value, in 0 .. SIGNED - 1, ascending with the value."""
     bits = values.astype(np.float32).view(np.int32)
-    magnitude = (bits & 0x7FFFFFFF) >> 17
-    np.subtract(magnitude, _FIRST, out=magnitude)
+    magnitude = (bits & 0x7FFFFFFF) >> SIGNED_SHIFT
+    np.subtract(magnitude, FIRST_MAGNITUDE, out=magnitude)
     np.clip(magnitude, 0, MAGNITUDES - 1, out=magnitude)
     result: NDArray[np.int32] = (magnitude ^ (bits >> 31)) + np.int32(MAGNITUDES)
     return result
 
 
+def reached_by(counts: NDArray[np.int64], number: int) -> float:
+    """A value that at least `number` values reach, given counts by signed bin; -inf where it would be negative."""
+    from_top = np.cumsum(counts[: MAGNITUDES - 1 : -1])
+    magnitude = MAGNITUDES - 1 - int(np.searchsorted(from_top, number))
+    if magnitude < 0:
+        return -np.inf
+    return float(magnitude_edges()[magnitude]) * (1 - 2.0**-20)  # bins are those of the value rounded to float32
+
+
+@cache
 def magnitude_edges() -> Float64s:
     """Lower edges of the magnitude bins followed by the last one's upper edge, [MAGNITUDES + 1]; ends 0 and inf."""
     octaves = np.arange(LOWEST_OCTAVE, HIGHEST_OCTAVE)
@@ -53,12 +67,13 @@ class OctaveBins:
     def __init__(self, lowest: int, highest: int, per_octave: int = 2) -> None:
         self.shift = 23 - {1: 0, 2: 1, 4: 2}[per_octave]
         self.per_octave, self.lowest, self.highest = per_octave, lowest, highest
+        self.first = (127 + lowest) * per_octave - 1
         self.count = (highest - lowest) * per_octave + 2
 
     def of(self, values: NDArray[Any]) -> Ints:
         """Bin of each non-negative value, in 0 .. count - 1."""
         bins = (values.astype(np.float32).view(np.int32) >> self.shift).astype(np.int64)
-        np.subtract(bins, (127 + self.lowest) * self.per_octave - 1, out=bins)
+        np.subtract(bins, self.first, out=bins)
         return np.clip(bins, 0, self.count - 1, out=bins)
 
     def edges(self) -> Float64s:

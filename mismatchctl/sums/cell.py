@@ -12,10 +12,8 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
 from mismatchctl.sums.clusters import ClusterTable
-from mismatchctl.sums.tails import LargestSoFar, Worst, largest
-
-BUCKETS = 64
-"""Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
+from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.sums.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 
 
 @dataclass(frozen=True)
@@ -49,31 +47,31 @@ class PairSums:
 class PairCollector:
     """Builds PairSums from blocks of one cell."""
 
-    def __init__(self) -> None:
-        self._bins: list[NDArray[np.int32]] = []
-        self._buckets: list[NDArray[np.int64]] = []
-        self._k3 = np.zeros(bins.SIGNED)
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._tables = kernel, PairTables()
         self._tokens, self._sequences = LargestSoFar(), LargestSoFar()
 
-    def add(self, ratios: Ratios, buckets: Ints) -> None:
-        """Take note of a block; `buckets` gives each sequence's bucket [S]."""
-        binned = bins.signed_bin(ratios.log_ratio)
-        self._k3 += np.bincount(binned, weights=ratios.k3, minlength=bins.SIGNED)
-        self._bins.append(binned)
-        self._buckets.append(ratios.segments.spread(buckets))
-        self._tokens.add(ratios.log_ratio)
+    def reduce(
+        self, ratios: Ratios, position: Ints | None, buckets: Ints, run: RunTables | None = None
+    ) -> tuple[Float64s, Float64s]:
+        """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
+        sums, maxima = self._kernel.reduce(ratios, position, buckets, self._tables, run)
+        ratios.know(log_ratio_sum=sums[0], highest=maxima[0], lowest=-maxima[1])
+        threshold = self._tokens.threshold
+        if threshold == -np.inf:  # the first block: its histogram says where its tail begins
+            threshold = bins.reached_by(self._tables.counts.sum(axis=0), TAIL_VALUES)
+        candidates = np.flatnonzero(ratios.highest >= threshold)
+        tail = self._kernel.beyond(ratios, candidates, -np.inf, threshold)
+        self._tokens.add(ratios.log_ratio_at(tail))
         self._sequences.add(ratios.log_ratio_sum[ratios.segments.nonempty])
+        return sums, maxima
 
     def sums(self) -> PairSums:
         """Everything so far."""
-        binned = np.concatenate([np.zeros(0, np.int32), *self._bins])
-        buckets = np.concatenate([np.zeros(0, np.int64), *self._buckets])
-        counts = np.bincount(buckets * bins.SIGNED + binned, minlength=BUCKETS * bins.SIGNED)
-        by_bucket = counts.reshape(BUCKETS, bins.SIGNED)
         return PairSums(
-            bins.fold_signs(by_bucket),
-            by_bucket.sum(axis=0),
-            self._k3,
+            bins.fold_signs(self._tables.counts),
+            self._tables.counts.sum(axis=0),
+            self._tables.k3,
             np.sort(self._tokens.values()),
             np.sort(self._sequences.values()),
         )
@@ -95,21 +93,12 @@ class CellSums:
         return CellSums(self.table + other.table, pairs)
 
 
-JOINT = 128
-"""Cells along each side of the grid of rollout probability against train probability."""
-
-
-BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
-"""Quantities that K3 is broken down by, with their bins."""
-
-
 @dataclass(frozen=True)
 class RunSums:
     """What is kept per run only.
 
     Attributes:
-        breakdowns: by quantity, [bins, BUCKETS, 3]: tokens, |log ratio| and K3.
-        joint: tokens by rollout and train probability, in JOINT equal steps each [JOINT, JOINT].
+        breakdowns, joint: as in RunTables.
         tokens, sequences: the worst, with their places.
     """
 
@@ -128,60 +117,55 @@ class RunSums:
 
 
 class RunCollector:
-    """Builds RunSums from blocks of the mismatch."""
+    """Builds RunSums of the mismatch in one cell; the kernel adds to `tables`."""
 
-    def __init__(self) -> None:
-        self._breakdowns = {name: np.zeros((kind.count * BUCKETS, 3)) for name, kind in BREAKDOWNS.items()}
-        self._joint = np.zeros(JOINT * JOINT, np.int64)
-        self._tokens, self._sequences = Worst(), Worst()
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self.tables = RunTables()
+        self._tokens = Worst()
 
-    def add(self, ratios: Ratios, columns: dict[str, Float64s], batch: TokenBatch, buckets: Ints) -> None:
-        """Take note of a block; `columns` are the mismatch's per-sequence sums, `buckets` each sequence's bucket."""
-        spread = batch.segments.spread(buckets)
-        per_token = (None, ratios.absolute, ratios.k3)
-        self._break_down("position", batch.positions + 1, spread, per_token)
-        self._break_down("surprisal", np.maximum(-ratios.reference, 0.0), spread, per_token)
-        per_sequence = (columns["tokens"], columns["abs"], columns["k3"])
-        self._break_down("length", batch.segments.lengths, buckets, per_sequence)
-        across, up = (
-            np.minimum((prob * JOINT).astype(np.int64), JOINT - 1)
-            for prob in (ratios.reference_prob, ratios.policy_prob)
-        )
-        self._joint += np.bincount(across * JOINT + up, minlength=JOINT * JOINT)
-        self._tokens = self._tokens + _worst_tokens(ratios, batch, self._tokens.threshold)
-        self._sequences = self._sequences + _worst_sequences(columns, batch)
+    def add(self, ratios: Ratios, batch: TokenBatch) -> None:
+        """Take note of the worst tokens of a block."""
+        self._tokens = self._tokens + _worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
 
-    def _break_down(self, name: str, values: NDArray[Any], buckets: Ints, columns: tuple[Float64s | None, ...]) -> None:
-        sums = self._breakdowns[name]
-        where = BREAKDOWNS[name].of(values) * BUCKETS + buckets
-        for index, column in enumerate(columns):
-            sums[:, index] += np.bincount(where, weights=column, minlength=len(sums))
-
-    def sums(self) -> RunSums:
-        """Everything so far."""
-        breakdowns = {name: sums.reshape(-1, BUCKETS, 3) for name, sums in self._breakdowns.items()}
-        return RunSums(breakdowns, self._joint.reshape(JOINT, JOINT), self._tokens, self._sequences)
+    def sums(self, columns: dict[str, Float64s], batch: TokenBatch, buckets: Ints) -> RunSums:
+        """Everything so far; `columns` are the mismatch's sums of all sequences of the cell."""
+        where = buckets, BREAKDOWNS["length"].of(batch.segments.lengths)
+        values = np.stack([columns["tokens"], columns["abs"], columns["k3"]], axis=1)
+        np.add.at(self.tables.breakdowns["length"], where, values)
+        return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, _worst_sequences(columns, batch))
 
 
-def _worst_tokens(ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
-    found = np.flatnonzero((ratios.absolute >= threshold) & (ratios.absolute > 0))
-    if len(found) > 4096:  # keep ties at the cut
-        cut = largest(ratios.absolute[found], 50).min()
-        found = found[ratios.absolute[found] >= cut]
+def _worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
+    peak = np.maximum(ratios.highest, -ratios.lowest)
+    needed = max(threshold, _least_of_worst(peak))  # a sequence whose peak reaches it has a token that does
+    candidates = np.flatnonzero((peak > 0) & (peak >= needed))
+    found = kernel.beyond(ratios, candidates, -needed, needed)
+    log_ratio = ratios.log_ratio_at(found)
+    if not needed:  # so few sequences that even tokens without a difference were found
+        found, log_ratio = found[log_ratio != 0], log_ratio[log_ratio != 0]
     sequence = np.searchsorted(batch.segments.offsets, found, side="right") - 1
-    place = np.stack([np.full(len(found), batch.file), batch.rows[sequence], batch.positions[found]], axis=1)
+    token = found - batch.segments.offsets[sequence]
+    position = token if batch.position is None else batch.position[found]
+    place = np.stack([np.full(len(found), batch.file), batch.rows[sequence], position], axis=1)
+    policy, reference = ratios.given
     fields: dict[str, NDArray[Any]] = {
-        "token": found - batch.segments.offsets[sequence],
-        "rollout_log_prob": ratios.reference[found],
-        "train_log_prob": ratios.policy[found],
-        "log_ratio": ratios.log_ratio[found],
+        "token": token,
+        "rollout_log_prob": reference[found].astype(np.float64),
+        "train_log_prob": policy[found].astype(np.float64),
+        "log_ratio": log_ratio,
     }
-    return Worst.of(ratios.absolute[found], place, fields | _names(batch, sequence))
+    return Worst.of(np.abs(log_ratio), place, fields | _names(batch, sequence))
+
+
+def _least_of_worst(scores: Float64s) -> float:
+    """The smallest of the WORST largest scores; 0 where there are fewer."""
+    return float(largest(scores, WORST).min()) if len(scores) > WORST else 0.0
 
 
 def _worst_sequences(columns: dict[str, Float64s], batch: TokenBatch) -> Worst:
     score = np.abs(columns["log_ratio"])
-    found = np.flatnonzero(score > 0)
+    found = np.flatnonzero((score > 0) & (score >= _least_of_worst(score)))
     place = np.stack([np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
     length = np.maximum(columns["tokens"][found], 1)
     fields: dict[str, NDArray[Any]] = {

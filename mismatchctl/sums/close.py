@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from mismatchctl.batch import Float64s
+from mismatchctl.correction import Correction
 from mismatchctl.sums.clusters import ClusterTable
 from mismatchctl.sums.reduce import Plan
 
-_LINEAR = ("loss", "gradient_product")  # in the weights; present where the dump has current log-probs
+_EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
+_LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
+_OF_LOSS = ("loss", "gradient_product", "squared_gradient")
+_SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 _SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
 
 
@@ -59,30 +65,49 @@ class Closing:
                 continue
             excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
             within = inverse if rule.normalize_over == "micro_batch" else np.zeros_like(inverse)
-            columns = self._index[f"{index}/{excess}"], self._index[number]
-            total, count = (np.bincount(within, weights=group.sums[:, column]) for column in columns)
-            factor = 1 + total / np.maximum(count, 1)
-            spread = factor if rule.normalize_over == "micro_batch" else np.full(len(every), factor[0])
-            factors[:, index] = np.where(spread > _SMALLEST_FACTOR, spread, 1.0)
+            total, count = (
+                np.bincount(within, weights=group.sums[:, self._index[name]]).astype(np.float64)
+                for name in (f"{index}/{excess}", number)
+            )
+            factor = normalization_factor(total, count)
+            factors[:, index] = factor if rule.normalize_over == "micro_batch" else factor[0]
         return every, factors
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
-        """Divide the weights w of each row by its factor F, in place; sums are of w - 1 and (w - 1)^2."""
-        shift = 1 - factor  # w/F - 1 = (w - 1 + shift) / F
-        first, second = (self._index[f"{correction}/{name}"] for name in ("weight_excess", "squared_weight_excess"))
-        tokens, kept = sums[:, self._index["tokens"]], sums[:, self._index[f"{correction}/kept"]]
-        squares = sums[:, second] + 2 * shift * sums[:, first] + tokens * shift**2
-        sums[:, second] = squares / factor**2
-        for position, count in ((first, tokens), (self._index[f"{correction}/kept_excess"], kept)):
-            sums[:, position] = (sums[:, position] + count * shift) / factor
-        sums[:, self._index[f"{correction}/sequence_weight"]] /= factor
-        linear = [name for name in _LINEAR if f"{correction}/{name}" in self._index]
-        for name in linear:
-            sums[:, self._index[f"{correction}/{name}"]] /= factor
-        for name in ("squared_sequence_weight", "squared_kept_weight", *(["squared_gradient"] if linear else [])):
-            sums[:, self._index[f"{correction}/{name}"]] /= factor**2
+        """Divide the weights of each row by its factor, in place."""
+        own = f"{correction}/"
+        places = {name.removeprefix(own): place for name, place in self._index.items() if name.startswith(own)}
+        columns = {name: sums[:, place] for name, place in places.items()}
+        columns["tokens"] = sums[:, self._index["tokens"]]
+        for name, values in normalized(columns, factor, self.plan.corrections[correction]).items():
+            sums[:, places[name]] = values
         for name in ("weight", "-weight"):
-            maxima[:, self._maxima[f"{correction}/{name}"]] /= factor
+            maxima[:, self._maxima[own + name]] /= factor
+
+
+def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
+    """The mean weight from a total of w - 1; 1 where it is so small that weights are left as they are."""
+    factor = 1 + total_excess / np.maximum(count, 1)
+    return np.where(factor > _SMALLEST_FACTOR, factor, 1.0)
+
+
+def normalized(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
+    """The columns of one correction that change when its weights w are divided by a factor F.
+
+    Args:
+        columns: sums of w - 1 and (w - 1)^2, of w and w^2, with `tokens` and `kept`; others stay as they are.
+        factor: F, shaped so that it can be broadcast against each column.
+        correction: whose loss may not take the weights.
+    """
+    shift, found = 1 - factor, {}  # w/F - 1 = (w - 1 + shift) / F
+    for name, count in _EXCESS.items():
+        found[name] = (columns[name] + columns[count] * shift) / factor
+    if "squared_weight_excess" in columns:
+        squares = columns["squared_weight_excess"] + 2 * shift * columns["weight_excess"] + columns["tokens"] * shift**2
+        found["squared_weight_excess"] = squares / factor**2
+    scaled = columns if correction.weights_loss else {name: columns[name] for name in columns if name not in _OF_LOSS}
+    found |= {name: scaled[name] / factor for name in _LINEAR if name in scaled}
+    return found | {name: scaled[name] / factor**2 for name in _SQUARED if name in scaled}
 
 
 def closed_columns(plan: Plan) -> tuple[str, ...]:

@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Float64s, Ints
 
 Hashes = NDArray[np.uint64]
 
 GROUP_CAP = 4096
 """Clusters of a group that are kept apart; beyond, they are folded by their hash."""
 OVERALL_CAP = 1024
-"""The same for a whole run."""
+"""Rows, one per cluster and group, that are kept apart of a whole run."""
+DETAILED_CAP = 1 << 14
+"""The same where every cluster is wanted."""
+
+_WIDE = 512  # columns beyond which `reduceat`, which goes along each, is slower than adding whole rows
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -41,6 +45,18 @@ def hash_content(columns: list[Float64s]) -> Hashes:
     for column in columns:
         hashes = mix(hashes, (column + 0.0).view(np.uint64))
     return hashes
+
+
+def add_rows(rows: Float64s, starts: Ints) -> Float64s:
+    """Sums of `rows` [S, ...] from each start to the next, [len(starts), ...]."""
+    if len(starts) == len(rows):
+        return rows
+    if rows[0].size < _WIDE:
+        return np.add.reduceat(rows, starts, axis=0)
+    result, stops = np.empty((len(starts), *rows.shape[1:])), [*starts[1:].tolist(), len(rows)]
+    for row, start, stop in zip(result, starts.tolist(), stops, strict=True):
+        np.add.reduce(rows[start:stop], axis=0, out=row)
+    return result
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,7 @@ class ClusterTable:
         return cls(
             clusters[starts],
             scopes[starts],
-            np.add.reduceat(sums[order], starts, axis=0),
+            add_rows(sums[order], starts),
             np.maximum.reduceat(maxima[order], starts, axis=0),
             is_folded,
         )
@@ -99,6 +115,15 @@ class ClusterTable:
             return self  # once folded, always folded: what comes later must meet what was folded before
         return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
+    def of_scope(self, scope: np.uint64) -> ClusterTable:
+        """The same rows in one scope: they stay apart from the rows of other scopes."""
+        return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
+
     def salted(self, salt: np.uint64) -> ClusterTable:
         """The same rows under new cluster names: clusters of one group are not those of another."""
         return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima, self.is_folded)
+
+    def folded_across_scopes(self, cap: int) -> ClusterTable:
+        """The clusters of every scope, each its own, folded into `cap` by their hash."""
+        names = mix(self.clusters, self.scopes) % np.uint64(cap)
+        return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)

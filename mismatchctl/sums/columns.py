@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Applied, Correction, Selection
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
+from mismatchctl.sums.kernel import TOKEN_MAXIMA, TOKEN_SUMS
 
 Columns = dict[str, Float64s]
 
@@ -34,32 +35,24 @@ def base_columns(batch: TokenBatch) -> Columns:
     }
 
 
-def pair_columns(ratios: Ratios, batch: TokenBatch) -> Columns:
-    """Sums over the tokens of each sequence, and functions of each sequence's own sums, for one pair of policies."""
-    total, lengths = ratios.segments.sum, ratios.segments.lengths
-    x, difference = ratios.log_ratio, ratios.prob_diff
-    log_ratio, policy, reference = ratios.log_ratio_sum, total(ratios.policy), total(ratios.reference)
-    columns = {
-        "log_ratio": log_ratio,
-        "abs": total(ratios.absolute),
-        "square": total(x * x),
-        "k3": total(ratios.k3),
-        "excess": total(ratios.excess),
-        "squared_excess": total(ratios.excess * ratios.excess),
-        "identical": total(x == 0),
-        "prob_diff": total(np.abs(difference)),
-        "squared_prob_diff": total(difference * difference),
-        "policy_prob": total(ratios.policy_prob),
-        "squared_policy_prob": total(ratios.policy_prob * ratios.policy_prob),
-        "reference_prob": total(ratios.reference_prob),
-        "squared_reference_prob": total(ratios.reference_prob * ratios.reference_prob),
-    }
+def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
+    """Sums of each sequence and functions of them, and the largest of each, given TOKEN_SUMS and TOKEN_MAXIMA.
+
+    Smallest ones are the largest of the negative.
+    """
+    columns, maxima = dict(zip(TOKEN_SUMS, sums, strict=True)), dict(zip(TOKEN_MAXIMA, largest, strict=True))
+    lengths = ratios.segments.lengths.astype(np.float64)
     columns["squared_ratio"] = _squares(
-        lengths, columns["excess"], columns["squared_excess"], lambda: total((1.0 + ratios.excess) ** 2)
+        lengths,
+        columns["excess"],
+        columns["squared_excess"],
+        lambda: ratios.segments.sum((1.0 + ratios.excess) ** 2),
     )
-    columns |= _neighbours(x, batch)
-    columns |= _whole_sequences(log_ratio, policy, reference, lengths.astype(np.float64))
-    return columns
+    policy, reference = columns.pop("policy"), columns.pop("reference")
+    columns |= _whole_sequences(columns["log_ratio"], policy, reference, lengths)
+    mean = np.where(lengths > 0, columns["log_ppl_diff"], -np.inf)
+    maxima |= {"log_ppl_diff": mean, "-log_ppl_diff": np.where(lengths > 0, -mean, -np.inf)}
+    return columns, maxima
 
 
 def _squares(
@@ -71,38 +64,6 @@ def _squares(
     if lost.any():
         np.copyto(squares, anew(), where=lost)
     return squares
-
-
-def pair_maxima(ratios: Ratios, columns: Columns, batch: TokenBatch) -> Columns:
-    """The largest of each sequence, for one pair of policies; smallest ones as the largest of the negative."""
-    length = batch.segments.lengths
-    mean = np.where(length > 0, -columns["log_ratio"] / np.maximum(length, 1), -np.inf)
-    return {
-        "log_ratio": ratios.segments.max(ratios.log_ratio),
-        "-log_ratio": -ratios.segments.min(ratios.log_ratio),
-        "prob_diff": ratios.segments.max(np.abs(ratios.prob_diff)),
-        "log_ppl_diff": mean,
-        "-log_ppl_diff": np.where(length > 0, -mean, -np.inf),
-    }
-
-
-def _neighbours(x: Float64s, batch: TokenBatch) -> Columns:
-    """Products of adjacent log ratios: both tokens valid, in one sequence, one position apart."""
-    length = batch.tokens
-    product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
-    if length > 1:
-        adjacent = np.ones(length - 1, np.bool_)
-        if batch.position is not None:
-            adjacent = np.diff(batch.position) == 1
-        starts = batch.segments.offsets[1:-1]
-        adjacent[starts[(starts > 0) & (starts < length)] - 1] = False
-        np.multiply(x[1:], x[:-1], out=product[1:])
-        np.add(x[1:], x[:-1], out=both[1:])
-        product[1:] *= adjacent
-        both[1:] *= adjacent
-        count[1:] = adjacent
-    total = batch.segments.sum
-    return {"neighbours": total(count), "neighbour_product": total(product), "neighbour_sum": total(both)}
 
 
 def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s, length: Float64s) -> Columns:
@@ -160,7 +121,7 @@ def correction_columns(
             columns[f"gate{index}_tokens_{side}"] = rejected.counts
             columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
     columns |= _catastrophic(correction, ratios, batch)
-    for name, values in _compared(batch).items():
+    for name, values in compared(batch).items():
         known = ~np.isnan(values) & (lengths > 0)
         filled = np.where(known, values, 0.0)
         for side, part in (("kept", share), ("rejected", some - share)):
@@ -180,8 +141,8 @@ def correction_maxima(correction: Correction, applied: Applied, ratios: Ratios |
         return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
     clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if weights.per_token:
-        high = np.exp(np.clip(segments.max(ratios.log_ratio), *clamp))
-        low = np.exp(np.clip(segments.min(ratios.log_ratio), *clamp))
+        high = np.exp(np.clip(ratios.highest, *clamp))
+        low = np.exp(np.clip(ratios.lowest, *clamp))
     else:
         high = low = np.exp(np.clip(weights.log_ratio, *clamp))
     result = {"raw_weight": high, "-raw_weight": -low}
@@ -236,7 +197,7 @@ def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: T
     return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
 
 
-def _compared(batch: TokenBatch) -> Columns:
+def compared(batch: TokenBatch) -> Columns:
     """Reward, mean advantage and length of each sequence; NaN where unknown."""
     unknown = np.full(len(batch), np.nan)
     reward = np.asarray(batch.columns.get("reward", unknown), np.float64)

@@ -54,7 +54,7 @@ def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | No
     own = plain if correction.loss == "ppo" else token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in _NAMES}
-    weights = applied.token_weights()
+    weights = applied.token_weights() if correction.weights_loss else np.ones(batch.segments.tokens)
     gradient = weights * own.gradient
     kept = applied.kept
     columns = (

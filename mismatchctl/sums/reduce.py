@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction, apply
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
-from mismatchctl.sums.cell import BUCKETS, CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
+from mismatchctl.sums.clusters import DETAILED_CAP, OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
 from mismatchctl.sums.losses import loss_columns, plain_loss_columns, token_loss
+from mismatchctl.sums.plain import PLAIN
 
 MISMATCH, DRIFT = "mismatch", "drift"
 Value = str | int | float | bool | None
@@ -34,12 +36,17 @@ class Plan:
         by: columns to break down by.
         drift: whether the dump has current log-probs.
         sequences: whether a row per sequence is wanted too.
+        kernel: what does the arithmetic over tokens.
+        every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
+            corrections too, rather than at the size of a file.
     """
 
     corrections: tuple[Correction, ...] = ()
     by: tuple[str, ...] = ()
     drift: bool = False
     sequences: bool = False
+    kernel: Kernel = PLAIN
+    every_cluster: bool = False
 
     @property
     def pairs(self) -> dict[str, str]:
@@ -56,8 +63,15 @@ class Plan:
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        additive, maxima = _block_columns(block, _ratios(block, self), self)
+        ratios = ratios_of(block, self)
+        nothing = np.zeros((len(TOKEN_SUMS), 1)), np.zeros((len(TOKEN_MAXIMA), 1))
+        additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), self)
         return tuple(additive), tuple(maxima)
+
+    @property
+    def most_clusters(self) -> int:
+        """Rows, one per cluster and group, that are kept apart of a whole run."""
+        return DETAILED_CAP if self.every_cluster else OVERALL_CAP
 
     @property
     def scoped(self) -> bool:
@@ -119,9 +133,8 @@ def _told_apart(values: NDArray[Any]) -> NDArray[Any]:
 
 def gather(batch: TokenBatch, order: Ints) -> TokenBatch:
     """The batch with its sequences in another order."""
-    lengths = batch.segments.lengths[order]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = np.arange(offsets[-1]) + np.repeat(batch.segments.offsets[:-1][order] - offsets[:-1], lengths)
+    offsets = np.concatenate([[0], np.cumsum(batch.segments.lengths[order])])
+    tokens = batch.segments.members(order)
 
     def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
         return None if values is None else values[tokens]
@@ -149,49 +162,49 @@ def _plain(value: Any) -> Value:
 
 def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     additive_names, maxima_names = plan.columns
-    collectors = {name: PairCollector() for name in plan.pairs}
-    clusters, named = _clusters(batch)
+    collectors = {name: PairCollector(plan.kernel) for name in plan.pairs}
+    clusters = cluster_hashes(batch)
+    buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     rows: list[dict[str, Float64s]] = []
-    hashes: list[Hashes] = []
-    overall = RunCollector()
-    for start, block in batch.blocks():
-        ratios = _ratios(block, plan)
-        additive, maxima = _block_columns(block, ratios, plan)
-        unnamed = [additive["tokens"], additive["log_ratio"], additive["reference_log_ppl"]]
+    worst = RunCollector(plan.kernel)
+    for start, block in batch.blocks(plan.kernel.block_tokens):
+        ratios = ratios_of(block, plan)
         within = slice(start, start + len(block))
-        keys = np.where(named[within], clusters[within], hash_content(unnamed))
-        buckets = (keys % np.uint64(BUCKETS)).astype(np.int64)
-        for name, source in plan.pairs.items():
-            if source in ratios:
-                collectors[name].add(ratios[source], buckets)
-        overall.add(ratios["train/rollout"], additive, block, buckets)
+        reduced = {
+            name: collectors[name].reduce(
+                ratios[source], block.position, buckets[within], worst.tables if name == MISMATCH else None
+            )
+            for name, source in plan.pairs.items()
+            if source in ratios
+        }
+        worst.add(ratios["train/rollout"], block)
+        additive, maxima = _block_columns(block, ratios, reduced, plan)
         rows.append(additive | {f"max {name}": values for name, values in maxima.items()})
-        hashes.append(keys)
-    scopes = _scopes(batch, plan)
+    scopes = scopes_of(batch, plan)
     merged = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     table = ClusterTable.of(
-        np.concatenate(hashes),
+        clusters,
         scopes,
         np.stack([merged[name] for name in additive_names], axis=1),
         np.stack([merged[f"max {name}"] for name in maxima_names], axis=1),
     )
     sums = CellSums(table, {name: collector.sums() for name, collector in collectors.items()})
     sequences = (_sequence_rows(batch, run, cell, scopes, merged),) if plan.sequences else ()
-    return Sums({(run, cell): sums}, {run: overall.sums()}, sequences)
+    return Sums({(run, cell): sums}, {run: worst.sums(merged, batch, buckets)}, sequences)
 
 
-def _ratios(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
+def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     """One Ratios per source that a metric or a correction looks at."""
-    made = {"train/rollout": Ratios(block.train, block.rollout, block.segments)}
+    made = {"train/rollout": plan.kernel.ratios(block.train, block.rollout, block.segments)}
     if plan.drift and block.current is not None:
-        made["current/train"] = Ratios(block.current, block.train, block.segments)
+        made["current/train"] = plan.kernel.ratios(block.current, block.train, block.segments)
         if any("current/rollout" in correction.sources for correction in plan.corrections):
-            made["current/rollout"] = Ratios(block.current, block.rollout, block.segments)
+            made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
     return made
 
 
 def _block_columns(
-    block: TokenBatch, ratios: dict[str, Ratios], plan: Plan
+    block: TokenBatch, ratios: dict[str, Ratios], reduced: dict[str, tuple[Float64s, Float64s]], plan: Plan
 ) -> tuple[dict[str, Float64s], dict[str, Float64s]]:
     """All columns of one block: additive, and those of which the largest counts."""
     additive: dict[str, Float64s] = {}
@@ -199,8 +212,8 @@ def _block_columns(
     for pair, source in plan.pairs.items():
         prefix = "" if pair == MISMATCH else f"{DRIFT}_"
         if source in ratios:
-            columns = cols.base_columns(block) | cols.pair_columns(ratios[source], block)
-            largest = cols.pair_maxima(ratios[source], columns, block)
+            columns, largest = cols.pair_columns(ratios[source], *reduced[pair])
+            columns = cols.base_columns(block) | columns
         else:  # a file without current log-probs among others that have them
             columns = dict.fromkeys(additive, np.zeros(len(block)))
             largest = dict.fromkeys(maxima, np.full(len(block), -np.inf))
@@ -221,8 +234,8 @@ def _block_columns(
     return additive, maxima
 
 
-def _clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
-    """Hash of each sequence's prompt, or of its own id where it names no prompt; and which have either."""
+def cluster_hashes(batch: TokenBatch) -> Hashes:
+    """Hash of each sequence's prompt, else of its own id, else of what it holds."""
     hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
     for name in ("prompt_id", "sequence_id"):
         values = batch.columns.get(name)
@@ -232,10 +245,14 @@ def _clusters(batch: TokenBatch) -> tuple[Hashes, Bools]:
         own = mix(hash_values(values), hash_values(np.array([name])))
         hashes = np.where(given & ~named, own, hashes)
         named |= given
-    return hashes, named
+    if named.all():
+        return hashes
+    held = [batch.segments.lengths.astype(np.float64), *map(batch.segments.sum, (batch.rollout, batch.train))]
+    return np.where(named, hashes, hash_content(held))
 
 
-def _scopes(batch: TokenBatch, plan: Plan) -> Hashes:
+def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
+    """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.scoped else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)
 

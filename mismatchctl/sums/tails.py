@@ -22,21 +22,25 @@ def largest(values: Float64s, count: int = TAIL_VALUES) -> Float64s:
 
 
 class LargestSoFar:
-    """Collects the largest values of a stream of blocks, cutting back now and then."""
+    """Collects the largest values of a stream of blocks, cutting back now and then.
+
+    Attributes:
+        threshold: a value below this cannot be among them.
+    """
 
     def __init__(self) -> None:
         self._blocks: list[Float64s] = []
         self._held = 0
-        self._threshold = -np.inf
+        self.threshold = -np.inf
 
     def add(self, values: Float64s) -> None:
         """Take note of a block."""
-        above = values if self._threshold == -np.inf else values[values >= self._threshold]
+        above = values if self.threshold == -np.inf else values[values >= self.threshold]
         self._blocks.append(above.copy() if above is values else above)
         self._held += len(above)
         if self._held > 4 * TAIL_VALUES:
             kept = self.values()
-            self._blocks, self._held, self._threshold = [kept], len(kept), float(kept.min())
+            self._blocks, self._held, self.threshold = [kept], len(kept), float(kept.min())
 
     def values(self) -> Float64s:
         """The largest values so far."""

@@ -28,13 +28,14 @@ from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correct
 from mismatchctl.frameworks.slime.versions import Version, find_version
 from mismatchctl.frameworks.step import Step
 
-_REDUCERS = (None, "sample_mean", "token_mean")
 _ROLLOUTS = ("rollout_ids", "rollout_id")
 _OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
 
 
 class Slime(Framework):
     """slime or Miles at one version."""
+
+    reducers = ("sample_mean", "token_mean")
 
     def __init__(self, version: Version) -> None:
         self.name, self.version, self.about = version.framework, version.month, version
@@ -111,9 +112,19 @@ class Slime(Framework):
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
 
+    def untold(self, correction: Correction) -> frozenset[str]:
+        """The KL loss takes a reference policy; OPSM counts masked tokens too."""
+        given = self._arguments(correction, None)
+        names = {"kl_loss": given.use_kl_loss, "loss": given.use_kl_loss, "opsm_clipfrac": given.use_opsm}
+        return frozenset(name for name, needs_more in names.items() if needs_more)
+
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for, and those that slime only documents."""
         return meanings(self.about)
+
+    def logged_key(self, name: str) -> str:
+        """A name of `meanings` as `Replay.logged` has it: without the panel that wandb shows it in."""
+        return name.removeprefix("train/")
 
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
@@ -148,7 +159,7 @@ class Slime(Framework):
         return given
 
     def _arguments(self, correction: Correction, reducer: str | None) -> Arguments:
-        if reducer not in _REDUCERS:
+        if reducer is not None and reducer not in self.reducers:
             raise ConfigError(f"there is no reducer {reducer!r}: sample_mean or token_mean")
         said, unsaid, _ = arguments_of(correction, self._effect)
         if unsaid:
@@ -210,7 +221,7 @@ class _Run:
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)
-        for rows in self._micro_batches():
+        for rows in self.step.micro_batches(self.size):
             taken, tokens = policies.take(rows)
             call = LossCall(taken, self.arguments, self.version) if self.has_loss else Call(taken, self.arguments)
             for metric in METRICS:
@@ -254,18 +265,8 @@ class _Run:
 
     def _rollouts(self) -> NDArray[Any]:
         """Which rollout each row belongs to."""
-        for name in _ROLLOUTS:
-            if self.step.has(name):
-                return np.asarray(self.step.table[name].to_pylist())
+        for column in _ROLLOUTS:
+            if self.step.has(column):
+                names = self.step.table[column].to_pylist()
+                return np.array([f"row {row}" if name is None else f"= {name}" for row, name in enumerate(names)])
         return np.arange(len(self.step))
-
-    def _micro_batches(self) -> list[NDArray[np.int64]]:
-        """The rows of each micro-batch, in the order in which they first occur."""
-        if self.step.has("micro_batch") and self.size is None:
-            names = self.step.table["micro_batch"].to_pylist()
-            groups: dict[Any, list[int]] = defaultdict(list)
-            for row, name in enumerate(names):
-                groups[name].append(row)
-            return [np.array(rows, np.int64) for rows in groups.values()]
-        size = self.size or max(len(self.step), 1)
-        return [np.arange(start, min(start + size, len(self.step))) for start in range(0, len(self.step), size)]

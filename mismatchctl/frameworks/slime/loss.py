@@ -10,10 +10,9 @@ from mismatchctl.batch import Bools, Floats
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.config import Arguments
 from mismatchctl.frameworks.slime.versions import Version
-from mismatchctl.losses import Surrogate, cispo, exp, kl_estimate, ppo
+from mismatchctl.losses import Surrogate, cispo, exp, kl_estimate, low_variance_kl, off_policy_masked, ppo
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
-_LOW_VAR_KL_BOUND = 10.0
 _SMALLEST_SQUARES = 1e-8
 
 
@@ -72,10 +71,9 @@ class LossCall(Call):
         )
 
     @cached_property
-    def drifted(self) -> Bools:
-        """Sequences that OPSM masks: the mean of old minus current exceeds its delta [S]."""
-        drift: Bools = self.mean(self.old - self.current) > self.dtype.type(self.arguments.opsm_delta)
-        return drift
+    def drift(self) -> Floats:
+        """Mean of old minus current of each sequence, which OPSM looks at [S]."""
+        return self.mean(self.old - self.current)
 
     @cached_property
     def pg_loss(self) -> Floats:
@@ -85,16 +83,16 @@ class LossCall(Call):
             losses = np.where(self._masked_by_opsm, 0, losses).astype(losses.dtype)
         return losses * self.weights if self.arguments.weighs else losses
 
-    @property
+    @cached_property
     def _masked_by_opsm(self) -> Bools:
-        masked: Bools = (self.advantages < 0) & self.spread(self.drifted)
-        return masked
+        return off_policy_masked(self.advantages, self.drift, self.segments, self.arguments.opsm_delta)
 
     @property
     def opsm_clipfrac(self) -> Floats:
         """Tokens of each sequence that OPSM masks, invalid ones too, over its valid tokens [S]."""
         assert self.policies.masked_negative is not None
-        masked = self.total(self._masked_by_opsm) + self.policies.masked_negative * self.drifted
+        drifted: Bools = self.drift > self.dtype.type(self.arguments.opsm_delta)
+        masked = self.total(self._masked_by_opsm) + self.policies.masked_negative * drifted
         return (masked / self.counts).astype(np.float32)
 
     @property
@@ -117,12 +115,12 @@ class LossCall(Call):
 
     def _kl(self, policy: Floats, base: Floats, kind: str, importance: Floats | None = None) -> Floats:
         log_ratio = policy.astype(np.float32) - base.astype(np.float32)
-        if self.version.finite and kind == "low_var_kl":
+        if kind != "low_var_kl":
+            estimate = kl_estimate(log_ratio, kind)
+            return estimate if importance is None else np.multiply(importance, estimate)
+        if self.version.finite:
             log_ratio = np.clip(self._finite(log_ratio), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        estimate = kl_estimate(log_ratio, "k3" if kind == "low_var_kl" else kind)
-        if importance is not None:
-            estimate = importance * estimate
-        return np.clip(estimate, -_LOW_VAR_KL_BOUND, _LOW_VAR_KL_BOUND) if kind == "low_var_kl" else estimate
+        return low_variance_kl(log_ratio, importance)
 
     @property
     def ess_ratio(self) -> Floats:

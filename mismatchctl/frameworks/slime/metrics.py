@@ -19,11 +19,12 @@ from mismatchctl.frameworks.slime.call import Call
 from mismatchctl.frameworks.slime.config import Arguments
 from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.losses import exp
+from mismatchctl.metrics.measure import Quantity
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Mask = Literal["original", "kept", "none"]
 Basis = Literal["log-probs", "raw weights", "bounded weights", "final weights", "loss"]
-Quantity = Callable[[Any], NDArray[Any]]
+PerToken = Callable[[Any], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -47,15 +48,21 @@ class LoggedMetric:
         basis: what it looks at; weights before their bound, after it, or after normalization.
         when: which configurations log it.
         miles_only: slime has no such name.
+        like: what the registry of metrics calls the quantity; None where it has nothing like it.
+        within: what becomes of the tokens of a sequence.
+        pair: the two policies, where they are not train and rollout.
     """
 
     name: str
     formula: str
-    quantity: Quantity
+    quantity: PerToken
     mask: Mask
     basis: Basis
     when: Condition
     miles_only: bool = False
+    like: Quantity | None = None
+    within: str = "mean"
+    pair: str = ""
 
     @property
     def needs_loss(self) -> bool:
@@ -103,7 +110,7 @@ def _k3(call: Call) -> NDArray[Any]:
     return k3
 
 
-def _extreme(reduce: str) -> Quantity:
+def _extreme(reduce: str) -> PerToken:
     def quantity(call: Call) -> NDArray[Any]:
         values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
         return call.spread(values.astype(call.dtype))
@@ -125,144 +132,170 @@ def _factor(call: Call) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
-def _fractions(prefix: str, about: str, mode: str) -> tuple[LoggedMetric, LoggedMetric]:
+def _of_weights(
+    name: str, formula: str, quantity: PerToken, when: Condition, basis: Basis = "raw weights", **rest: Any
+) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", basis, when, **rest)
+
+
+def _fractions(mode: str) -> tuple[LoggedMetric, LoggedMetric]:
+    name, when = f"mis_tis_{mode}_fraction", _in_mode(mode)
     return (
-        LoggedMetric(
-            f"{prefix}_low", f"1 where {about} < lower bound", _low, "original", "raw weights", _in_mode(mode)
-        ),
-        LoggedMetric(
-            f"{prefix}_high", f"1 where {about} > upper bound", _high, "original", "raw weights", _in_mode(mode)
-        ),
+        _of_weights(f"{name}_low", "1 where weight < lower bound", _low, when, like=Quantity.BELOW),
+        _of_weights(f"{name}_high", "1 where weight > upper bound", _high, when, like=Quantity.ABOVE),
     )
 
 
-def _of_policies(name: str, formula: str, quantity: Quantity) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", "log-probs", MEASURED)
+def _of_policies(name: str, like: Quantity, formula: str, quantity: PerToken) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", "log-probs", MEASURED, like=like)
 
 
 def _of_loss(
     name: str,
     formula: str,
-    quantity: Quantity,
+    quantity: PerToken,
     when: Condition = ALWAYS,
     mask: Mask = "kept",
-    miles_only: bool = False,
+    **rest: Any,
 ) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, mask, "loss", when, miles_only)
+    return LoggedMetric(name, formula, quantity, mask, "loss", when, **rest)
 
 
 _POLICIES = (
-    _of_policies("mis_training_log_ppl", "-m(p)", lambda c: c.spread(-c.mean(c.train))),
-    _of_policies("mis_training_ppl", "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
-    _of_policies("mis_rollout_log_ppl", "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
-    _of_policies("mis_rollout_ppl", "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
-    _of_policies("mis_kl", "q - p", lambda c: c.rollout - c.train),
-    _of_policies("mis_k3_kl", "exp(d) - d - 1, not clamped", _k3),
-    _of_policies("mis_log_ppl_diff", "m(q) - m(p)", _log_ppl_diff),
-    _of_policies("mis_log_ppl_abs_diff", "|m(q) - m(p)|", lambda c: np.abs(_log_ppl_diff(c))),
-    _of_policies("mis_ppl_ratio", "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
-    _of_policies("mis_chi2_token", "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
-    _of_policies("mis_chi2_seq", "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
+    _of_policies("mis_training_log_ppl", Quantity.TRAIN_LOG_PPL, "-m(p)", lambda c: c.spread(-c.mean(c.train))),
+    _of_policies("mis_training_ppl", Quantity.TRAIN_PPL, "exp(-m(p))", lambda c: c.spread(exp(-c.mean(c.train)))),
+    _of_policies("mis_rollout_log_ppl", Quantity.ROLLOUT_LOG_PPL, "-m(q)", lambda c: c.spread(-c.mean(c.rollout))),
+    _of_policies("mis_rollout_ppl", Quantity.ROLLOUT_PPL, "exp(-m(q))", lambda c: c.spread(exp(-c.mean(c.rollout)))),
+    _of_policies("mis_kl", Quantity.K1, "q - p", lambda c: c.rollout - c.train),
+    _of_policies("mis_k3_kl", Quantity.K3, "exp(d) - d - 1, not clamped", _k3),
+    _of_policies("mis_log_ppl_diff", Quantity.LOG_PPL_DIFF, "m(q) - m(p)", _log_ppl_diff),
+    _of_policies(
+        "mis_log_ppl_abs_diff", Quantity.LOG_PPL_ABS_DIFF, "|m(q) - m(p)|", lambda c: np.abs(_log_ppl_diff(c))
+    ),
+    _of_policies("mis_ppl_ratio", Quantity.PPL_RATIO, "exp(m(q) - m(p))", lambda c: exp(_log_ppl_diff(c))),
+    _of_policies("mis_chi2_token", Quantity.SQUARED_RATIO, "m(exp(2 clamp(d, 20))) - 1", _chi2_token),
+    _of_policies("mis_chi2_seq", Quantity.SQUARED_PRODUCT, "exp(2 clamp(sum of d, 20)) - 1", _chi2_seq),
 )
 
 _WEIGHTS = (
-    LoggedMetric(
+    _of_weights(
         "mis_tis_weight_before_bound",
         "exp(clamp(d at its level, 20))",
         lambda c: c.raw_weights,
-        "original",
-        "raw weights",
         WEIGHED,
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
-        "mis_tis_weight_after_bound", "weight", lambda c: c.bounded_weights, "original", "bounded weights", WEIGHED
+    _of_weights(
+        "mis_tis_weight_after_bound",
+        "weight",
+        lambda c: c.bounded_weights,
+        WEIGHED,
+        "bounded weights",
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_mean_after_tis_rs",
         "weight; rejection does not enter, whatever the name says",
         lambda c: c.bounded_weights,
-        "original",
-        "bounded weights",
         WEIGHED,
+        "bounded weights",
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric(
-        "mis_tis_truncate_fraction",
-        "1 where weight > upper bound",
-        _high,
-        "original",
-        "raw weights",
-        _in_mode("truncate"),
+    _of_weights(
+        "mis_tis_truncate_fraction", "1 where weight > upper bound", _high, _in_mode("truncate"), like=Quantity.ABOVE
     ),
-    *_fractions("mis_tis_clip_fraction", "weight", "clip"),
-    *_fractions("mis_tis_mask_fraction", "weight", "mask"),
-    LoggedMetric(
+    *_fractions("clip"),
+    *_fractions("mask"),
+    _of_weights(
         "mis_rs_mask_fraction_low",
         "1 where ratio at rs_level < lower bound",
         lambda c: c.rejection_ratios < c.rejection_bounds[0],
-        "original",
-        "log-probs",
         REJECTS,
+        "log-probs",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_mask_fraction_high",
         "1 where ratio at rs_level > upper bound",
         lambda c: c.rejection_ratios > c.rejection_bounds[1],
-        "original",
-        "log-probs",
         REJECTS,
+        "log-probs",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_catastrophic_token_fraction",
         "1 where d < log(veto)",
         lambda c: c.catastrophic,
-        "original",
-        "log-probs",
         VETOES,
+        "log-probs",
+        like=Quantity.CATASTROPHIC,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_rs_catastrophic_seq_fraction",
         "1 where any token of the sequence has d < log(veto)",
         lambda c: c.spread(c.vetoed),
-        "original",
-        "log-probs",
         VETOES,
+        "log-probs",
+        like=Quantity.CATASTROPHIC,
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_batch_norm_factor",
         "mean weight of the micro-batch before rejection",
         _factor,
-        "original",
-        "bounded weights",
         NORMALIZES,
+        "bounded weights",
     ),
-    LoggedMetric(
+    _of_weights(
         "mis_is_ratio_mean_final",
         "m(weight)",
         lambda c: c.spread(c.mean(c.weights)),
-        "original",
-        "final weights",
         WEIGHED,
+        "final weights",
+        like=Quantity.WEIGHT,
     ),
-    LoggedMetric("mis_is_ratio_min_final", "min of weight", _extreme("min"), "original", "final weights", WEIGHED),
-    LoggedMetric("mis_is_ratio_max_final", "max of weight", _extreme("max"), "original", "final weights", WEIGHED),
-    LoggedMetric("tis", "exp(d), not clamped", lambda c: c.raw_weights, "original", "raw weights", BUILT_IN),
-    LoggedMetric("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), "original", "raw weights", BUILT_IN),
-    LoggedMetric(
-        "tis_clipfrac",
-        "1 where weight != exp(d)",
-        lambda c: c.weights != c.raw_weights,
-        "original",
-        "bounded weights",
-        BUILT_IN,
+    _of_weights(
+        "mis_is_ratio_min_final",
+        "min of weight",
+        _extreme("min"),
+        WEIGHED,
+        "final weights",
+        within="min",
+        like=Quantity.WEIGHT,
+    ),
+    _of_weights(
+        "mis_is_ratio_max_final",
+        "max of weight",
+        _extreme("max"),
+        WEIGHED,
+        "final weights",
+        within="max",
+        like=Quantity.WEIGHT,
+    ),
+    _of_weights("tis", "exp(d), not clamped", lambda c: c.raw_weights, BUILT_IN, like=Quantity.WEIGHT),
+    _of_weights("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), BUILT_IN),
+    _of_weights(
+        "tis_clipfrac", "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights, BUILT_IN, "bounded weights"
     ),
 )
 
 _LOSS = (
-    _of_loss("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss),
-    _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped),
-    _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl),
-    _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff),
-    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original"),
+    _of_loss(
+        "pg_loss",
+        "clipped surrogate, after OPSM, times the weight",
+        lambda c: c.pg_loss,
+        like=Quantity.LOSS,
+        pair="current/anchor",
+    ),
+    _of_loss(
+        "pg_clipfrac",
+        "1 where the clip decides",
+        lambda c: c.surrogate.clipped,
+        like=Quantity.CLIPPED,
+        pair="current/anchor",
+    ),
+    _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
+    _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
+    _of_loss(
+        "ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original", like=Quantity.RATIO, pair="current/train"
+    ),
     _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
     _of_loss(
         "opsm_clipfrac",
@@ -272,7 +305,11 @@ _LOSS = (
         "none",
     ),
     _of_loss(
-        "train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl, miles_only=True
+        "train_rollout_kl",
+        "exp(old - q) - 1 - (old - q), within 10",
+        lambda c: c.train_rollout_kl,
+        miles_only=True,
+        like=Quantity.K3,
     ),
     _of_loss(
         "ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio, mask="none", miles_only=True

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
@@ -33,6 +33,17 @@ _THRESHOLD_MISSING = (
     "rollout_rs_threshold must be explicitly provided when rollout_rs is enabled. "
     "Set rollout_rs_threshold to the desired threshold value."
 )
+
+
+class Unapplied(Correction):
+    """A Correction of which verl logs weights that the loss does not take: `rollout_is: false` of #3915."""
+
+    _measured: Weight | None = PrivateAttr(None)
+
+    @property
+    def measured(self) -> Weight | None:
+        """The weights that are logged, and that mask mode rejects by."""
+        return self._measured
 
 
 def read(native: Mapping[str, Any], version: Version) -> Correction:
@@ -90,8 +101,12 @@ def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
     veto = _number(settings, "rollout_is_veto_threshold")
     if veto is not None and veto > 0:  # the logarithm of others is -inf or nan: it never vetoes
         gates = (*gates, _veto(veto, MISMATCH))
-    about = "" if settings["rollout_is"] else "rollout_is is false: weights are logged but not applied."
-    return _correction(name=name, about=about, weight=weight, gates=gates)
+    if settings["rollout_is"]:
+        return _correction(name=name, weight=weight, gates=gates)
+    about = "rollout_is is false: weights are logged but not applied."
+    unapplied = _made(Unapplied, {"name": name, "about": about, "gates": gates})
+    unapplied._measured = weight
+    return unapplied
 
 
 def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:

@@ -5,7 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.batch import Floats
+from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.losses import exp
+from mismatchctl.metrics.measure import TOKENS, Quantity
+
+_PREFIX, _WHEN, _DIFF = "training/rollout_", "not in bypass mode", "distance of the token's two probabilities"
+DEBUG: tuple[Meaning, ...] = (
+    Meaning(f"{_PREFIX}probs_diff_valid", _WHEN, "1 where any token is valid, else 0", TOKENS, "max"),
+    Meaning(f"{_PREFIX}probs_diff_max", _WHEN, _DIFF, TOKENS, "max", Quantity.PROB_DIFF),
+    Meaning(f"{_PREFIX}probs_diff_mean", _WHEN, _DIFF, TOKENS, "mean", Quantity.PROB_DIFF),
+    Meaning(f"{_PREFIX}probs_diff_std", _WHEN, _DIFF, TOKENS, "standard deviation (n - 1)", Quantity.PROB_DIFF),
+    Meaning(
+        f"{_PREFIX}actor_probs_pearson_corr",
+        _WHEN,
+        "probabilities of the token under train and rollout",
+        TOKENS,
+        "Pearson correlation",
+        Quantity.PROBS,
+    ),
+)
+"""What calculate_debug_metrics logs, before any rejection."""
 
 
 def debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
@@ -13,18 +32,16 @@ def debug_metrics(train: Floats, rollout: Floats) -> dict[str, float]:
 
     Undefined values are nan, as verl logs them: the deviation of one token, the correlation of constants.
     """
-    prefix = "training/rollout_"
     if not len(train):
-        names = ("probs_diff_max", "probs_diff_mean", "probs_diff_std", "actor_probs_pearson_corr")
-        return {f"{prefix}probs_diff_valid": 0} | {prefix + name: float("nan") for name in names}
+        return {item.name: float("nan") for item in DEBUG} | {f"{_PREFIX}probs_diff_valid": 0}
     ours, theirs = exp(train), exp(rollout)
     differences = np.abs(ours - theirs).astype(np.float64)
     return {
-        f"{prefix}probs_diff_valid": 1,
-        f"{prefix}probs_diff_max": float(differences.max()),
-        f"{prefix}probs_diff_mean": float(differences.mean()),
-        f"{prefix}probs_diff_std": float(differences.std(ddof=1)) if len(differences) > 1 else float("nan"),
-        f"{prefix}actor_probs_pearson_corr": _pearson(ours.astype(np.float64), theirs.astype(np.float64)),
+        f"{_PREFIX}probs_diff_valid": 1,
+        f"{_PREFIX}probs_diff_max": float(differences.max()),
+        f"{_PREFIX}probs_diff_mean": float(differences.mean()),
+        f"{_PREFIX}probs_diff_std": float(differences.std(ddof=1)) if len(differences) > 1 else float("nan"),
+        f"{_PREFIX}actor_probs_pearson_corr": _pearson(ours.astype(np.float64), theirs.astype(np.float64)),
     }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.correction.presets import BYPASS
+from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
@@ -20,7 +22,7 @@ from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
 from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
-from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy
+from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.sample import Sample
 from mismatchctl.frameworks.verl.versions import Version, find_version
 
@@ -69,8 +71,9 @@ class Verl(Framework):
     ) -> Replay:
         """What verl's helper computes for the rows of one training step.
 
-        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. verl
-        corrects the batch as a whole: `micro_batch_size` changes nothing.
+        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. These verl
+        corrects as a whole batch; in bypass mode an actor (one rank here) corrects each micro-batch by itself, those
+        that a column `micro_batch` names or of `micro_batch_size` rows, and logs means over them.
 
         Raises:
             ConfigError: this version of verl cannot do that, or there is another reducer than its own.
@@ -78,10 +81,10 @@ class Verl(Framework):
         """
         if reducer is not None:
             raise ConfigError(f"verl has one reducer: {reducer!r} is not of verl")
-        step = Step.read(table, dtype, COLUMNS)
-        computed = self._compute(step, self._plan(correction))
-        weights = None if computed.weights is None else step.by_row(computed.weights)
-        return Replay(computed.logged, weights, step.by_row(computed.kept))
+        step, plan = Step.read(table, dtype, COLUMNS), self._plan(correction)
+        if plan.source == BYPASS and len(batches := step.micro_batches(micro_batch_size)) > 1:
+            return self._by_micro_batches(step, plan, batches)
+        return self._replay(step, plan)
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
         """verl's policy loss: see `losses.Options` for the options, which have verl's names.
@@ -98,15 +101,67 @@ class Verl(Framework):
         """What each name that this version logs stands for."""
         return meanings(self.about)
 
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One number of a step by verl's name, of its helper, of its debug metrics, or of its loss.
+
+        Raises:
+            ConfigError: this version has no such name, or not for this correction.
+        """
+        known = {meaning.name for meaning in self.meanings()}
+        if name not in known:
+            raise ConfigError(f"{self.title} has no metric {name!r}{suggestion(name, known)}")
+        chosen = Correction() if correction is None else correction
+        if name.startswith("actor/"):
+            loss = self.loss(table, chosen, dtype=dtype)
+            found = loss.metrics | {"actor/pg_loss": loss.value}
+        elif name.startswith("training/"):
+            found = self.debug_metrics(table, dtype)
+        else:
+            found = self.replay(table, chosen, dtype).logged
+        if name not in found:
+            raise ConfigError(f"{self.title} has no {name} with this correction")
+        return found[name]
+
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
-        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection."""
+        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection.
+
+        Raises:
+            DataError: no token is valid, which stops verl until 2026.
+        """
         step = Step.read(table, dtype, COLUMNS)
+        if not step.segments.tokens and self.about.dialect != "estimator":
+            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
         return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
 
-    def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
+        return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
+
+    def actor_metrics(
+        self, table: pa.Table, dtype: Dtype = "float64", micro_batch_size: int | None = None
+    ) -> dict[str, float]:
         """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
         step = Step.read(table, dtype, COLUMNS)
-        return logged([off_policy(_sample(step, "current_log_probs"), self.about)])
+        samples = [_sample(step.take(rows), "current_log_probs") for rows in step.micro_batches(micro_batch_size)]
+        return over_micro_batches([logged([off_policy(sample, self.about)]) for sample in samples], self.about)
+
+    def _replay(self, step: Step, plan: Plan) -> Replay:
+        computed = self._compute(step, plan)
+        weights = step.by_row(computed.weights) if plan.applied and computed.weights is not None else None
+        return Replay(computed.logged, weights, step.by_row(computed.kept))
+
+    def _by_micro_batches(self, step: Step, plan: Plan, batches: Sequence[NDArray[np.int64]]) -> Replay:
+        parts = [self._replay(step.take(rows), plan) for rows in batches]
+        places = np.argsort(np.concatenate(batches)).tolist()
+        keep = [kept for part in parts for kept in part.keep]
+        weights = [values for part in parts for values in part.weights or ()]
+        return Replay(
+            over_micro_batches([part.logged for part in parts], self.about),
+            None if plan.weight is None else [weights[place] for place in places],
+            [keep[place] for place in places],
+        )
 
     def _plan(self, correction: Correction) -> Plan:
         plan, problems = planning.plan(correction, self.about)

@@ -10,13 +10,14 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Loss
+from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce
+from mismatchctl.metrics.measure import KEPT, Quantity
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,39 @@ class PerToken:
 
     losses: Floats
     metrics: dict[str, float]
+
+
+LOSS: tuple[Meaning, ...] = (
+    Meaning(
+        "actor/ppo_kl",
+        "",
+        "anchor minus current log-prob, clamped to +-20 by some losses; the anchor is train, in bypass mode rollout",
+        KEPT,
+        "mean",
+        Quantity.K1,
+        "current/train",
+    ),
+    Meaning(
+        "actor/pg_clipfrac",
+        "",
+        "whether the clip decides the token's loss",
+        KEPT,
+        "mean",
+        Quantity.CLIPPED,
+        "current/anchor",
+    ),
+    Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT, "mean"),
+    Meaning(
+        "actor/pg_loss",
+        "",
+        "policy loss of the token, weighted",
+        KEPT,
+        "as loss_agg_mode says",
+        Quantity.LOSS,
+        "current/anchor",
+    ),
+)
+"""What the actor logs of its loss."""
 
 
 def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
@@ -238,8 +272,10 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
     mode = "rollout_correction" if pure else _token_mode(options, loss)
     kept = computed.kept
-    if pure and version.dialect == "ratio" and not plan.rejections:
-        kept = np.ones_like(kept)  # verl takes the mask only when rollout_rs is set: a veto alone does nothing
+    if version.dialect == "ratio" and (loss == "ppo_bypass" or (pure and not plan.rejections)):
+        # PPO in bypass mode rejects nothing: rollout is compared with itself, if at all. The pure loss takes the mask
+        # only when rollout_rs is set: a veto alone does nothing.
+        kept = np.ones_like(kept)
     tokens = Tokens(
         step.values("advantages"),
         step.values("current_log_probs"),
@@ -249,7 +285,7 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
         options,
     )
     # In bypass mode PPO's ratio is the importance weight already: verl does not weight it again.
-    weights = computed.weights if options.rollout_is and loss != "ppo_bypass" else None
+    weights = computed.weights if options.rollout_is and plan.applied and loss != "ppo_bypass" else None
     if mode == "geo_mean":
         return _geo_mean(tokens, weights)
     made = _pure(tokens) if pure else LOSSES[mode](tokens)
@@ -302,9 +338,12 @@ def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> f
     if mode == "token-sum":
         return 1 / options.dp_size
     if mode == "token-mean":
-        own, given = tokens.kept.sum(), options.batch_num_tokens
+        size, own, given = "(global) batch_num_tokens", tokens.kept.sum(), options.batch_num_tokens
     else:
-        own, given = (tokens.segments.sum(tokens.kept) > 0).sum(), options.global_batch_size
+        filled = tokens.segments.sum(tokens.kept) > 0
+        size, own, given = "global_batch_size", filled.sum(), options.global_batch_size
+    if scaled and given is None and options.dp_size > 1:
+        raise ConfigError(f"{size} is required when dp_size > 1")
     if version.agg_denominators == "mask":
         return float(own)
     whole = float(own if given is None else given) / options.dp_size

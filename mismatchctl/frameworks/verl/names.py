@@ -7,36 +7,86 @@ from collections.abc import Iterable, Iterator
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.verl import metrics
 from mismatchctl.frameworks.verl.config import RS_OPTIONS
+from mismatchctl.frameworks.verl.debug import DEBUG
+from mismatchctl.frameworks.verl.losses import LOSS
 from mismatchctl.frameworks.verl.metrics import Logged, Subject
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.metrics.measure import ALL_GATES, BOUNDED_WEIGHTS, RAW_WEIGHTS, SEQUENCES, TOKENS, Quantity
 
-_OVER = {"tokens": "valid tokens", "rows": "all rows", "filled": "rows with valid tokens"}
+_OVER = {"tokens": TOKENS, "rows": "all sequences, those without a valid token too", "filled": SEQUENCES}
 _REDUCTIONS = {
+    "mean - 1": "mean",
     "std": "standard deviation (n - 1)",
-    "spread": "square root of the mean of squares minus the squared mean",
+    "spread": "standard deviation (n)",
     "ess": "1 / mean of the squares of the values over their mean",
 }
 _WEIGHT_TABLES = {"token": metrics.TOKEN_WEIGHTS, "sequence": metrics.ROW_WEIGHTS, "geometric": metrics.ROW_WEIGHTS}
+_LIKE = {
+    (OffPolicy, "reference_minus_policy"): Quantity.K1,
+    (OffPolicy, "k3"): Quantity.K3,
+    (OffPolicy, "squared_ratio"): Quantity.SQUARED_RATIO,
+    (OffPolicy, "squared_row_ratio"): Quantity.SQUARED_PRODUCT,
+    (OffPolicy, "policy_log_ppl"): Quantity.TRAIN_LOG_PPL,
+    (OffPolicy, "policy_ppl"): Quantity.TRAIN_PPL,
+    (OffPolicy, "reference_log_ppl"): Quantity.ROLLOUT_LOG_PPL,
+    (OffPolicy, "reference_ppl"): Quantity.ROLLOUT_PPL,
+    (OffPolicy, "log_ppl_diff"): Quantity.LOG_PPL_DIFF,
+    (OffPolicy, "log_ppl_abs_diff"): Quantity.LOG_PPL_ABS_DIFF,
+    (OffPolicy, "ppl_ratio"): Quantity.PPL_RATIO,
+    (Weighted, "weight"): Quantity.WEIGHT,
+    (Weighted, "clamped"): Quantity.WEIGHT,
+    (Weighted, "high"): Quantity.ABOVE,
+    (Weighted, "rejected"): Quantity.REJECTED,
+    (Weighted, "row_rejected"): Quantity.REJECTED,
+    (Rejected, "rejection"): Quantity.REJECTED,
+    (Rejected, "row_rejected"): Quantity.REJECTED,
+    (Vetoed, "catastrophic"): Quantity.CATASTROPHIC,
+    (Vetoed, "row_vetoed"): Quantity.CATASTROPHIC,
+}
+"""What the registry of metrics calls a quantity."""
 
 
 def meanings(version: Version) -> list[Meaning]:
     """Every name that a version can log, once per configuration that gives it another meaning."""
-    return [
+    corrected = [
         Meaning(
             prefix + row.name,
             when,
-            _words(subject, row.quantity),
+            _words(subject, row),
             _OVER[row.over],
             _REDUCTIONS.get(row.reduction, row.reduction),
+            None if _tests(row, prefix) else _LIKE.get((subject, row.quantity)),
+            _basis(subject, row.quantity, version),
         )
         for table, subject, prefix, when in _tables(version)
         for row in table
     ]
+    return [*corrected, *DEBUG, *LOSS]
 
 
-def _words(subject: type[Subject], quantity: str) -> str:
-    return " ".join((getattr(subject, quantity).__doc__ or "").split()).rstrip(".")
+def _tests(row: Logged, prefix: str) -> bool:
+    """Whether it describes the ratios that rejection tests: those are no weights."""
+    return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
+
+
+def _basis(subject: type[Subject], quantity: str, version: Version) -> str:
+    if subject is Rejected:
+        return ALL_GATES
+    if subject is not Weighted:
+        return "train/rollout"
+    if quantity in ("rejected", "row_rejected"):
+        return "rejection without the veto"
+    if quantity == "clamped":
+        return "weights clamped into their thresholds"
+    if quantity == "high" and version.dialect == "flat":
+        return "ratios, which mask mode rejects by the same thresholds"
+    return BOUNDED_WEIGHTS if quantity == "weight" and version.dialect == "estimator" else RAW_WEIGHTS
+
+
+def _words(subject: type[Subject], row: Logged) -> str:
+    words = " ".join((getattr(subject, row.quantity).__doc__ or "").split()).rstrip(".")
+    return f"{words}, less 1" if row.reduction == "mean - 1" else words
 
 
 def _tables(version: Version) -> Iterator[tuple[Iterable[Logged], type[Subject], str, str]]:

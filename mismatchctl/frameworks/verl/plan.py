@@ -9,7 +9,7 @@ from typing import Any
 
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
-from mismatchctl.frameworks.verl.config import RS_OPTIONS
+from mismatchctl.frameworks.verl.config import RS_OPTIONS, Unapplied
 from mismatchctl.frameworks.verl.versions import Version
 
 _OPTION_OF = {rule: option for option, rule in RS_OPTIONS.items()}
@@ -23,12 +23,14 @@ class Plan:
 
     Attributes:
         weight: rollout_is, or None.
+        applied: whether the loss takes the weights.
         rejections: rollout_rs: one gate at most before 2026.
         veto: threshold of the per-token veto, before 2026.
         source: the policies that it compares: one pair for everything.
     """
 
     weight: Weight | None
+    applied: bool
     rejections: tuple[Gate, ...]
     veto: float | None
     source: Source
@@ -45,7 +47,8 @@ def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
     source: Source = MISMATCH if correction.loss == "ppo" else BYPASS
     if others := correction.sources - {source}:
         problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
-    weight = correction.weight
+    measured = correction.measured if isinstance(correction, Unapplied) else None
+    weight = measured or correction.weight
     if weight is not None and (reasons := list(_unlike_verl_weight(weight, correction, version))):
         problems += reasons
         weight = None
@@ -67,7 +70,7 @@ def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
             problems.append(f"verl@{version.name} rejects only with the ratio that it weights with")
         if weight is not None and rejections and rejections[0].level != weight.level:
             problems.append("verl@a weights and rejects at one level")
-    return Plan(weight, tuple(rejections), veto, source), problems
+    return Plan(weight, measured is None, tuple(rejections), veto, source), problems
 
 
 def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version) -> Iterator[str]:
@@ -144,7 +147,7 @@ def _write_flat(roles: Plan, correction: Correction, version: Version) -> dict[s
         return {"rollout_is_threshold": None}
     keep = roles.rejections[0].keep if roles.rejections else (weight.watch_low, weight.truncate)
     return {
-        "rollout_is": True,
+        "rollout_is": roles.applied,
         "rollout_is_threshold": keep[1],
         "rollout_is_threshold_lower": keep[0],
         "rollout_is_level": weight.level,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import fmean
 
 import numpy as np
 
@@ -51,6 +52,17 @@ class Computed:
 def logged(measured: Iterable[Measurement]) -> dict[str, float]:
     """The values of all names."""
     return {name: value for part in measured for name, value in compute(*part).items()}
+
+
+def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -> dict[str, float]:
+    """What an actor logs for a step, from what it logs for each micro-batch: means, until 2026 extremes by name."""
+    found: dict[str, float] = {}
+    for name in parts[0] if parts else ():
+        values = [part[name] for part in parts]
+        extremes = {} if version.averages_extremes else {"max": max, "min": min}
+        reduce = next((extreme for word, extreme in extremes.items() if word in name), fmean)
+        found[name] = reduce(values)
+    return found
 
 
 def off_policy(sample: Sample, version: Version) -> Measurement:

@@ -42,6 +42,11 @@ class Version:
     agg_denominators: Literal["mask", "global", "scaled"] = "mask"
 
     @property
+    def averages_extremes(self) -> bool:
+        """Whether what an actor logs is averaged over its micro-batches, names with max and min in them too."""
+        return self.dialect == "estimator"
+
+    @property
     def bypass_key(self) -> str:
         """The key that anchors the policy on the rollout."""
         return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"
@@ -128,12 +133,12 @@ VERSIONS: tuple[Version, ...] = (
 
 
 def find_version(word: str) -> Version:
-    """The version called `word`: a name, a pull request, a commit, or a month or day (the newest up to its end).
+    """The version called `word`: a name, a pull request, a commit, a month or day (the newest up to its end), `head`.
 
     Raises:
         ConfigError: there is none.
     """
-    if not word:
+    if word.lower() in ("", "head"):
         return VERSIONS[-1]
     for version in VERSIONS:
         commit = len(word) >= 7 and (version.commit.startswith(word) or word.startswith(version.commit))

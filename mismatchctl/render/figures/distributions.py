@@ -33,14 +33,14 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     edges = np.array(distribution.edges)
     if len(tokens) < 3:
         return None
-    bend = _bend(edges, tokens)
-    edges, (tokens, k3) = _coarser(edges, bend, tokens, np.array(distribution.k3))
+    middle = bend(edges, tokens)
+    edges, (tokens, k3) = coarser(edges, middle, tokens, np.array(distribution.k3))
     total, width = tokens.sum(), np.diff(edges)
     density = tokens / total / width
     canvas = Canvas(name)
-    canvas.axes.set_xscale("symlog", linthresh=bend, linscale=0.6)
+    canvas.axes.set_xscale("symlog", linthresh=middle, linscale=0.6)
     canvas.axes.set_xlim(edges[0], edges[-1])
-    canvas.ticks("x", _signed_ticks(edges[0], edges[-1], bend), power)
+    canvas.ticks("x", signed_ticks(edges[0], edges[-1], middle), power)
     floor = float(density[density > 0].min()) / 3
     canvas.log("y", floor, float(density.max()) * 2)
     canvas.axes.fill_between(
@@ -55,13 +55,13 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
     canvas.labels("log ratio, train − rollout (nats)", "share of tokens per nat")
     return canvas.finish(
         "Distribution of the log ratio",
-        f"Linear within ±{power(bend)}, logarithmic beyond. {_where_k3_is(edges, k3)} "
+        f"Linear within ±{power(middle)}, logarithmic beyond. {_where_k3_is(edges, k3)} "
         "Noise is symmetric and thin-tailed; a long left tail is what the trainer finds far less likely than "
         "the rollout did.",
     )
 
 
-def _bend(edges: Float64s, tokens: Float64s) -> float:
+def bend(edges: Float64s, tokens: Float64s) -> float:
     """The power of ten below the median of |x|, but not so small that the tails lose their room."""
     size = np.maximum(np.abs(edges[1:]), np.abs(edges[:-1]))
     order = np.argsort(size, kind="stable")
@@ -70,7 +70,7 @@ def _bend(edges: Float64s, tokens: Float64s) -> float:
     return 10.0 ** max(math.floor(math.log10(middle)), math.ceil(math.log10(largest)) - 6)
 
 
-def _coarser(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
+def coarser(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s, list[Float64s]]:
     """Neighbouring bins joined until each is as wide as a cell of the drawing."""
     place = np.sign(edges) * np.where(
         np.abs(edges) < bend, np.abs(edges) / bend, 1 + np.log10(np.maximum(np.abs(edges) / bend, 1))
@@ -80,7 +80,8 @@ def _coarser(edges: Float64s, bend: float, *counts: Float64s) -> tuple[Float64s,
     return np.append(edges[starts], edges[-1]), [np.add.reduceat(values, starts) for values in counts]
 
 
-def _signed_ticks(low: float, high: float, bend: float) -> list[float]:
+def signed_ticks(low: float, high: float, bend: float) -> list[float]:
+    """Zero, and powers of ten on either side of it."""
     ends = [max(-low, 0.0), max(high, 0.0)]
     decades = max(1, math.ceil(math.log10(max(*ends, bend) / bend)))
     step = math.ceil(decades / 4)
@@ -170,7 +171,7 @@ def breakdown_figure(breakdown: Breakdown, name: str) -> Figure | None:
     errors = np.array([se or 0.0 for se in breakdown.k3_se], np.float64)
     if not (values > 0).any():
         return None
-    where, ticks = _places(breakdown)
+    where, ticks = places(breakdown)
     canvas = Canvas(name)
     inside = np.array(breakdown.tokens) >= 0.0005 * sum(breakdown.tokens)
     shown = values[inside & (values > 0)] if (inside & (values > 0)).any() else values[values > 0]
@@ -184,7 +185,7 @@ def breakdown_figure(breakdown: Breakdown, name: str) -> Figure | None:
     return canvas.finish(words.title, f"{words.caption} The band is ± 2 standard errors over clusters.".strip())
 
 
-def _places(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str]]]:
+def places(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str]]]:
     """Middles of the bins on a logarithmic axis (base 10), and its ticks."""
     low = np.array(breakdown.low)
     high = np.array([np.nan if end is None else end for end in breakdown.high], np.float64)

@@ -1,0 +1,179 @@
+"""One reading of a dump, unit by unit: what every verb that passes over the tokens shares."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from mismatchctl.batch import TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
+from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.sums.reduce import Value
+
+WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
+"""Optional columns that the pass makes use of."""
+MayGrow = Callable[[str, Value], bool]
+"""Whether more of (run, step) may come."""
+Done = TypeVar("Done")
+
+
+class Batches:
+    """The batches of one unit, read as they are asked for.
+
+    Attributes:
+        tokens: valid tokens so far.
+        problems: what was left out so far.
+    """
+
+    def __init__(self, dump: Dump, unit: Unit) -> None:
+        self._dump, self._unit = dump, unit
+        self.tokens, self.problems = 0, Problems()
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        return self.watched_by(None)
+
+    def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
+        """The batches; `watch` sees the rows of each as they stand in the file, before."""
+        for batch in self._dump.read(self._unit, self.problems, watch):
+            self.tokens += batch.tokens
+            yield batch
+
+
+class Reading:
+    """A dump opened for corrections, and what is known of it while it is read.
+
+    Attributes:
+        dump: the files.
+        expected: tokens that the files' footers tell of, valid or not.
+        tokens: valid tokens read so far, by file.
+        problems: what was left out so far.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        corrections: Sequence[Correction],
+        rename: Mapping[str, str],
+        by: Sequence[str],
+        on_bad: Literal["error", "skip"],
+        *,
+        extra: Sequence[str] = (),
+        watched: Sequence[str] = (),
+    ) -> None:
+        """Open the dump.
+
+        Args:
+            paths: files, folders, globs.
+            corrections: all that will be applied.
+            rename: canonical column -> name in the files.
+            by: columns to break down by.
+            on_bad: whether bad rows and files are errors or are left out.
+            extra: more columns that are wanted where the dump has them.
+            watched: more columns for those who watch the rows as they stand in the files.
+
+        Raises:
+            DataError: a dump that cannot be read, or lacks what a correction looks at.
+            ConfigError: settings that do not fit the dump.
+        """
+        scoped = any(correction.normalizes_micro_batches for correction in corrections)
+        needed = dict.fromkeys([*WANTED, *(["micro_batch"] if scoped else []), *extra])
+        check_names(corrections)
+        names = column_aliases()
+        self.dump: Dump = open_dump(
+            paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad
+        )
+        _check_columns(corrections, self.dump)
+        self.expected = sum(unit.tokens for unit in self.dump.units)
+        self.tokens = dict.fromkeys((file.index for file in self.dump.files), 0)
+        self.problems = self.dump.problems
+
+    def units(
+        self,
+        work: Callable[[Batches, str], Done],
+        threads: int | None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Done, MayGrow]]:
+        """Do `work` on the batches of each unit and the run it belongs to; in the order of the input.
+
+        Raises:
+            DataError: a unit that cannot be read, or no valid token in all of them.
+        """
+        later = _Later(self.dump.units)
+
+        def read(unit: Unit) -> tuple[Done, Batches]:
+            batches = Batches(self.dump, unit)
+            return work(batches, unit.file.run), batches
+
+        for unit, (done, batches) in ordered_map(read, self.dump.units, threads or default_threads()):
+            self.problems = self.problems + batches.problems
+            self.tokens[unit.file.index] += batches.tokens
+            if progress is not None:
+                progress(sum(self.tokens.values()), self.expected)
+            yield done, later.after(unit)
+        self.dump.require_tokens(sum(self.tokens.values()))
+
+
+class _Later:
+    """Which groups can still come in units after a given one, as far as file footers tell.
+
+    For every run: the indices of its units, and the range of steps in each of them and all after it.
+    """
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._named = any("run" in unit.file.columns or "run" in unit.file.partition for unit in units)
+        self._indices: dict[str, list[int]] = {}
+        self._ranges: dict[str, list[tuple[float, float]]] = {}
+        for unit in reversed(units):
+            run = "" if self._named else unit.file.run
+            ranges = self._ranges.setdefault(run, [])
+            low, high = unit.step_range or (-math.inf, math.inf)
+            ranges.append((min(low, ranges[-1][0]), max(high, ranges[-1][1])) if ranges else (low, high))
+            self._indices.setdefault(run, []).append(-unit.index)  # ascending, to be searched
+
+    def after(self, unit: Unit) -> Callable[[str, Value], bool]:
+        """A test whether more of (run, step) may come after `unit`."""
+
+        def may_come(run: str, step: Value) -> bool:
+            key = "" if self._named else run
+            later = bisect_left(self._indices[key], -unit.index)
+            if later == 0:
+                return False
+            low, high = self._ranges[key][later - 1]
+            return step is None or isinstance(step, str) or low <= step <= high
+
+        return may_come
+
+
+def check_names(corrections: Iterable[Correction]) -> None:
+    """Refuse two corrections of one name.
+
+    Raises:
+        ConfigError: there are two.
+    """
+    seen: set[str] = set()
+    for correction in corrections:
+        if correction.name in seen:
+            raise ConfigError(f"two corrections are called {correction.name!r}: give one of them another name")
+        seen.add(correction.name)
+
+
+def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
+    """Refuse corrections that look at columns which some file lacks."""
+    for correction in corrections:
+        needs = {"current_log_probs"} if correction.sources - {"train/rollout"} else set()
+        needs |= {"advantages"} if correction.needs_advantages else set()
+        for column in sorted(needs):
+            lacking = next((file for file in dump.files if not _has(file, column)), None)
+            if lacking is not None:
+                problem = f"correction {correction.name} needs this column, which is missing"
+                remedy = "leave the correction out, or record the column"
+                raise DataError(problem, file=lacking.path, column=column, remedy=remedy)
+
+
+def _has(file: DumpFile, column: str) -> bool:
+    return column in file.columns or column in file.partition

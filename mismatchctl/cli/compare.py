@@ -1,0 +1,85 @@
+"""`mismatchctl compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.flags import OUTPUTS, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.output import check_places, console, progress_bar, say, write
+from mismatchctl.errors import ConfigError
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        help="Dumps or Results, told apart by content; each run is held against the first. "
+        "rollout=NAME,trainer=NAME=PATH names a pair of engines: two or more of them make a matrix. "
+        "A NAME with a comma or an equals sign stands in quotes: 'rollout=\"vllm, fp8\",trainer=fsdp=dumps/a'.",
+        show_default=False,
+    ),
+]
+ToJson = Annotated[
+    bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.", rich_help_panel=OUTPUTS)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="Write the comparison (JSON); - is stdout.", rich_help_panel=OUTPUTS),
+]
+Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.", rich_help_panel=OUTPUTS)]
+
+
+def compare(
+    paths: Paths,
+    correction: Corrections = None,
+    by: By = None,
+    column: Columns = None,
+    on_bad: OnBadRows = OnBad.error,
+    threads: Threads = None,
+    quiet: Quiet = False,
+    json: ToJson = False,
+    output: Output = None,
+    html: Html = None,
+    force: Force = False,
+) -> None:
+    """Hold runs against the first one: what changed, whether that is noise, and what carries it.
+
+    It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/comparison.schema.json.
+    """
+    to_stdout = str(output) == "-"
+    if json and to_stdout:
+        raise ConfigError("--json and -o - both write to stdout: give one of them")
+    check_places(None if to_stdout else output, html, force=force)
+
+    corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
+
+    from mismatchctl.compare import compare as run
+
+    with progress_bar(quiet) as progress:
+        found = run(
+            paths,
+            corrections=corrections,
+            rename=renamed(column),
+            by=by or [],
+            on_bad=on_bad.value,
+            threads=threads,
+            progress=progress,
+        )
+    files: list[tuple[Path, bytes]] = []
+    if html is not None:
+        from mismatchctl.render.compare_page import render_comparison_page
+
+        files.append((html, render_comparison_page(found).encode()))
+    if output is not None and not to_stdout:
+        files.append((output, found.to_json().encode()))
+    write(files, quiet)
+    if json or to_stdout:
+        for warning in found.warnings:
+            say(f"warning: {warning}", quiet)
+        typer.echo(found.to_json(), nl=False)
+    elif not quiet:
+        from mismatchctl.render.compare_terminal import render_comparison
+
+        render_comparison(found, console())

@@ -1,0 +1,64 @@
+"""`mismatchctl diagnose`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
+from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
+
+if TYPE_CHECKING:
+    from mismatchctl.result import Finding
+
+
+def diagnose(
+    paths: Annotated[
+        list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)
+    ],
+    by: Annotated[
+        list[str] | None,
+        typer.Option("--by", help="A column that may tell a deviating worker, rank or data source; repeat."),
+    ] = None,
+    column: Columns = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")] = None,
+    json: Json = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings (JSON).")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
+    check_places(output, force=False)
+
+    from mismatchctl.diagnose import diagnose as run
+
+    with progress_bar(quiet) as progress:
+        found = run(paths, rename=renamed(column), by=by or [], threads=threads, progress=progress)
+    for warning in found.warnings:
+        say(f"warning: {warning}", quiet)
+    for (file, reason), count in found.problems.counts.items():
+        say(f"warning: left out of {file}: {count:,} sequence{'s' * (count != 1)}, {reason}", quiet)
+    if output is not None:
+        import json as format_
+
+        text = format_.dumps(_as_json(found.runs), indent=2, ensure_ascii=False, allow_nan=False)
+        write([(output, f"{text}\n".encode())], quiet)
+    if json:
+        print_json(_as_json(found.runs))
+    elif not quiet:
+        from mismatchctl.render.findings import render_diagnosis
+
+        render_diagnosis(found.runs, console())
+
+
+def _as_json(runs: dict[str, list[Finding]]) -> dict[str, Any]:
+    """All findings in one list; each names its run where there are several."""
+    several = len(runs) > 1
+    return {
+        "findings": [
+            ({"run": name} if several else {}) | finding.model_dump(mode="json")
+            for name, findings in runs.items()
+            for finding in findings
+        ]
+    }

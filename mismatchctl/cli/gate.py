@@ -1,0 +1,187 @@
+"""`mismatchctl gate`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.flags import Columns, Quiet, renamed
+from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.gate import Need, Rule, Verdict
+
+
+class OnUndecided(str, Enum):
+    """What an undecided verdict does."""
+
+    fail = "fail"
+    warn = "warn"
+    passes = "pass"
+
+
+_AGAINST, _OUT = "What to compare with", "Outputs"
+
+Paths = Annotated[list[str], typer.Argument(help="A Result (.json), or dumps: files, folders, globs.")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option("--rule", help="METRIC:KEY=VALUE,... as in k3:max=0.01,increase=20%,per=step; or a file; repeat."),
+]
+Bitwise = Annotated[bool, typer.Option("--expect-bitwise", help="All log-probs must agree to the bit.")]
+Corrections = Annotated[
+    list[str] | None, typer.Option("--correction", "-c", help="A correction that rules name, if it is no preset.")
+]
+Undecided = Annotated[OnUndecided, typer.Option(help="What cannot be judged: exit 4, or 0 with a warning or without.")]
+Level = Annotated[float, typer.Option(min=1e-4, max=0.5, help="Chance of any false failure that is allowed for.")]
+Plan = Annotated[
+    str | None, typer.Option(metavar="SHARE", help="Judge nothing: how many sequences find such a rise, as in 20%.")
+]
+
+Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted.", rich_help_panel=_AGAINST)]
+History = Annotated[
+    Path | None, typer.Option(help="A folder of accepted Results: judge the trend too.", rich_help_panel=_AGAINST)
+]
+Last = Annotated[int, typer.Option(min=1, help="How many of them.", rich_help_panel=_AGAINST)]
+SaveBaseline = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write what passed as a baseline; into a folder, with the next number.", rich_help_panel=_AGAINST
+    ),
+]
+Accept = Annotated[bool, typer.Option("--accept", help="Save it whatever the verdict.", rich_help_panel=_AGAINST)]
+
+ToJson = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.", rich_help_panel=_OUT)]
+JUnit = Annotated[Path | None, typer.Option(help="Write JUnit XML.", rich_help_panel=_OUT)]
+Markdown = Annotated[Path | None, typer.Option(help="Write Markdown; - is stdout.", rich_help_panel=_OUT)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and baselines.", rich_help_panel=_OUT)]
+
+
+def gate(
+    paths: Paths,
+    rule: Rules = None,
+    expect_bitwise: Bitwise = False,
+    correction: Corrections = None,
+    column: Columns = None,
+    on_undecided: Undecided = OnUndecided.fail,
+    level: Level = 0.05,
+    plan: Plan = None,
+    quiet: Quiet = False,
+    baseline: Baseline = None,
+    history: History = None,
+    last: Last = 10,
+    save_baseline: SaveBaseline = None,
+    accept: Accept = False,
+    json: ToJson = False,
+    junit: JUnit = None,
+    markdown: Markdown = None,
+    force: Force = False,
+) -> None:
+    """Did the mismatch get worse? Exit code 0: no. 3: yes, beyond noise. 4: cannot be judged."""
+    to_stdout = str(markdown) == "-"
+    if json and to_stdout:
+        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+    if accept and save_baseline is None:
+        raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
+    if plan is not None and (save_baseline or junit or markdown):
+        raise ConfigError("--plan judges nothing: leave --save-baseline, --junit and --markdown out")
+    into_folder = save_baseline is not None and save_baseline.is_dir()
+    check_places(None if into_folder else save_baseline, junit, None if to_stdout else markdown, force=force)
+
+    from mismatchctl.gate import judge, open_result, read_against
+    from mismatchctl.gate import plan as needs
+
+    rules = _rules(rule or (), expect_bitwise)
+    against = read_against(baseline, history, last)
+    corrections = chosen_corrections(correction, RuleFlags()) if correction else []
+    regression = None if plan is None else _share(plan)
+    with progress_bar(quiet) as progress:
+        result = open_result(paths, rules, corrections, rename=renamed(column), progress=progress)
+    if regression is not None:
+        _show_plan(needs(result, rules, regression, against, level), quiet, json)
+        return
+    verdict = judge(result, rules, against, level)
+    _publish(verdict, junit, markdown, quiet=quiet, json=json)
+    if save_baseline is not None:
+        from mismatchctl.gate import as_baseline, write_baseline
+
+        if verdict.outcome == "passed" or accept:
+            accepted = as_baseline(result, verdict, rules, by_hand=accept)
+            say(f"wrote {write_baseline(accepted, save_baseline)}", quiet)
+        else:
+            say(f"{save_baseline}: not written, since the verdict is {verdict.outcome}; --accept saves it all the same")
+    raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
+
+
+def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
+    from mismatchctl.gate import BITWISE, DEFAULT_RULES, rules_from_text
+
+    rules = [rule for text in texts for rule in rules_from_text(text)]
+    return [*rules, *([BITWISE] if expect_bitwise else [])] or [*DEFAULT_RULES]
+
+
+def _share(text: str) -> float:
+    from mismatchctl.gate import parse_number
+
+    try:
+        share = parse_number(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1000:
+        raise ConfigError(f"--plan {text}: name a rise such as 20%")
+    return share
+
+
+def _show_plan(needs: list[Need], quiet: bool, json: bool) -> None:
+    if json:
+        print_json([need.model_dump(mode="json") for need in needs])
+    elif not quiet:
+        from mismatchctl.render.verdict import render_plan
+
+        render_plan(needs, console())
+
+
+def _publish(verdict: Verdict, junit: Path | None, markdown: Path | None, *, quiet: bool, json: bool) -> None:
+    """Everything that shows the verdict; what GitHub reads is written where GitHub says that it reads."""
+    from mismatchctl.render.verdict import render_verdict, verdict_markdown, workflow_commands
+    from mismatchctl.render.verdict_junit import verdict_junit
+
+    text = verdict_markdown(verdict)
+    files = [] if junit is None else [(junit, verdict_junit(verdict))]
+    if markdown is not None and str(markdown) != "-":
+        files.append((markdown, text.encode()))
+    write(files, quiet)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        _append(Path(summary), text)
+    if str(markdown) == "-":
+        typer.echo(text, nl=False)
+    elif json:
+        print_json(verdict.model_dump(mode="json"))
+    elif not quiet:
+        render_verdict(verdict, console())
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in workflow_commands(verdict):
+            typer.echo(line, err=json or str(markdown) == "-")
+
+
+def _append(place: Path, text: str) -> None:
+    try:
+        with place.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        say(f"warning: the summary cannot be written to {place}: {error.strerror or error}")
+
+
+def _exit_code(verdict: Verdict, on_undecided: OnUndecided, quiet: bool) -> int:
+    if verdict.outcome == "undecided" and on_undecided is not OnUndecided.fail:
+        if on_undecided is OnUndecided.warn:
+            say("warning: undecided, let through by --on-undecided warn", quiet)
+        return EXIT_OK
+    return {"passed": EXIT_OK, "failed": EXIT_CHECK_FAILED, "undecided": EXIT_CANNOT_JUDGE}[verdict.outcome]

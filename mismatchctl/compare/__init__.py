@@ -1,0 +1,178 @@
+"""The verb `compare`: several runs side by side, each against the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from mismatchctl.compare.changes import Tested, adjusted, metric_changes
+from mismatchctl.compare.decompose import by_bin, by_steps, by_values
+from mismatchctl.compare.model import (
+    Cell,
+    Change,
+    Comparison,
+    Contrast,
+    Decomposition,
+    Matrix,
+    Side,
+    comparison_schema,
+)
+from mismatchctl.compare.sources import Reading, Source, read_sources
+from mismatchctl.compare.tokens import pair_tokens
+from mismatchctl.correction import Correction
+from mismatchctl.resample import Sample, sample_of_run
+from mismatchctl.result import Value
+
+_NOT_MEASURED = Value(value=None, status="not measured")
+
+
+def compare(
+    paths: Sequence[str],
+    *,
+    corrections: Sequence[Correction] = (),
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Comparison:
+    """Compare every run of every argument with the first one.
+
+    Args:
+        paths: dumps or Results, recognized by content; `rollout=NAME,trainer=NAME=PATH` names a pair of engines.
+        corrections: what dumps are analyzed with; Results bring their own.
+        rename: canonical column -> name in the dumps.
+        by: columns to break dumps down by; Results have been broken down already.
+        on_bad: whether bad rows and files of dumps stop the comparison or are left out and counted.
+        threads: units read at once; nothing depends on it.
+        progress: called with (tokens read, tokens expected) of each dump.
+
+    Raises:
+        DataError: an argument that cannot be read, or only one run.
+        ConfigError: settings that do not fit each other or the dumps.
+    """
+    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, threads, progress)
+    sources, warnings = read_sources(paths, reading)
+    samples = [sample_of_run(source.run) for source in sources]
+    first, *others = sources
+    pairs = [(samples[0], sample) for sample in samples[1:]]
+    both = list(zip(others, pairs, strict=True))
+    changes = adjusted(
+        [metric_changes(first.run.overall.metrics, other.run.overall.metrics, pair) for other, pair in both]
+    )
+    corrected = adjusted([_correction_changes(first, other, pair) for other, pair in both])
+    return Comparison(
+        warnings=warnings,
+        sides=[_side(source, sample) for source, sample in zip(sources, samples, strict=True)],
+        contrasts=[
+            _contrast(first, other, pair, *found)
+            for other, pair, *found in zip(others, pairs, changes, corrected, strict=True)
+        ],
+        corrections=list(first.corrections),
+        matrix=_matrix(sources),
+    )
+
+
+def _side(source: Source, sample: Sample) -> Side:
+    return Side(
+        name=source.name,
+        source=source.argument.path,
+        kind="result" if source.reading is None else "dump",
+        rollout=source.argument.rollout,
+        trainer=source.argument.trainer,
+        clusters_by=source.run.clusters.by,
+        clusters=len(sample),
+        metrics=source.run.overall.metrics,
+        distribution=source.run.distribution,
+        breakdowns=source.run.breakdowns,
+    )
+
+
+def _correction_changes(first: Source, other: Source, samples: tuple[Sample, Sample]) -> dict[str, Tested]:
+    """Metrics of every correction that both sides have by the same definition, as `name/key`."""
+    return {
+        f"{correction.name}/{key}": tested
+        for correction in first.corrections
+        if correction in other.corrections
+        for key, tested in metric_changes(
+            first.run.overall.corrections[correction.name],
+            other.run.overall.corrections[correction.name],
+            samples,
+            correction,
+        ).items()
+    }
+
+
+def _contrast(
+    first: Source,
+    other: Source,
+    samples: tuple[Sample, Sample],
+    changes: dict[str, Change],
+    corrected: dict[str, Change],
+) -> Contrast:
+    shared, same = samples[0].shared(samples[1]), samples[0].has_same_tokens(samples[1])
+    tokens, why = pair_tokens(first, other)
+    return Contrast(
+        other=other.name,
+        clusters_shared=shared,
+        same_tokens=same,
+        paired=_paired(first, samples, shared, same=same),
+        changes=changes,
+        corrections=_by_correction(corrected),
+        decompositions=_decompositions(first, other),
+        tokens=tokens,
+        tokens_status=why,
+    )
+
+
+def _by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:
+    """`name/key` -> change, as name -> key -> change; a name may hold slashes, a key does not."""
+    found: dict[str, dict[str, Change]] = {}
+    for place, change in changes.items():
+        name, _, key = place.rpartition("/")
+        found.setdefault(name, {})[key] = change
+    return found
+
+
+def _paired(first: Source, samples: tuple[Sample, Sample], shared: int, *, same: bool) -> str:
+    """What the two have in common, which is what their difference does not vary with."""
+    what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
+    if same:
+        return f"paired: the same responses on both sides, {shared:,} {what}"
+    if shared:
+        return f"paired in {shared:,} {what} that both hold ({len(samples[0]):,} and {len(samples[1]):,})"
+    return f"not paired: no {what} in common"
+
+
+def _decompositions(first: Source, other: Source) -> list[Decomposition]:
+    """By every quantity that both sides know, in the order in which people ask."""
+    steps = by_steps(first.run, other.run)
+    values = [by_values(column, first.run, other.run) for column in first.run.by if column in other.run.by]
+    bins = [
+        by_bin(breakdown, other.run.breakdowns[name])
+        for name, breakdown in first.run.breakdowns.items()
+        if name in other.run.breakdowns
+    ]
+    return [found for found in (steps, *values, *bins) if found is not None]
+
+
+def _matrix(sources: Sequence[Source]) -> Matrix | None:
+    """Pairs of engines, in the order in which they were named; None where fewer than two were."""
+    named = {(s.argument.rollout, s.argument.trainer): s for s in sources if s.argument.rollout is not None}
+    if len(named) < 2:
+        return None
+    rollouts = list(dict.fromkeys(str(rollout) for rollout, _ in named))
+    trainers = list(dict.fromkeys(str(trainer) for _, trainer in named))
+    cells = [[_cell(named.get((rollout, trainer))) for trainer in trainers] for rollout in rollouts]
+    return Matrix(rollouts=rollouts, trainers=trainers, cells=cells)
+
+
+def _cell(source: Source | None) -> Cell | None:
+    if source is None:
+        return None
+    metrics = source.run.overall.metrics
+    keys = ("k3", "ess_sequence", "abs_diff_mean", "abs_diff_max")
+    return Cell(side=source.name, **{key: metrics.get(key, _NOT_MEASURED) for key in keys})
+
+
+__all__ = ["Comparison", "compare", "comparison_schema"]

@@ -1,0 +1,128 @@
+"""Every metric of one side against the reference: difference, interval, significance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatchctl.compare.model import CONFIDENCE, Change, Interval
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.metrics import Metric
+from mismatchctl.resample import Draws, Sample, TableMetric, find_metric, holm, interval, p_above_zero, resample
+from mismatchctl.result import Value
+
+HEADLINE = "k3"
+"""Judged as a family of its own, so that the many others do not drown it."""
+NOT_RESAMPLED = "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
+FEW = "no interval: too few clusters"
+_RELATIVE_UNITS = ("nats", "nats/token")
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A change before its p-value is adjusted."""
+
+    change: Change
+    p: float | None
+
+
+def metric_changes(
+    reference: Mapping[str, Value],
+    other: Mapping[str, Value],
+    samples: tuple[Sample, Sample],
+    correction: Correction | None = None,
+) -> dict[str, Tested]:
+    """Each metric (of a correction) that both sides have, in the order of the reference; the p-values are raw."""
+    keys = [key for key in reference if key in other]
+    metrics = {key: metric for key in keys if (metric := _known(key, correction)) is not None}
+    smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
+    draws = resample(samples, list(smooth.values())) if smooth else [[], []]
+    pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
+    return {key: _change(metrics.get(key), reference[key], other[key], pairs.get(key)) for key in keys}
+
+
+def adjusted(families: Sequence[Mapping[str, Tested]]) -> list[dict[str, Change]]:
+    """Changes of every contrast with p-values by Holm: K3 of all contrasts is one family, the rest another."""
+    adjusted_p: dict[tuple[int, str], float] = {}
+    for headline in (True, False):
+        places = [
+            (index, key, tested.p)
+            for index, changes in enumerate(families)
+            for key, tested in changes.items()
+            if (key == HEADLINE) == headline and tested.p is not None
+        ]
+        corrected = holm([p for _, _, p in places])
+        adjusted_p |= {(index, key): p for (index, key, _), p in zip(places, corrected, strict=True)}
+    return [
+        {
+            key: tested.change.model_copy(
+                update={"p": (p := adjusted_p.get((index, key))), "significant": p is not None and p < 1 - CONFIDENCE}
+            )
+            for key, tested in changes.items()
+        }
+        for index, changes in enumerate(families)
+    ]
+
+
+def _known(key: str, correction: Correction | None) -> TableMetric | None:
+    try:
+        return find_metric(key, correction)
+    except ConfigError:
+        return None  # of another version
+
+
+def _has_columns(metric: TableMetric, samples: Sequence[Sample]) -> bool:
+    try:
+        for sample in samples:
+            metric.columns(sample)
+    except DataError:
+        return False
+    return True
+
+
+def _change(metric: TableMetric | None, reference: Value, other: Value, draws: tuple[Draws, Draws] | None) -> Tested:
+    if reference.value is None or other.value is None:
+        status = reference.status if reference.value is None else other.status
+        return Tested(Change(reference=reference, other=other, status=status), None)
+    difference = other.value - reference.value
+    change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED)
+    if metric is None:
+        return Tested(change, None)
+    change.better = _is_better(metric.metric, reference.value, other.value)
+    sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
+    if sized and reference.value > 0:
+        change.relative = _finite(difference / reference.value)
+    if draws is None:
+        if metric.is_resampled:
+            change.status = "no interval: the Result's cluster table does not hold what this metric needs"
+        return Tested(change, None)
+    first, second = draws
+    moved = second - first
+    change.interval = _interval(moved)
+    change.status = "ok" if change.interval is not None else FEW
+    if change.relative is not None:
+        change.relative_interval = _interval(second / first - 1.0)
+    p = min(1.0, 2 * min(p_above_zero(moved), p_above_zero(-moved)))
+    return Tested(change, p if change.interval is not None else None)
+
+
+def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
+    """Whether the other value is nearer to what is good; None where neither way is, or nothing changed."""
+    if reference == other or not metric.better:
+        return None
+    if metric.better == "one":
+        return abs(other - 1) < abs(reference - 1)
+    return (other < reference) == (metric.better == "low")
+
+
+def _interval(draws: Draws) -> Interval | None:
+    found = interval(draws, CONFIDENCE)
+    return found if found is not None and all(map(math.isfinite, found)) else None
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,156 @@
+"""The arguments of `compare`: dumps or Results, recognized by content, perhaps named by their engines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from mismatchctl.analyze import analyze
+from mismatchctl.correction import Correction
+from mismatchctl.dumps import Dump, open_dump
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.result import Result, RunResult, read_result
+
+_VALUE = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
+_NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})=(.+)", re.DOTALL)
+_LOOKS_NAMED = re.compile(r"(rollout|trainer)=")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A path, and the engines that it is named by."""
+
+    path: str
+    rollout: str | None = None
+    trainer: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How dumps are read: as `analyze` takes it."""
+
+    rename: Mapping[str, str]
+    corrections: Sequence[Correction] = ()
+    by: Sequence[str] = ()
+    on_bad: Literal["error", "skip"] = "error"
+    threads: int | None = None
+    progress: Callable[[int, int], None] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump.
+
+    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with.
+    """
+
+    name: str
+    argument: Argument
+    run_name: str
+    run: RunResult
+    alone: bool
+    corrections: tuple[Correction, ...] = ()
+    reading: Reading | None = None
+
+    @cached_property
+    def dump(self) -> Dump | None:
+        """The dump behind it, opened once more; None for a Result."""
+        if self.reading is None:
+            return None
+        how = self.reading
+        return open_dump([self.argument.path], rename=how.rename, aliases=column_aliases(), on_bad=how.on_bad)
+
+
+def parse_argument(text: str) -> Argument:
+    """A path, or `rollout=NAME,trainer=NAME=PATH`; names with commas or equals signs stand in quotes.
+
+    Raises:
+        ConfigError: begins like the second, but is not of that form.
+    """
+    if not _LOOKS_NAMED.match(text) or os.path.exists(text):
+        return Argument(text)
+    found = _NAMED.fullmatch(text)
+    if found is None or found[1] == found[3]:
+        raise ConfigError(
+            f"{text}: write rollout=NAME,trainer=NAME=PATH; a name with a comma or an equals sign stands in quotes"
+        )
+    names = {found[1]: _unquoted(found[2]), found[3]: _unquoted(found[4])}
+    return Argument(found[5], names["rollout"], names["trainer"])
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if text[0] in "\"'" else text
+
+
+def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], list[str]]:
+    """Every run of every argument, in their order, under names of their own; and what to warn about.
+
+    Raises:
+        DataError: a dump or a Result that cannot be read, or fewer than two runs.
+        ConfigError: an argument of wrong form, or two of the same pair of engines.
+    """
+    arguments = [parse_argument(text) for text in texts]
+    _check_pairs(arguments)
+    sources: list[Source] = []
+    warnings: list[str] = []
+    for argument in arguments:
+        result, how = _read(argument, reading)
+        if argument.rollout is not None and len(result.runs) > 1:
+            problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
+            raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
+        warnings += [warning for warning in result.warnings if warning not in warnings]
+        warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
+        corrections, alone = tuple(result.corrections), len(result.runs) == 1
+        sources += [Source(name, argument, name, run, alone, corrections, how) for name, run in result.runs.items()]
+    if len(sources) < 2:
+        raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
+    return _named(sources), warnings
+
+
+def _check_pairs(arguments: Sequence[Argument]) -> None:
+    pairs = Counter((a.rollout, a.trainer) for a in arguments if a.rollout is not None)
+    for (rollout, trainer), times in pairs.items():
+        if times > 1:
+            raise ConfigError(f"rollout={rollout},trainer={trainer} is named {times} times: a pair has one dump")
+
+
+def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]:
+    if _is_json(argument.path):
+        return read_result(argument.path), None
+    how = reading
+    result = analyze(
+        [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, threads=how.threads,
+        progress=how.progress,
+        every_cluster=True,
+    )  # fmt: skip
+    return result, reading
+
+
+def _is_json(path: str) -> bool:
+    """Whether a file holds JSON: its first character is a brace."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(64).lstrip().startswith(b"{")
+    except OSError:
+        return False
+
+
+def _named(sources: Sequence[Source]) -> list[Source]:
+    """Sources under different names: the engines, else the run, else with the path before it, else numbered."""
+    names = [f"{s.argument.rollout} → {s.argument.trainer}" if s.argument.rollout else s.run_name for s in sources]
+    shared = Counter(names)
+    for index, source in enumerate(sources):
+        if shared[names[index]] > 1:
+            path = os.path.normpath(source.argument.path)
+            names[index] = path if source.alone else f"{path}: {source.run_name}"
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        names[index] = name if seen[name] == 1 else f"{name} ({seen[name]})"
+    return [replace(source, name=name) for source, name in zip(sources, names, strict=True)]

@@ -1,0 +1,207 @@
+"""A case: the sample of one run, its tokens told apart into sound and explained ones, and statistics of the sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.diagnose.evidence import Evidence, column_of
+from mismatchctl.dumps import Rows
+
+_EXTREME = 20.0
+_SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
+_NORMAL_MEDIAN = 0.6745
+
+
+@dataclass(frozen=True)
+class Case:
+    """The sample of a run as the next test sees it. A test that explains tokens leaves a case without them.
+
+    Attributes:
+        evidence: what the pass has kept.
+        rows: the sample.
+        rollout: log-probs of the rollout engine [T], float64, repaired where a cause tells how.
+        train: log-probs of the trainer [T].
+        sound: tokens that are valid, finite and not explained yet [T].
+        reshaped: whether a cause acts on every token (temperature, truncation): what is left is no plain noise.
+        left_out: values of columns whose rows a cause has explained: column -> values.
+        explained: ids of the causes found so far.
+    """
+
+    evidence: Evidence
+    rows: Rows
+    rollout: Float64s
+    train: Float64s
+    sound: Bools
+    reshaped: bool = False
+    left_out: dict[str, frozenset[Any]] = field(default_factory=dict)
+    explained: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, evidence: Evidence, rows: Rows) -> Case:
+        """The case as it stands in the dump."""
+        rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
+        return cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
+
+    def without(self, tokens: Bools) -> Case:
+        """The case without some tokens [T]."""
+        return replace(self, sound=self.sound & ~tokens)
+
+    def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
+        """The case with other log-probs; those that are not finite are sound no more."""
+        rollout = self.rollout if rollout is None else rollout
+        train = self.train if train is None else train
+        return replace(self, rollout=rollout, train=train, sound=self.sound & np.isfinite(rollout) & np.isfinite(train))
+
+    @property
+    def size(self) -> int:
+        """Sequences of the sample."""
+        return len(self.rows)
+
+    @cached_property
+    def sequence(self) -> Ints:
+        """The sequence of each token [T]."""
+        spread: Ints = self.rows.segments.spread(np.arange(self.size))
+        return spread
+
+    @cached_property
+    def index(self) -> Ints:
+        """The sound tokens."""
+        return np.flatnonzero(self.sound)
+
+    @cached_property
+    def where(self) -> Ints:
+        """The sequence of each sound token [N]."""
+        return self.sequence[self.index]
+
+    @cached_property
+    def x(self) -> Float64s:
+        """Log ratio of each sound token [N]."""
+        x: Float64s = self.train[self.index] - self.rollout[self.index]
+        return x
+
+    @cached_property
+    def t(self) -> Float64s:
+        """Trainer's log-prob of each sound token [N]."""
+        return self.train[self.index]
+
+    @cached_property
+    def r(self) -> Float64s:
+        """Rollout log-prob of each sound token [N]."""
+        return self.rollout[self.index]
+
+    @cached_property
+    def counts(self) -> Ints:
+        """Sound tokens of each sequence [S]."""
+        return np.bincount(self.where, minlength=self.size)
+
+    @cached_property
+    def segments(self) -> Segments:
+        """The sequences over their sound tokens."""
+        return Segments(np.append(0, np.cumsum(self.counts)))
+
+    @cached_property
+    def place(self) -> Ints:
+        """Place of each sound token among the sound tokens of its sequence [N]."""
+        return self.segments.places
+
+    @cached_property
+    def scaled(self) -> Float64s:
+        """Log ratio of each sound token by how unsure the trainer is of it, to one scale for all tokens [N].
+
+        Noise in the logits moves the log-prob of a near-certain token by about 1 - p times as much.
+        """
+        return self.x / (1.0 - np.exp(np.minimum(self.t, 0.0)) + _SMALLEST_DOUBT)
+
+    @cached_property
+    def noise(self) -> float:
+        """Robust standard deviation of `scaled`: about that of the noise in the logits."""
+        return float(np.median(np.abs(self.scaled))) / _NORMAL_MEDIAN if len(self.x) else 0.0
+
+    @cached_property
+    def standard(self) -> Float64s:
+        """`scaled` in units of its noise [N]."""
+        return self.scaled / max(self.noise, 1e-12)
+
+    @cached_property
+    def loudness(self) -> Float64s:
+        """Logarithm of the size of `standard` [N]: the mean of it tells scales apart whatever the tails."""
+        return np.log(np.abs(self.standard) + 0.05)
+
+    @cached_property
+    def doubtful(self) -> Bools:
+        """Sound tokens that are not near-certain [N]: only of these can a few tokens tell the scale of the noise."""
+        found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
+        return found
+
+    def sums(self, values: NDArray[Any]) -> Float64s:
+        """Sum of `values` [N] over the sound tokens of each sequence [S]."""
+        return self.segments.sum(values)
+
+    def means(self, values: NDArray[Any]) -> Float64s:
+        """Mean of `values` [N] over the sound tokens of each sequence [S]; 0 where there is none."""
+        return self.sums(values) / np.maximum(self.counts, 1)
+
+    def clustered_z(self, values: NDArray[Any]) -> float:
+        """Mean of `values` [N] in its standard errors, which come from the scatter between clusters."""
+        if not len(values):
+            return 0.0
+        centre = values.mean()
+        sums = np.bincount(self.clusters, weights=self.sums(values - centre))
+        used = int((np.bincount(self.clusters, weights=self.counts) > 0).sum())
+        error = np.sqrt((sums * sums).sum() * used / max(used - 1, 1))
+        return float(centre * len(values) / error) if error > 0 and used > 1 else 0.0
+
+    @cached_property
+    def clusters(self) -> Ints:
+        """Number of each sequence's cluster [S]: its prompt within its step, else the sequence itself."""
+        prompts = self.rows.columns.get("prompt_id")
+        if prompts is None:
+            return np.arange(self.size)
+        steps = self.column("step")
+        names: dict[Any, int] = {}
+        keys = zip(steps.tolist(), prompts.tolist(), range(self.size), strict=True)
+        apart = [(step, index if prompt is None else prompt, prompt is None) for step, prompt, index in keys]
+        return np.array([names.setdefault(key, len(names)) for key in apart], np.int64)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A per-sequence column [S]; None where the dump lacks it."""
+        return column_of(self.rows, name)
+
+    def share(self, tokens: Bools) -> float:
+        """Share of the summed |log ratio| of the sound tokens that lies on some of them; `tokens` is [T]."""
+        size = np.minimum(np.abs(self.x), _EXTREME)
+        return float(size[tokens[self.index]].sum()) / self.weight if self.weight > 0 else 0.0
+
+    @cached_property
+    def weight(self) -> float:
+        """Summed |log ratio| of the sound tokens."""
+        return float(np.minimum(np.abs(self.x), _EXTREME).sum())
+
+    @property
+    def complete(self) -> bool:
+        """Whether the sample is the whole run."""
+        return self.size == self.evidence.sequences
+
+
+Found = TypeVar("Found")
+
+
+def once(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
+    """A statistic of a case that several tests ask for: computed the first time, then kept with the case."""
+    key = f"_{measure.__name__}"
+
+    @wraps(measure)
+    def kept(case: Case) -> Found:
+        if key not in case.__dict__:
+            case.__dict__[key] = measure(case)
+        found: Found = case.__dict__[key]
+        return found
+
+    return kept

@@ -1,0 +1,76 @@
+"""What a cause is: the columns and counts it wants from the pass, its test, its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mismatchctl.batch import Bools, Ints
+from mismatchctl.diagnose.case import Case
+from mismatchctl.dumps import Rows
+from mismatchctl.result import Confidence, Fact
+
+CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
+"""Strongest first."""
+
+Place = tuple[int, int, int]
+"""File, row and position."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a test found in a case.
+
+    Attributes:
+        confidence: how sure it is.
+        summary: one sentence with the figures that matter.
+        share: how much of the summed |log ratio| it explains, about.
+        evidence: the numbers for and against.
+        where: what it concerns: steps, workers, positions, sequences.
+        examples: sequences of the sample that show it [N], most telling first.
+        positions: where in them, where that matters [N].
+        places: examples beyond the sample, from the pass.
+        rivals: cause -> the column or experiment that would tell the two apart.
+        leaves: what remains of the case once this is taken out of it; None: all of it.
+    """
+
+    confidence: Confidence
+    summary: str
+    share: float = 1.0
+    evidence: tuple[Fact, ...] = ()
+    where: Mapping[str, str] = field(default_factory=dict)
+    examples: Ints | None = None
+    positions: Ints | None = None
+    places: tuple[Place, ...] = ()
+    rivals: Mapping[str, str] = field(default_factory=dict)
+    leaves: Case | None = None
+
+
+def no_flags(rows: Rows) -> dict[str, Bools]:
+    """A cause that counts nothing on all tokens."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause of a mismatch.
+
+    Attributes:
+        id: stable name.
+        title: what it is called in a report.
+        shows: how it shows in a dump.
+        test: looks for it in a case that earlier causes have been taken out of.
+        advice: what to check or change.
+        pointless: which corrections make no sense until it is fixed.
+        columns: optional columns of the dump that the test looks at.
+        flags: marks tokens [T] that the pass counts over the whole dump, by name.
+    """
+
+    id: str
+    title: str
+    shows: str
+    test: Callable[[Case], Diagnosis | None]
+    advice: str
+    pointless: str = ""
+    columns: tuple[str, ...] = ()
+    flags: Callable[[Rows], dict[str, Bools]] = no_flags

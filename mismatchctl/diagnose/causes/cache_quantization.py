@@ -1,0 +1,79 @@
+"""A KV cache (or activations) in low precision: noise above bfloat16's that is tied to no token and grows along."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
+from mismatchctl.diagnose.measures import fact, loudest, systematic
+from mismatchctl.result import Confidence
+
+_LONG, _Z, _SURE = 36, 2.5, 6.0
+_SYSTEMATIC = 0.02
+
+
+def _test(case: Case) -> Diagnosis | None:
+    done = {"context_mismatch", "stale_policy", "growing_mismatch"} & {*case.explained}
+    if case.reshaped or done or case.noise < BFLOAT16_NOISE or len(case.x) < 200:
+        return None
+    shared, shared_z = systematic(case)
+    if shared > _SYSTEMATIC and shared_z > 4:
+        return None
+    growth, z = _growth(case)
+    grows = z > _Z and growth > 0.05
+    confidence: Confidence = "high" if grows and z > _SURE else "medium"
+    return Diagnosis(
+        confidence,
+        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
+        f"bfloat16 makes, not tied "
+        f"to tokens of the vocabulary"
+        + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else ""),
+        evidence=(
+            fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
+            fact(
+                "late_over_middle",
+                float(np.exp(growth)),
+                "noise in the last third of a response over that in its middle third",
+                against=not grows,
+            ),
+            fact("z", z, "the same in standard errors", against=not grows),
+            fact(
+                "systematic",
+                shared,
+                "share of the variance that is the same for a token everywhere: small, so the weights agree",
+            ),
+        ),
+        where={"positions": "late in the response" if grows else "everywhere"},
+        examples=loudest(case, case.counts >= _LONG, case.means(np.abs(case.scaled))),
+        rivals={
+            "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise "
+            "smaller?"
+        },
+    )
+
+
+def _growth(case: Case) -> tuple[float, float]:
+    """Mean loudness of the last third of each response minus that of its middle third, over responses, and its z."""
+    long = case.counts >= _LONG
+    share = case.place / np.maximum(case.counts[case.where], 1)
+    thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
+    middle, late = (case.sums(case.loudness * third) / np.maximum(case.sums(third), 1) for third in thirds)
+    rises = (late - middle)[long]
+    if len(rises) < 10:
+        return 0.0, 0.0
+    return float(rises.mean()), float(rises.mean() / (rises.std() / np.sqrt(len(rises)) + 1e-12))
+
+
+CAUSE = Cause(
+    id="cache_quantization",
+    title="The KV cache is quantized",
+    shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
+    test=_test,
+    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; "
+    "if fp8 is "
+    "wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
+    pointless="",
+    columns=("token_ids",),
+)

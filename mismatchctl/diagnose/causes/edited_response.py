@@ -1,0 +1,117 @@
+"""Responses that were edited or tokenized anew after sampling: agreement up to a position, none after it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Bools, Float64s, Ints
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.misaligned import shifts
+from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+
+_LEAST_SIDE = 4
+_T, _JUMP, _FAR, _FEW, _PERSISTENT = 6.0, 2.3, 0.4, 0.2, 0.4
+_GROSS, _RATE = 1.0, 0.3
+_SURE_SHARE, _LEAST_VARIANCE = 0.03, 0.03
+
+
+def _test(case: Case) -> Diagnosis | None:
+    if not len(case.x) or case.noise == 0:
+        return None
+    size = np.minimum(np.abs(case.x), 5.0)
+    found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
+    # By loudness, which needs no scale; and by gross differences, which temperature and truncation leave rare.
+    for values, jump in ((case.loudness, _JUMP), ((size > _GROSS).astype(np.float64), _RATE)):
+        at, score, difference = _changes(case, values)
+        new = (score > _T) & (difference > jump) & _breaks(case, size, at) & ~found
+        found, split = found | new, np.where(new, at, split)
+    if found.sum() < max(3, 0.01 * case.size):
+        return None
+    after = case.place >= split[case.where]
+    level = case.sums(size * after) / np.maximum(case.sums(after), 1)
+    tokens = np.zeros(len(case.sound), np.bool_)
+    tokens[case.index] = after & found[case.where]
+    shift, _ = shifts(case.without(~tokens), np.flatnonzero(found), 8)
+    moved = shift[found & (shift != 0)]
+    share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
+    examples = loudest(case, found, level)
+    starts = np.cumsum(case.counts) - case.counts
+    at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
+    left = (case.counts - split)[found]
+    agrees = float(np.median(np.abs(case.x[~after & found[case.where]]))) if found.any() else 0.0
+    evidence = [
+        fact("sequences", share, "share of sequences that agree up to a position and not after it"),
+        fact("difference_before", agrees, "median |log ratio| before that position, nats"),
+        fact("difference_after", float(level[found].mean()), "mean |log ratio| after it, nats"),
+        fact("tokens_after", float(np.median(left)), "tokens from there to the end, median"),
+    ]
+    if len(moved) > 0.3 * found.sum():
+        values, counts = np.unique(moved, return_counts=True)
+        evidence.append(fact("shift_after", int(values[np.argmax(counts)]), "the shift at which the rest agrees again"))
+    return Diagnosis(
+        "high" if share > _SURE_SHARE else "medium",
+        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and "
+        f"not after it "
+        f"({level[found].mean():.2g} nats): the response was changed after it was sampled",
+        share=case.share(tokens),
+        evidence=tuple(evidence),
+        where={"sequences": percent(share), "positions": f"from {listed(at[examples], 3)} on in the examples"},
+        examples=examples,
+        positions=at[examples],
+        rivals={
+            "unsampled_tokens": "text that another model appended looks the same: look at token_ids from that "
+            "position on"
+        },
+        leaves=case.without(tokens),
+    )
+
+
+def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:
+    """Sequences [S] that agree before their split, do not after it, and do not come back."""
+    after = case.place >= split[case.where]
+    half = case.place >= ((case.counts + split) // 2)[case.where]
+    level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
+    stray = case.sums((size > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
+    position = case.rows.position[case.index]
+    apart = np.append(False, np.diff(position) != 1) & (case.place == split[case.where])  # explained tokens before it
+    found: Bools = (level > _FAR) & (stray < _FEW) & (later > _PERSISTENT * level) & (case.sums(apart) == 0)
+    return found
+
+
+def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
+    """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
+    floor = max(0.3 * float(values.var()), _LEAST_VARIANCE)
+    n = case.counts[case.where].astype(np.float64)
+    starts = (np.cumsum(case.counts) - case.counts)[case.where]
+    running = np.append(0.0, np.cumsum(values))
+    before = running[np.arange(len(n))] - running[starts]
+    total = case.sums(values)[case.where]
+    k = case.place.astype(np.float64)
+    inside = (k >= _LEAST_SIDE) & (n - k >= _LEAST_SIDE)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        jump = (total - before) / (n - k) - before / k
+        gain = jump * np.sqrt(k * (n - k) / n)
+    gain = np.where(inside, gain, -np.inf)
+    best = case.segments.max(gain)
+    chosen = np.flatnonzero(np.isfinite(gain) & (gain == best[case.where]))[::-1]
+    split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
+    split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]
+    mean = case.means(values)
+    spread = case.means((values - mean[case.where]) ** 2) * case.counts
+    left = np.maximum(spread - np.where(np.isfinite(best), best, 0.0) ** 2, 1e-9) / np.maximum(case.counts - 2, 1)
+    return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
+
+
+CAUSE = Cause(
+    id="edited_response",
+    title="Responses were changed after sampling",
+    shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
+    test=_test,
+    advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
+    "white space, "
+    "cutting at a stop string or repairing JSON changes tokens (verl agent loops: keep response_ids; slime: "
+    "pass tokens, not "
+    "text; vLLM return_token_ids, SGLang output_ids).",
+    pointless="importance weights and vetoes: they act on tokens that were never sampled",
+)

@@ -1,0 +1,71 @@
+"""Both columns agree to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Bools
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import fact, listed, percent
+from mismatchctl.dumps import Rows
+from mismatchctl.result import Fact
+
+_ALL, _ENOUGH_ROWS, _LONG = 0.999, 0.02, 16
+
+
+def _flags(rows: Rows) -> dict[str, Bools]:
+    return {"identical": (rows.rollout == rows.train) & rows.mask}
+
+
+def _test(case: Case) -> Diagnosis | None:
+    tally = case.evidence.tallies.get("identical")
+    if tally is None or case.evidence.tokens == 0:
+        return None
+    share = tally.tokens / case.evidence.tokens
+    evidence: tuple[Fact, ...] = (
+        fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),
+    )
+    if share >= _ALL:
+        return Diagnosis(
+            "high",
+            f"{percent(share)} of the {case.evidence.tokens:,} valid tokens have the same bits in both columns",
+            evidence=evidence,
+            rivals={"numerical_noise": "recompute one batch with the trainer: exactly equal again, or a copy?"},
+            examples=np.arange(min(3, case.size)),
+            leaves=case.without(case.sound),
+        )
+    same = (case.means(case.x == 0) == 1.0) & (case.counts >= _LONG)
+    if same.mean() < _ENOUGH_ROWS or same.sum() < 3:
+        return None
+    evidence += (
+        fact("identical_sequences", float(same.mean()), "share of sequences that agree to the bit throughout"),
+    )
+    where = {"sequences": percent(float(same.mean()))}
+    workers = case.column("worker")
+    if len(set(workers[same].tolist())) < len(set(workers.tolist())):
+        where["worker"] = listed(sorted(set(workers[same].tolist()), key=str))
+    return Diagnosis(
+        "medium",
+        f"{percent(float(same.mean()))} of the sequences agree to the bit, the others do not: some rows hold a copy",
+        share=0.0,
+        evidence=evidence,
+        where=where,
+        examples=np.flatnonzero(same)[:3],
+        rivals={"numerical_noise": "recompute these rows with the trainer"},
+        leaves=case.without(same[case.sequence]),
+    )
+
+
+CAUSE = Cause(
+    id="identical",
+    title="Both columns are the same",
+    shows="All log ratios are exactly 0; or whole sequences are, among others that are not.",
+    test=_test,
+    advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy: verl with "
+    "rollout_correction.bypass_mode=true and slime with --use-rollout-logprobs take the engine's log-probs as the "
+    "trainer's; make sure that the dump holds a recomputation. Truly bitwise engines (batch-invariant kernels) "
+    "look the same.",
+    pointless="every correction: all ratios are 1",
+    flags=_flags,
+)

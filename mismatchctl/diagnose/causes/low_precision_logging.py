@@ -1,0 +1,110 @@
+"""Log-probs stored in bfloat16, float16, or rounded to a few decimals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import fact, percent
+from mismatchctl.dumps import Rows
+
+_BITS = {"bfloat16": 8, "float16": 11}
+"""Significant bits of each format; float32 has 24."""
+_LEAST_SHARE, _ALL = 0.02, 0.995
+_DECIMALS = range(1, 6)
+
+
+def _flags(rows: Rows) -> dict[str, Bools]:
+    found: dict[str, Bools] = {}
+    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
+        used = rows.mask & (values < 0)  # 0 lies on every lattice, NaN on some
+        found[f"nonzero_{side}"] = used
+        found[f"bfloat16_{side}"] = _on_lattice(values, "bfloat16") & used
+        found[f"float16_{side}"] = _on_lattice(values, "float16") & used
+    return found
+
+
+def _on_lattice(values: NDArray[Any], name: str) -> Bools:
+    """Which values a format with fewer bits would have kept as they are."""
+    single = values.astype(np.float32, copy=False)
+    low_bits = np.uint32((1 << (24 - _BITS[name])) - 1)
+    kept: Bools = (single.view(np.uint32) & low_bits) == 0
+    return kept if values.dtype.itemsize <= 4 else kept & (single == values)
+
+
+def _test(case: Case) -> Diagnosis | None:
+    if not len(case.x):
+        return None
+    tallies = case.evidence.tallies
+    for side in ("rollout", "train"):
+        total = tallies[f"nonzero_{side}"].tokens if f"nonzero_{side}" in tallies else 0
+        for name, bits in _BITS.items():
+            count = tallies[f"{name}_{side}"].tokens if f"{name}_{side}" in tallies else 0
+            if total and count / total >= _LEAST_SHARE:
+                return _diagnosis(case, side, name, count / total, 2.0 ** (bits - 24), _spacing(case, side, bits))
+        decimals = _decimals(case.r if side == "rollout" else case.t)
+        if decimals is not None:
+            step = np.full(len(case.x), 10.0**-decimals)
+            return _diagnosis(case, side, f"{decimals} decimals", 1.0, 1e-3, step)
+    return None
+
+
+def _spacing(case: Case, side: str, bits: int) -> Float64s:
+    """Distance between neighbouring values of a format at each sound token [N]."""
+    values = np.abs(case.r if side == "rollout" else case.t)
+    return np.asarray(np.ldexp(1.0, np.frexp(np.maximum(values, 1e-30))[1] - bits), np.float64)
+
+
+def _decimals(values: Float64s) -> int | None:
+    """The number of decimals that all values were rounded to, if any."""
+    used = values[values < -1e-3]
+    if len(used) < 50:
+        return None
+    for digits in _DECIMALS:
+        scaled = used * 10.0**digits
+        slack = np.abs(scaled) * 2.0**-23 + 1e-9
+        if np.mean(np.abs(scaled - np.round(scaled)) <= slack) >= _ALL and len(np.unique(used)) > 10:
+            return digits
+    return None
+
+
+def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, spacing: Float64s) -> Diagnosis:
+    rounding, seen = float(spacing.mean()) / 4, float(np.abs(case.x).mean()) if len(case.x) else 0.0
+    explained = min(1.0, (rounding / seen) ** 2) if seen else 0.0
+    partly = share < _ALL
+    return Diagnosis(
+        "high",
+        f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in it. Rounding alone makes a "
+        f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
+        share=explained * (share if partly else 1.0),
+        evidence=(
+            fact("on_lattice", share, f"share of {side} log-probs that {name} holds exactly"),
+            fact("by_chance", chance, "the share that would be by chance"),
+            fact("rounding", rounding, "mean difference that such rounding makes, nats"),
+            fact("difference", seen, "mean |log ratio|, nats", against=seen > 2 * rounding),
+        ),
+        where={"column": f"{side}_log_probs"} | ({"tokens": percent(share)} if partly else {}),
+        examples=np.flatnonzero(case.counts > 0)[:3],
+        rivals={
+            "numerical_noise": "log-probs computed in low precision look the same: is log_softmax done in float32?"
+        },
+    )
+
+
+CAUSE = Cause(
+    id="low_precision_logging",
+    title="Log-probs are stored with few digits",
+    shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
+    test=_test,
+    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no "
+    "float16 tensors "
+    "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
+    "trainer help too.",
+    pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
+    flags=_flags,
+)

@@ -1,0 +1,103 @@
+"""One side shifted by some positions against the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Float64s, Ints
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+
+FARTHEST = 32
+_NEARLY_ALL, _SURE_SHARE, _TRACE = 0.8, 0.1, 0.02
+_BAD, _CAP, _ENOUGH = 0.25, 1.0, 12
+_AS_CHANCE, _BETTER = 0.6, 0.65
+_LUCK = 2.1
+"""The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
+
+
+def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints, Float64s]:
+    """The shift of the rollout's log-probs at which each candidate sequence agrees best, and how well, [S] each.
+
+    A shift k says that rollout[i + k] belongs to train[i]; 0 where none is clearly better. How well is the mean
+    |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
+    sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
+    """
+    chosen = np.isin(case.where, candidates)
+    where, r, t = case.where[chosen], case.r[chosen], case.t[chosen]
+    steps = [0, *(sign * k for k in range(1, min(farthest, len(where) - 1) + 1) for sign in (1, -1))]
+    level = np.full((len(steps), case.size), np.nan)
+    for row, k in enumerate(steps):
+        a, b = (slice(k, None), slice(None, len(where) - k)) if k >= 0 else (slice(None, k), slice(-k, None))
+        same = where[a] == where[b]
+        count = np.bincount(where[b], same, case.size)
+        total = np.bincount(where[b], np.minimum(np.abs(r[a] - t[b]), _CAP) * same, case.size)
+        np.divide(total, count, out=level[row], where=count >= _ENOUGH)
+    known = np.isfinite(level).sum(axis=0) > 2
+    level[:, ~known] = 1.0
+    chance = np.nanmedian(level, axis=0)
+    best = np.nanargmin(level, axis=0)
+    agreement = level[best, np.arange(case.size)] / np.maximum(chance, 1e-9)
+    limit = np.minimum(_BETTER, 1 - _LUCK / np.sqrt(np.maximum(case.counts, 1)))
+    found = known & (level[0] > _AS_CHANCE * chance) & (agreement < limit)
+    return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
+
+
+def _test(case: Case) -> Diagnosis | None:
+    bad = case.means(np.minimum(np.abs(case.x), _CAP)) > _BAD
+    candidates = np.flatnonzero(bad & (case.counts > _ENOUGH))
+    if len(candidates) < 3:
+        return None
+    shift, agreement = shifts(case, candidates)
+    found = shift != 0
+    if found.sum() < max(3, 0.02 * case.size):
+        return None
+    values, counts = np.unique(shift[found], return_counts=True)
+    order = np.argsort(-counts)
+    share = float(found.sum() / (case.counts > _ENOUGH).sum())
+    if counts.max() > _NEARLY_ALL * (case.counts > _ENOUGH).sum():  # then rows too short to tell are shifted too
+        shift[~found], found = values[order[0]], case.counts > 0
+    tokens = found[case.sequence]
+    whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
+    common = int(values[order[0]])
+    return Diagnosis(
+        "high" if share > _SURE_SHARE else "low" if share < _TRACE else "medium",
+        f"in {whole} the rollout's log-probs fit the trainer's {abs(common)} position{'s' * (abs(common) != 1)} "
+        f"{'earlier' if common > 0 else 'later'}: the difference is "
+        f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
+        share=case.share(tokens),
+        evidence=(
+            fact("shift", common, "rollout[i + shift] belongs to train[i]"),
+            fact("shifts", listed(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
+            fact("agreement", float(np.median(agreement[found])), "mean difference at that shift over that at none"),
+            fact("sequences", share, "share of sequences long enough to tell that are shifted"),
+        ),
+        where={"sequences": whole},
+        examples=loudest(case, found, case.means(np.abs(case.x))),
+        leaves=_aligned(case, shift),
+    )
+
+
+def _aligned(case: Case, shift: Ints) -> Case:
+    """The case with the rollout's log-probs moved to where they belong."""
+    moved = np.full(len(case.rollout), np.nan)
+    target = case.index + 0
+    source_place = case.place + shift[case.where]
+    inside = (source_place >= 0) & (source_place < case.counts[case.where])
+    starts = np.cumsum(case.counts) - case.counts
+    moved[target[inside]] = case.rollout[case.index[(starts[case.where] + source_place)[inside]]]
+    return case.repaired(rollout=moved)
+
+
+CAUSE = Cause(
+    id="misaligned",
+    title="The two columns are shifted against each other",
+    shows="The difference is several times smaller when one column is shifted within its row.",
+    test=_test,
+    advice="The log-prob of token i comes from the logits at i - 1: one side slices logits[:, :-1] and the "
+    "other does not, "
+    "or a leading token (BOS, the first sampled token) is dropped on one side. Compare lengths and slices where the "
+    "engine's log-probs are joined to the response (SGLang output_token_logprobs, vLLM logprobs; left padding too).",
+    pointless="every correction: ratios of different tokens",
+)

@@ -1,0 +1,126 @@
+"""Placeholders that the mask counts as tokens: NaN, -9999, +1, zeros at the end, an end of text without a log-prob."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Bools, Float64s
+from mismatchctl.contract import POSITIVE_TOLERANCE
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.evidence import Tally
+from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
+from mismatchctl.dumps import Rows
+
+LOWEST = -200.0
+"""No sampled token has a log-prob below this."""
+_LEAST_SHARE, _Z = 0.1, 5.0
+_KINDS = {"nonfinite": "NaN, infinite or null", "positive": "above 0", "sentinel": f"below {LOWEST:g}"}
+
+
+def _flags(rows: Rows) -> dict[str, Bools]:
+    found: dict[str, Bools] = {}
+    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
+        if len(values) and np.min(values) >= LOWEST and np.max(values) <= POSITIVE_TOLERANCE:
+            continue  # NaN fails both
+        with np.errstate(invalid="ignore"):
+            found[f"nonfinite_{side}"] = ~np.isfinite(values) & rows.mask
+            found[f"positive_{side}"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask
+            found[f"sentinel_{side}"] = (values < LOWEST) & (values > -np.inf) & rows.mask
+    return found
+
+
+def _test(case: Case) -> Diagnosis | None:
+    tallies = {name: tally for name, tally in case.evidence.tallies.items() if _counts(case, name)}
+    off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
+    off |= (case.rollout < LOWEST) | (case.train < LOWEST)
+    cleaned = case.without(off & case.sound)
+    ends = _ends(cleaned)
+    runs = suspicious_runs(cleaned)
+    runs = runs[runs.at_end & ((runs.length >= 4) | (runs.value == 0))]
+    tail = runs.tokens(cleaned) | (ends if ends is not None else np.zeros(len(off), np.bool_))
+    ended = np.unique(cleaned.sequence[tail])
+    if len(ended) < max(3, 0.01 * case.size):
+        tail[:] = False
+        ended = ended[:0]
+    if not tallies and not len(ended):
+        return None
+    return _diagnosis(case, cleaned, tallies, tail, ended)
+
+
+def _counts(case: Case, name: str) -> bool:
+    """Whether a tally is one of ours, and no other cause has repaired its values."""
+    kind, _, _ = name.partition("_")
+    repaired = {"wrong_log_base", "probabilities_not_logs"} & {*case.explained}
+    return kind in _KINDS and not (kind == "positive" and repaired)
+
+
+def _ends(case: Case) -> Bools | None:
+    """Last tokens that are far off where those before them are not; None where they are no worse."""
+    size = np.abs(case.x)
+    usual = np.full(case.size, np.inf)
+    for sequence, part in _parts(case, size):
+        usual[sequence] = np.median(part)
+    far = size > np.maximum(20 * usual[case.where], 1.0)
+    left = case.counts[case.where] - case.place
+    last, before = far & (left == 1), far & (left == 2)
+    difference = int(last.sum()) - int(before.sum())
+    if difference < _LEAST_SHARE * (case.counts > 3).sum() or difference < _Z * np.sqrt(last.sum() + before.sum()):
+        return None
+    found = np.zeros(len(case.sound), np.bool_)
+    found[case.index[last]] = True
+    return found
+
+
+def _parts(case: Case, values: Float64s) -> list[tuple[int, Float64s]]:
+    """The values of each sequence that has more than three sound tokens."""
+    bounds = np.cumsum(case.counts)
+    return [(s, values[bounds[s] - case.counts[s] : bounds[s]]) for s in np.flatnonzero(case.counts > 3).tolist()]
+
+
+def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray) -> Diagnosis:
+    evidence, phrases = [], []
+    for name, tally in sorted(tallies.items()):
+        kind, _, side = name.partition("_")
+        evidence.append(fact(name, tally.tokens, f"valid tokens whose {side} log-prob is {_KINDS[kind]}"))
+        phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_KINDS[kind]}")
+    where = {}
+    if len(ended):
+        share = len(ended) / max(int((case.counts > 0).sum()), 1)
+        evidence.append(fact("ends", share, "share of sequences that end in tokens one side has no log-prob for"))
+        values = cleaned.rollout[tail]
+        common = values[0] if len(values) and np.all(values == values[0]) else None
+        constant = "" if common is None else f" (rollout says {common:g})"
+        phrases.append(f"{percent(share)} of the sequences end in tokens that only one side knows{constant}")
+        where["positions"] = "the end of the response"
+    places = tuple(place for tally in tallies.values() for place in tally.places)[:3]
+    return Diagnosis(
+        "high",
+        "; ".join(phrases),
+        share=max(
+            case.share(~cleaned.sound | tail),
+            min(1.0, sum(t.tokens for t in tallies.values()) / max(case.evidence.tokens, 1)),
+        ),
+        evidence=tuple(evidence),
+        where=where,
+        examples=loudest(cleaned, np.isin(np.arange(case.size), ended), cleaned.means(np.abs(cleaned.x)))
+        if len(ended)
+        else None,
+        places=places,
+        rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
+        leaves=cleaned.without(tail),
+    )
+
+
+CAUSE = Cause(
+    id="padding_or_sentinel",
+    title="Placeholders counted as tokens",
+    shows="NaN, infinities, values above 0 or below -200 on valid tokens; constants or gross differences on "
+    "last tokens alone.",
+    test=_test,
+    advice="Mask padding and placeholders out, and record a log-prob for the end-of-text token: engines leave it out "
+    "with ignore_eos or when a stop string ends the text (vLLM include_stop_str_in_output, SGLang no_stop_trim), "
+    "and give None for the first token of a prompt.",
+    pointless="vetoes and rejection: they would drop these sequences and hide the placeholders",
+    flags=_flags,
+)

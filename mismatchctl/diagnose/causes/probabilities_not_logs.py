@@ -1,0 +1,57 @@
+"""Probabilities in a column of log-probs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
+
+_LEAST_SHARE = 0.05
+_SMALLEST = 1e-30
+
+
+def _test(case: Case) -> Diagnosis | None:
+    for side in ("rollout", "train"):
+        given = case.rollout if side == "rollout" else case.train
+        sound = given[case.index]
+        as_logs = np.log(np.clip(given, _SMALLEST, None))
+        inside = case.means((sound < 0) | (sound > 1.0 + 1e-3)) == 0
+        rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
+        found = better_as(case, rollout, train) & inside
+        if found.sum() >= 3 and found.mean() >= _LEAST_SHARE:
+            return _diagnosis(case, side, found, rollout, train)
+    return None
+
+
+def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, train: Float64s) -> Diagnosis:
+    tokens = found[case.sequence]
+    before = float(np.median(np.abs(case.x[tokens[case.index]])))
+    after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
+    return Diagnosis(
+        "high",
+        f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not "
+        f"{before:.3g}",
+        share=case.share(tokens),
+        evidence=(
+            fact("difference_as_given", before, "median |log ratio| as the columns stand, nats"),
+            fact("difference_of_logs", after, f"the same with the logarithm of {side}_log_probs"),
+        ),
+        where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
+        examples=loudest(case, found, case.means(np.abs(case.x))),
+        leaves=case.repaired(
+            rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
+        ),
+    )
+
+
+CAUSE = Cause(
+    id="probabilities_not_logs",
+    title="Probabilities in place of log-probs",
+    shows="The columns agree about three times better when the logarithm of one is taken.",
+    test=_test,
+    advice="Write log_softmax(logits), not softmax(logits), or take the logarithm where the dump is written.",
+    pointless="every correction: the ratios are not ratios of probabilities",
+)

@@ -1,0 +1,67 @@
+"""Sampled at one temperature, recomputed at another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import fact
+from mismatchctl.diagnose.tempering import tempering
+
+
+def _test(case: Case) -> Diagnosis | None:
+    found = tempering(case)
+    truncated = "truncated_sampling" in case.explained
+    if found is None or (found.sampled_by == "train" and not truncated):
+        return None
+    told = found.sampled_by == "rollout" and not truncated
+    rivals = (
+        {} if told else {"raw_logprobs": "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"}
+    )
+    if not found.sure:
+        rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
+    low, high = found.interval
+    return Diagnosis(
+        "high" if found.sure or truncated else "medium",
+        f"the rollout is at temperature {found.temperature:.3g} ({low:.3g} to {high:.3g}) of the trainer's: "
+        f"likely tokens "
+        f"all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
+        f"{'gain' if found.likely < 0 else 'lose'}",
+        evidence=(
+            fact("temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval),
+            fact("likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"),
+            fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
+            fact(
+                "ratio_mean_minus_one",
+                found.excess,
+                "E[ratio] - 1: 0 where the rollout column is what sampled",
+                against=not told,
+            ),
+            fact(
+                "inverse_ratio_mean_minus_one",
+                found.inverse_excess,
+                "E[1 / ratio] - 1: 0 where the trainer's column is what sampled",
+            ),
+        ),
+        where={"tokens": "all"},
+        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        rivals=rivals,
+        leaves=replace(case, reshaped=True),
+    )
+
+
+CAUSE = Cause(
+    id="temperature",
+    title="Temperature on one side only",
+    shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "
+    "sampled.",
+    test=_test,
+    advice="Divide the trainer's logits by the sampling temperature before log_softmax (verl "
+    "actor_rollout_ref.rollout.temperature "
+    "reaches both sides, slime --rollout-temperature, TRL temperature), or sample at temperature 1.",
+    pointless="importance weights would train the untempered policy on tempered samples, and geometric "
+    "rejection drops nearly everything",
+)

@@ -1,0 +1,85 @@
+"""Top-k or top-p renormalized on the rollout side alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
+
+_STRAY = 0.5
+"""Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
+_Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
+
+
+def _test(case: Case) -> Diagnosis | None:
+    if len(case.x) < 100:
+        return None
+    excess, z, _, _ = calibration(case)
+    likely, _, unlikely, _ = coherence(case)
+    if max(likely, unlikely) < _PLAINLY:
+        bounded = np.expm1(np.minimum(case.x, _STRAY))
+        excess, z = float(bounded.mean()), case.clustered_z(bounded)
+    certain = (case.r == 0) & (case.t < -1e-4)
+    zeros = float(certain.mean())
+    one_sided = likely < _ONE_SIDED and unlikely < _ONE_SIDED
+    if z > _Z or not (one_sided or zeros > _ZEROS):
+        return None
+    nucleus = zeros > _ZEROS
+    bound = float(np.quantile(case.t[certain], 0.01)) if nucleus else float(np.quantile(case.x, 0.005))
+    kept = float(np.exp(bound))
+    below = float((case.x < 0).mean())
+    evidence = [
+        fact(
+            "ratio_mean_minus_one",
+            excess,
+            "E[ratio] - 1: minus the mass that the sampler cut off; 0 without truncation",
+        ),
+        fact("z", z, "the same in standard errors"),
+        fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
+        fact("exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus),
+        fact(
+            "kept_mass",
+            kept,
+            "smallest probability mass that was kept",
+            interval=(kept, float(np.exp(_high(case, certain)))),
+        ),
+    ]
+    if nucleus:
+        setting = f"top-p of about {kept:.3g} (a nucleus of one token has log-prob 0, down to probability {kept:.3g})"
+    else:
+        setting = (
+            f"top-k (no exact zeros; the mass kept goes down to {kept:.3g}); k itself cannot be told from these columns"
+        )
+    return Diagnosis(
+        "high" if one_sided or likely < -0.8 else "medium",
+        f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
+        f"probability "
+        f"had been cut off and the rest renormalized: {setting}",
+        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
+        evidence=tuple(evidence),
+        where={"tokens": percent(below)},
+        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        leaves=replace(case, reshaped=True),
+    )
+
+
+def _high(case: Case, certain: np.ndarray) -> float:
+    values = case.t[certain] if certain.mean() > _ZEROS else case.x
+    return float(np.quantile(values, 0.05))
+
+
+CAUSE = Cause(
+    id="truncated_sampling",
+    title="Top-k or top-p on the rollout side only",
+    shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",
+    test=_test,
+    advice="Sample with top_p=1 and top_k=-1 while training (verl actor_rollout_ref.rollout.top_p and top_k, slime "
+    "--rollout-top-p and --rollout-top-k, TRL top_p and top_k), or have the trainer apply the same truncation "
+    "(slime does for "
+    "top-p). vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
+    pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
+)

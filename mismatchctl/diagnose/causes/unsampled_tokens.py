@@ -1,0 +1,59 @@
+"""Tokens inside the mask that the policy did not sample: tool output, templates, forced text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
+
+_MANY = 0.01
+"""Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
+
+
+def _test(case: Case) -> Diagnosis | None:
+    runs = suspicious_runs(case)
+    runs = runs[~runs.at_end & ~runs.at_start]
+    tokens = runs.tokens(case)
+    sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
+    long = runs[runs.length >= 4]
+    if tokens.sum() < 8 or sequences.sum() < max(2, 0.002 * case.size):
+        return None
+    share = float(tokens.sum() / len(case.index))
+    values, counts = np.unique(runs.value, return_counts=True)
+    value = float(values[np.argmax(counts)])
+    start = np.zeros(case.size, np.int64)
+    start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
+    examples = loudest(case, sequences, case.sums(tokens[case.index]))
+    return Diagnosis(
+        "high" if len(long) >= 2 else "medium" if share > _MANY else "low",
+        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
+        f"the constant "
+        f"rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
+        f"sampled them",
+        share=case.share(tokens),
+        evidence=(
+            fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
+            fact("sequences", float(sequences.mean()), "share of sequences that hold such tokens"),
+            fact("constant", value, "the constant, nats"),
+            fact("run_length", float(runs.length.mean()), "tokens in a row"),
+            fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
+        ),
+        where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
+        examples=examples,
+        positions=start[examples],
+        leaves=case.without(tokens),
+    )
+
+
+CAUSE = Cause(
+    id="unsampled_tokens",
+    title="Tokens that nobody sampled are not masked",
+    shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
+    test=_test,
+    advice="Set the mask to 0 on tool output, templates and forced text: verl's response_mask in agent loops, slime's "
+    "loss_mask of the custom generate function, TRL's tool_mask. Engines report 0 or nothing for such tokens.",
+    pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that "
+    "uses a tool",
+)

@@ -1,0 +1,225 @@
+"""What the pass keeps to look for causes: exact counts, sums by step and worker, and a sample of whole rows.
+
+`+` merges, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, Segments
+from mismatchctl.dumps import Rows
+from mismatchctl.sums.clusters import Hashes, mix
+
+LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 19, 1 / 32
+"""Tokens of a run's sample: this share of the dump, within these bounds."""
+PLACES = 3
+LAG = "lag"
+"""The column `train_version` minus `rollout_version`."""
+_CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
+_FLOOR, _SMALLEST_DOUBT = 1e-9, 0.02
+
+Value = str | int | float | bool | None
+Cells = dict[tuple[str, Value, Value], Float64s]
+Flags = Callable[[Rows], dict[str, Bools]]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How many valid tokens, in how many sequences, and the first few: (file, row, position)."""
+
+    tokens: int = 0
+    sequences: int = 0
+    places: tuple[tuple[int, int, int], ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        places = tuple(sorted({*self.places, *other.places})[:PLACES])
+        return Tally(self.tokens + other.tokens, self.sequences + other.sequences, places)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Whole rows, chosen by a hash of their content: the lowest hashes, up to `size` tokens.
+
+    Equal rows have equal hashes, so that duplicates are sampled together. Causes are told from these rows; counts
+    and sums by step and worker are of all tokens.
+    """
+
+    hashes: Hashes
+    rows: Rows
+    size: int
+
+    @classmethod
+    def of(cls, hashes: Hashes, rows: Rows, size: int) -> Sample:
+        """The rows that a sample of these would keep."""
+        order = np.lexsort((rows.rows, rows.file, hashes))
+        before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
+        order = order[before < size]
+        return cls(hashes[order], rows.take(order), size)
+
+    def __add__(self, other: Sample) -> Sample:
+        return Sample.of(np.concatenate([self.hashes, other.hashes]), _concatenated(self.rows, other.rows), self.size)
+
+
+def sample_size(tokens: int) -> int:
+    """Tokens to sample of each run of a dump of so many tokens."""
+    return int(min(max(tokens * SAMPLED, LEAST_SAMPLE), LARGEST_SAMPLE))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of one run.
+
+    Attributes:
+        tallies: tokens that causes have flagged, by name.
+        cells: by (column, step, value): sequences, sums of their level and its square, tokens, sum of |log ratio|.
+        sample: some of the rows; None: there is no row.
+        tokens: valid tokens.
+        sequences: rows, those without a valid token too.
+    """
+
+    tallies: dict[str, Tally] = field(default_factory=dict)
+    cells: Cells = field(default_factory=dict)
+    sample: Sample | None = None
+    tokens: int = 0
+    sequences: int = 0
+
+    def __add__(self, other: Evidence) -> Evidence:
+        tallies, cells = dict(self.tallies), dict(self.cells)
+        for name, tally in other.tallies.items():
+            tallies[name] = tallies.get(name, Tally()) + tally
+        for key, sums in other.cells.items():
+            cells[key] = cells[key] + sums if key in cells else sums
+        both = [sample for sample in (self.sample, other.sample) if sample is not None]
+        sample = both[0] + both[1] if len(both) == 2 else both[0] if both else None
+        return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
+
+
+def gather(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> dict[str, Evidence]:
+    """The evidence of some rows, by run, with samples of `size` tokens."""
+    runs = rows.columns["run"]
+    names = sorted({str(run) for run in runs.tolist()})
+    parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
+    return {name: _of_run(part, by, flags, size) for name, part in parts.items()}
+
+
+def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> Evidence:
+    parts = [_of_piece(piece, by, flags) for piece in rows.pieces()]
+    hashes = np.concatenate([np.zeros(0, np.uint64), *(found for _, found in parts)])
+    evidence = reduce(add, (part for part, _ in parts), Evidence())
+    return replace(evidence, sample=Sample.of(hashes, rows, size))
+
+
+def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Evidence, Hashes]:
+    """The evidence of a few rows but for the sample, and the hash of each [S]."""
+    marked = {name: found for flag in flags for name, found in flag(rows).items()}
+    rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
+    evidence = Evidence(
+        tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
+        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
+        tokens=int(np.count_nonzero(rows.mask)),
+        sequences=len(rows),
+    )
+    return evidence, _content(rows)
+
+
+def _tally(rows: Rows, found: Bools) -> Tally:
+    tokens = int(np.count_nonzero(found))
+    first = np.flatnonzero(found[:PLACES] if tokens == len(found) else found)[:PLACES]
+    sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
+    places = zip(rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position[first].tolist(), strict=True)
+    some = rows.segments.nonempty if tokens == len(found) else rows.segments.max(found.view(np.uint8)) > 0
+    return Tally(tokens, int(np.count_nonzero(some)), tuple(places))
+
+
+def _content(rows: Rows) -> Hashes:
+    """A hash of each row's valid log-probs, by their number and their sums."""
+    hashes = rows.segments.sum(rows.mask).astype(np.uint64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for values in (rows.rollout, rows.train):
+            valid = values if rows.mask.all() else np.where(rows.mask, values, 0.0)
+            hashes = mix(hashes, (rows.segments.sum(valid) + 0.0).view(np.uint64))
+    return hashes
+
+
+def level_sums(rows: Rows, rollout: Float64s, train: Float64s, sound: Bools, columns: Iterable[str]) -> Cells:
+    """By (column, step, value): sequences, sums of their level and of its square, tokens, sum of |log ratio|.
+
+    The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
+    of it: so content that grows more or less certain does not count as a change. The column "" has no values.
+
+    Args:
+        rows: the rows.
+        rollout: log-probs of the rollout engine [T], float64.
+        train: log-probs of the trainer [T], float64.
+        sound: the tokens that count [T]; such that are not finite do not.
+        columns: per-sequence columns; `LAG` is the version lag.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.minimum(np.abs(train - rollout), _CAP)
+        doubt = 1.0 + _SMALLEST_DOUBT - np.exp(np.minimum(train, 0.0))
+    sound = sound & np.isfinite(size)
+    counts, total = rows.segments.sum(sound), rows.segments.sum(np.where(sound, size, 0.0))
+    expected = rows.segments.sum(np.where(sound, doubt, 0.0))
+    some = counts > 0
+    level = np.log(total[some] / expected[some] + _FLOOR)
+    sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)
+    steps = column_of(rows, "step")[some].tolist()
+    cells: Cells = {}
+    for name in dict.fromkeys(columns):
+        values = version_lag(rows) if name == LAG else column_of(rows, name) if name in rows.columns else None
+        if values is None and name:
+            continue
+        keys = [None] * len(steps) if values is None else values[some].tolist()
+        members: dict[tuple[Value, Value], list[int]] = {}
+        for index, key in enumerate(zip(steps, keys, strict=True)):
+            members.setdefault(key, []).append(index)
+        cells |= {(name, step, value): sums[found].sum(axis=0) for (step, value), found in members.items()}
+    return cells
+
+
+def version_lag(rows: Rows) -> NDArray[Any] | None:
+    """Updates between the weights that recomputed a sequence and those that sampled it [S]; None: not recorded."""
+    both = [rows.columns.get(name) for name in ("train_version", "rollout_version")]
+    if any(values is None or values.dtype == object for values in both):
+        return None
+    lag: NDArray[Any] = np.asarray(both[0], np.float64) - np.asarray(both[1], np.float64)
+    return lag
+
+
+def column_of(rows: Rows, name: str) -> NDArray[Any]:
+    """A per-sequence column [S]; None where the rows lack it."""
+    values = rows.columns.get(name)
+    return np.full(len(rows), None, object) if values is None else values
+
+
+def _concatenated(first: Rows, second: Rows) -> Rows:
+    offsets = np.concatenate([first.segments.offsets, first.segments.tokens + second.segments.offsets[1:]])
+    tokens = {
+        name: np.concatenate([values, second.tokens[name]])
+        for name, values in first.tokens.items()
+        if name in second.tokens and values.shape[1:] == second.tokens[name].shape[1:]
+    }
+    columns = {
+        name: np.concatenate([column_of(first, name), column_of(second, name)])
+        for name in (*first.columns, *second.columns)
+    }
+    return replace(
+        first,
+        segments=Segments(offsets),
+        rollout=np.concatenate([first.rollout, second.rollout]),
+        train=np.concatenate([first.train, second.train]),
+        mask=np.concatenate([first.mask, second.mask]),
+        position=np.concatenate([first.position, second.position]),
+        tokens=tokens,
+        columns=columns,
+        file=np.concatenate([first.file, second.file]),
+        rows=np.concatenate([first.rows, second.rows]),
+    )

@@ -1,0 +1,225 @@
+"""Statistics that several causes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.batch import Bools, Float64s, Ints
+from mismatchctl.diagnose.case import Case, once
+from mismatchctl.result import Fact
+
+_BETTER, _MOST, _GROSS = 0.35, 0.5, 5.0
+_LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
+_ENOUGH = 8
+_FLIPS = 24
+
+
+def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
+    """A number with what it means, to four digits."""
+    ends = None if interval is None else (rounded(interval[0]), rounded(interval[1]))
+    shown = value if value is None or isinstance(value, str) else rounded(value)
+    return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
+
+
+def rounded(value: float) -> float | int:
+    """Four significant digits; whole numbers as they are."""
+    return int(value) if float(value).is_integer() else float(f"{value:.4g}")
+
+
+def listed(values: Iterable[Any], most: int = 8) -> str:
+    """Values as text, the first few."""
+    texts = [str(value) for value in values]
+    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def stretch(values: Iterable[Any]) -> str:
+    """The range of some numbers, as text."""
+    known = sorted(values)
+    return str(known[0]) if known[0] == known[-1] else f"{known[0]} to {known[-1]}"
+
+
+def percent(share: float) -> str:
+    """A share as text."""
+    return f"{100 * share:.3g} %"
+
+
+def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
+    """The marked sequences [S] by descending score, the first three."""
+    found = np.flatnonzero(sequences)
+    return found[np.argsort(-score[found], kind="stable")][:3]
+
+
+def better_as(case: Case, rollout: Float64s, train: Float64s) -> Bools:
+    """Sequences [S] whose two columns agree about three times better when read as given, [T] each."""
+    with np.errstate(invalid="ignore"):
+        changed = np.abs(train[case.index] - rollout[case.index])
+    before, after = (case.means(np.minimum(size, _GROSS)) for size in (np.abs(case.x), np.nan_to_num(changed, nan=1e3)))
+    better = (case.counts >= _ENOUGH) & (before > 1e-2) & (after <= _BETTER * before)
+    if better.sum() > _MOST * (case.counts >= _ENOUGH).sum():  # then the rest too, but where it is plainly worse
+        better |= after < before
+    return better
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Stretches of sound tokens of one sequence with exactly the same value on one side.
+
+    Attributes:
+        first, length: among the sound tokens.
+        sequence: whose they are.
+        value: the value.
+        off: mean |log ratio| in each.
+        at_start, at_end: whether they begin, or end, the sound tokens of their sequence.
+    """
+
+    first: Ints
+    length: Ints
+    sequence: Ints
+    value: Float64s
+    off: Float64s
+    at_start: Bools
+    at_end: Bools
+
+    def __getitem__(self, chosen: Bools) -> Runs:
+        return Runs(*(values[chosen] for values in vars(self).values()))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def tokens(self, case: Case) -> Bools:
+        """The tokens in them [T]."""
+        marks = np.zeros(len(case.index) + 1, np.int64)
+        np.add.at(marks, self.first, 1)
+        np.add.at(marks, self.first + self.length, -1)
+        found = np.zeros(len(case.sound), np.bool_)
+        found[case.index] = np.cumsum(marks[:-1]) > 0
+        return found
+
+
+def constant_runs(case: Case, values: Float64s) -> Runs:
+    """All stretches of equal `values` [N], those of one token too."""
+    new = np.ones(len(values), np.bool_)
+    new[1:] = (values[1:] != values[:-1]) | (case.where[1:] != case.where[:-1])
+    first = np.flatnonzero(new)
+    length = np.diff(np.append(first, len(values)))
+    size = np.append(0.0, np.cumsum(np.minimum(np.abs(case.x), 20.0)))
+    sequence = case.where[first]
+    return Runs(
+        first,
+        length,
+        sequence,
+        values[first],
+        (size[first + length] - size[first]) / np.maximum(length, 1),
+        case.place[first] == 0,
+        case.place[first] + length == case.counts[sequence],
+    )
+
+
+def suspicious_runs(case: Case) -> Runs:
+    """Stretches that no model has sampled: a constant log-prob, four times or more, that the other side denies.
+
+    A log-prob of exactly 0 says that nothing else could have come: a single one is enough where the trainer
+    gives the token less than e^-2.
+    """
+    found = []
+    for values in (case.r, case.t):
+        runs = constant_runs(case, values)
+        long = (runs.length >= 4) & (runs.off > 0.5)
+        denied = (runs.value == 0) & (runs.off > 2.0)
+        found.append(runs[long | denied])
+    return Runs(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
+
+
+@once
+def systematic(case: Case) -> tuple[float, float]:
+    """Share of the variance of the log ratio that is the same for a token wherever it stands, and its z.
+
+    Noise of activations or of a cache falls differently in each context; weights that differ move each token of
+    the vocabulary its own way. Counted over pairs of equal tokens in different sequences; the error comes from
+    flipping the signs of whole sequences.
+    """
+    ids = case.rows.tokens.get("token_ids")
+    if ids is None or len(case.x) < 200:
+        return 0.0, 0.0
+    size = np.clip(case.standard, -4, 4)
+    pairs, inverse = np.unique(ids[case.index].astype(np.int64) * case.size + case.where, return_inverse=True)
+    sums = np.bincount(inverse, weights=size).astype(np.float64)
+    counts = np.bincount(inverse).astype(np.float64)
+    starts = np.flatnonzero(np.append(True, np.diff(pairs // case.size) != 0))  # pairs are sorted by token
+    sequence = pairs % case.size
+
+    def product(values: Float64s) -> float:
+        """Sum over tokens of the products of what different sequences have of them."""
+        return float((np.add.reduceat(values, starts) ** 2).sum() - (values * values).sum())
+
+    others, power = product(counts), float((size * size).mean())
+    if others <= 0 or power == 0:
+        return 0.0, 0.0
+    flips = np.random.default_rng(0).choice([-1.0, 1.0], (_FLIPS, case.size))
+    scatter = float(np.std([product(sums * flip[sequence]) for flip in flips]))
+    value = product(sums)
+    return value / others / power, value / scatter if scatter > 0 else 0.0
+
+
+@once
+def calibration(case: Case) -> tuple[float, float, float, float]:
+    """E[ratio] - 1 and its z, then E[1 / ratio] - 1 and its z.
+
+    Where the rollout column is the distribution that sampled, and no token lies outside of the trainer's, the
+    first is 0; where it is the trainer's column that sampled, the second is.
+    """
+    values = []
+    for sign in (1.0, -1.0):
+        excess = np.expm1(np.clip(sign * case.x, -20, 20))
+        values += [float(excess.mean()) if len(excess) else 0.0, case.clustered_z(excess)]
+    return values[0], values[1], values[2], values[3]
+
+
+def rare(case: Case) -> Bools:
+    """Tokens so unlikely that a temperature must make them likelier or less likely, whatever their context [N]."""
+    found: Bools = case.t < _RARE
+    if found.sum() < _RARE_ENOUGH and len(case.t):
+        found = case.t < np.quantile(case.t, 0.02)
+    return found
+
+
+@once
+def coherence(case: Case) -> tuple[float, float, float, float]:
+    """How much the log ratios of near-certain tokens go one way (-1 to 1) and its z, then those of unlikely tokens."""
+    values = []
+    standard = np.clip(case.standard, -4, 4)
+    for chosen in (case.t > _LIKELY, rare(case)):
+        size = np.abs(standard[chosen]).sum()
+        values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
+        values += [case.clustered_z(np.where(chosen, standard, 0.0))]
+    return values[0], values[1], values[2], values[3]
+
+
+@once
+def along_drift(case: Case) -> tuple[float, float]:
+    """Correlation, over tokens of the vocabulary, of the mean log ratio with the mean step that learning takes next.
+
+    Weights that lag behind differ along the direction of learning; quantized weights do not. 0, 0 where the dump
+    lacks current log-probs or token ids.
+    """
+    ids, current = (case.rows.tokens.get(name) for name in ("token_ids", "current_log_probs"))
+    if ids is None or current is None or not len(case.x):
+        return 0.0, 0.0
+    ahead = (current[case.index] - case.t) / (1.0 - np.exp(np.minimum(case.t, 0.0)) + 0.02)
+    usual = float(np.nanmedian(np.abs(ahead)))
+    if not usual > 0:
+        return 0.0, 0.0
+    ahead = np.nan_to_num(np.clip(ahead / usual, -6, 6))
+    _, token, counts = np.unique(ids[case.index], return_inverse=True, return_counts=True)
+    often = counts >= 30
+    if often.sum() < 10:
+        return 0.0, 0.0
+    past, future = ((np.bincount(token, values) / counts)[often] for values in (np.clip(case.standard, -4, 4), ahead))
+    if past.std() == 0 or future.std() == 0:
+        return 0.0, 0.0
+    value = float(np.corrcoef(past, future)[0, 1])
+    return value, float(np.arctanh(np.clip(value, -0.999, 0.999)) * np.sqrt(often.sum() - 3))

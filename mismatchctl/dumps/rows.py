@@ -1,0 +1,120 @@
+"""Rows as they lie in the file: masked tokens included, nothing refused. What looks for causes reads these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Floats, Ints, Segments
+from mismatchctl.dumps.arrays import Lists, nulls, numbers
+from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values
+from mismatchctl.dumps.kinds import is_list
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sequences with all their tokens, flat.
+
+    Attributes:
+        segments: one segment per sequence, masked tokens included.
+        rollout: log-probs of the rollout engine [T]; NaN where the file has a null.
+        train: log-probs of the trainer's recomputation [T].
+        mask: which tokens are trained on [T].
+        position: place of each token in its list, or its `position` in the long layout [T].
+        tokens: other columns with a value per token, by name: [T], or [T, K] for lists of one length.
+        columns: per-sequence values [S] by name.
+        file: index of the file of each sequence [S].
+        rows: row of each sequence in its file [S].
+    """
+
+    segments: Segments
+    rollout: Floats
+    train: Floats
+    mask: Bools
+    position: Ints
+    tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    @classmethod
+    def of(cls, block: Block) -> Rows:
+        """The rows of a block, faults or not."""
+        length, segments = int(block.offsets[-1]), Segments(block.offsets)
+        found = {name: _per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
+        per_token = {name: values for name, values in found.items() if values is not None}
+        mask = per_token.pop(MASK, None)
+        position = per_token.pop(POSITION, None)
+        if position is None:
+            position = segments.places
+        return cls(
+            segments=segments,
+            rollout=per_token.pop("rollout_log_probs"),
+            train=per_token.pop("train_log_probs"),
+            mask=np.ones(length, np.bool_) if mask is None else mask == 1,
+            position=position.astype(np.int64, copy=False),
+            tokens=per_token,
+            columns=column_values(block),
+            file=np.full(len(segments), block.file.index, np.int64),
+            rows=block.rows,
+        )
+
+    def pieces(self) -> Iterator[Rows]:
+        """The same rows in cache-sized pieces: views of whole sequences."""
+        for start, stop in self.segments.blocks():
+            tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
+            yield replace(
+                self,
+                segments=Segments(self.segments.offsets[start : stop + 1] - tokens.start),
+                rollout=self.rollout[tokens],
+                train=self.train[tokens],
+                mask=self.mask[tokens],
+                position=self.position[tokens],
+                tokens={name: values[tokens] for name, values in self.tokens.items()},
+                columns={name: values[start:stop] for name, values in self.columns.items()},
+                file=self.file[start:stop],
+                rows=self.rows[start:stop],
+            )
+
+    def take(self, chosen: Ints) -> Rows:
+        """Some of the sequences, in the order given."""
+        lengths = self.segments.lengths[chosen]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        where = np.arange(offsets[-1]) + np.repeat(self.segments.offsets[chosen] - offsets[:-1], lengths)
+        return replace(
+            self,
+            segments=Segments(offsets),
+            rollout=self.rollout[where],
+            train=self.train[where],
+            mask=self.mask[where],
+            position=self.position[where],
+            tokens={name: values[where] for name, values in self.tokens.items()},
+            columns={name: values[chosen] for name, values in self.columns.items()},
+            file=self.file[chosen],
+            rows=self.rows[chosen],
+        )
+
+
+def _per_token(array: pa.Array) -> NDArray[Any] | None:
+    """A value per token, null as NaN; lists of one common length as a matrix, other lists not at all."""
+    if not is_list(array.type):
+        values, missing = numbers(array), nulls(array)
+        if missing is None:
+            return values
+        values = values.astype(np.float64)
+        values[missing] = np.nan
+        return values
+    lists = Lists.of(array)
+    widths = np.unique(lists.lengths)
+    if len(widths) != 1 or widths[0] == 0:
+        return None
+    flat = numbers(lists.flat(None))
+    return flat.reshape(len(array), int(widths[0]))

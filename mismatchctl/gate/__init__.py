@@ -1,0 +1,116 @@
+"""The verb `gate`: did it get worse than the baseline, and may it pass?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mismatchctl.analyze import analyze
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import preset
+from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
+from mismatchctl.gate.comparable import matching_run
+from mismatchctl.gate.judge import LEVEL, Against, judge
+from mismatchctl.gate.measure import places
+from mismatchctl.gate.power import Need, needed
+from mismatchctl.gate.rules import (
+    BITWISE,
+    DEFAULT_RULES,
+    TOLERANCE,
+    Allowance,
+    Rule,
+    metric_of,
+    parse_number,
+    rules_from_text,
+)
+from mismatchctl.gate.verdict import Check, Verdict
+from mismatchctl.resample import sample_of_run
+from mismatchctl.result import Result, read_result
+
+__all__ = [
+    "BITWISE",
+    "DEFAULT_RULES",
+    "LEVEL",
+    "TOLERANCE",
+    "Against",
+    "Allowance",
+    "Check",
+    "Need",
+    "Rule",
+    "Verdict",
+    "as_baseline",
+    "judge",
+    "open_result",
+    "parse_number",
+    "plan",
+    "read_against",
+    "rules_from_text",
+    "write_baseline",
+]
+
+
+def open_result(
+    paths: Sequence[str],
+    rules: Sequence[Rule],
+    corrections: Sequence[Correction] = (),
+    *,
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
+
+    Args:
+        paths: one Result (.json), or dumps.
+        rules: their columns and corrections are analyzed; a correction that is not given is a preset.
+        corrections: further ones, for rules to name.
+        rename: canonical column -> name in the dumps.
+        progress: called with (tokens read, tokens expected).
+
+    Raises:
+        DataError: what is named cannot be read or used.
+        ConfigError: a Result among other paths, or a correction that does not exist.
+    """
+    results = [path for path in paths if Path(path).suffix == ".json"]
+    if results:
+        if len(paths) > 1:
+            raise ConfigError(f"{results[0]}: name one Result, or dumps")
+        if corrections or rename:
+            raise ConfigError(f"{results[0]}: a Result was analyzed already: leave --correction and --column out")
+        return read_result(results[0])
+    by = dict.fromkeys(rule.per for rule in rules if rule.per not in ("overall", "step"))
+    named = {correction.name: correction for correction in corrections}
+    for rule in rules:
+        if rule.correction is not None and rule.correction not in named:
+            named[rule.correction] = preset(rule.correction)
+    return analyze(paths, list(named.values()), rename=rename, by=[*by], progress=progress, every_cluster=True)
+
+
+def read_against(baseline: str | Path | None, history: str | Path | None = None, last: int = 10) -> Against:
+    """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
+
+    Raises:
+        DataError: a file that is no Result, or a folder that holds none that was accepted.
+    """
+    results = [] if history is None else read_history(Path(history), last)
+    results += [] if baseline is None else [read_result(baseline)]
+    name = baseline if baseline is not None else history
+    return Against(None if name is None else str(name), results)
+
+
+def plan(
+    result: Result, rules: Iterable[Rule], regression: float, against: Against, level: float = LEVEL
+) -> list[Need]:
+    """How many sequences it takes to find a relative rise, for each rule that one can break."""
+    found = []
+    for rule in rules:
+        metric = metric_of(rule, result.corrections)
+        if not metric.is_resampled or (rule.increase is None and rule.max is None):
+            continue
+        tolerance = 0.0 if rule.increase is None else rule.increase.relative
+        for name, run in result.runs.items():
+            matching = matching_run(name, against.results[-1]) if against.results else None
+            baseline = None if matching is None else sample_of_run(matching[1])
+            for place in list(places(rule, run))[:1]:
+                found.append(needed(name, metric, place.sample(), baseline, regression, tolerance, level))
+    return found

@@ -1,0 +1,251 @@
+"""Judging: what exceeds its limit beyond noise has failed, what exceeds it within noise is undecided.
+
+Whatever can be resampled is judged by percentiles of replicates, all of which are monotone in every value of the
+metric, with weights and numbers of clusters that no value changes: a worse value cannot improve a verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mismatchctl.errors import DataError
+from mismatchctl.gate.comparable import first_difference, matching_run
+from mismatchctl.gate.facts import judge_fact, limits_of
+from mismatchctl.gate.measure import Place, counterpart, places
+from mismatchctl.gate.power import LEAST_CLUSTERS, detectable
+from mismatchctl.gate.rules import Allowance, Rule, metric_of
+from mismatchctl.gate.verdict import LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
+from mismatchctl.resample import Draws, Sample, TableMetric, holm, interval, p_above_zero, resample
+from mismatchctl.result import Result, RunResult
+
+LEVEL = 0.05
+"""The chance of any false failure that is allowed for."""
+LEAST_HISTORY = 3
+"""Accepted results from which a trend is judged."""
+NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
+
+
+@dataclass(frozen=True)
+class Against:
+    """Accepted Results, the oldest first; the last is the baseline."""
+
+    name: str | None = None
+    results: Sequence[Result] = ()
+
+
+@dataclass
+class _Case:
+    """A check to be made: a bound at a place, what it is compared with, and `reason` if it cannot be judged."""
+
+    rule: Rule
+    run: str
+    metric: TableMetric
+    kind: Kind
+    bound: float | Allowance
+    place: Place | None
+    accepted: list[Place] = field(default_factory=list)
+    reason: str = ""
+
+
+def judge(result: Result, rules: Sequence[Rule], against: Against | None = None, level: float = LEVEL) -> Verdict:
+    """Judge every run of a Result by every rule.
+
+    Raises:
+        ConfigError: a rule names a metric or a correction that does not exist.
+    """
+    against = against or Against()
+    cases = [case for rule in rules for case in _cases(rule, result, against)]
+    judging = _Judging(level / max(sum(case.metric.is_resampled for case in cases), 1))
+    checks = [judging.check(case) for case in cases]
+    noisy = [check for check in checks if check.p is not None]
+    for check, p in zip(noisy, holm([check.p or 0.0 for check in noisy]), strict=True):
+        check.p = p
+        if check.outcome == "failed" and p > level:
+            check.outcome, check.reason = "undecided", WITHIN_NOISE
+    outcome = worst([check.outcome for check in checks])
+    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks)
+
+
+def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:
+    metric = metric_of(rule, result.corrections)
+    for name, run in result.runs.items():
+        accepted, incomparable = _comparable(rule, name, result, against)
+        try:
+            found: list[Place | None] = [*places(rule, run)]
+            missing = ""
+        except DataError as error:
+            found, missing = [None], str(error)
+        for place in found:
+            for kind, bound in rule.bounds.items():
+                case = _Case(rule, name, metric, kind, bound, place, reason=missing)
+                if isinstance(bound, Allowance) and place is not None:
+                    yield from _compared(case, place, accepted, incomparable)
+                else:
+                    yield case
+
+
+def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable: str) -> Iterator[_Case]:
+    """The comparison with the baseline, and with the trend of enough accepted results."""
+    case.reason = incomparable
+    history: list[Place] = []
+    for run in reversed(accepted):
+        try:
+            history.insert(0, counterpart(case.rule, place, run))
+        except DataError as error:
+            case.reason = "" if history else str(error)
+            break
+    case.accepted = history[-1:]
+    yield case
+    if len(history) >= LEAST_HISTORY and case.rule.per != "step" and case.metric.is_resampled:
+        yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend", accepted=history)
+
+
+def _comparable(rule: Rule, name: str, result: Result, against: Against) -> tuple[list[RunResult], str]:
+    """The accepted runs to compare with, the newest last, as far back as they are comparable; or why there is none."""
+    found: list[RunResult] = []
+    for accepted in reversed(against.results):
+        matching = matching_run(name, accepted)
+        if matching is None:
+            difference: str | None = f"it has no run {name} (it has: {', '.join(accepted.runs)})"
+        else:
+            difference = first_difference(rule, name, result, matching[0], accepted)
+        if difference is not None or matching is None:
+            return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
+        found.append(matching[1])
+    return found[::-1], "" if found else NO_BASELINE
+
+
+class _Judging:
+    """Checks one case after the other; `tail` is the share of replicates that decides between passed and failed."""
+
+    def __init__(self, tail: float) -> None:
+        self._tail = tail
+        self._kept: dict[tuple[int, str, TableMetric], tuple[Sample, Draws]] = {}
+
+    def check(self, case: _Case) -> Check:
+        """The check, not yet adjusted for the others beside it."""
+        check = Check(
+            rule=case.rule.text,
+            run=case.run,
+            place=case.place.name if case.place is not None else case.rule.per,
+            metric=case.rule.metric,
+            title=case.metric.metric.title,
+            unit=case.metric.metric.unit,
+            kind=case.kind,
+            allowance=str(case.bound) if isinstance(case.bound, Allowance) else "",
+            reason=case.reason,
+        )
+        if case.place is None:
+            return check
+        check.clustered_by = case.place.run.clusters.by
+        try:
+            (self._resampled if case.metric.is_resampled else _recorded)(check, case, case.place)
+        except DataError as error:
+            check.outcome, check.reason = "undecided", check.reason or str(error)
+        return check
+
+    def _resampled(self, check: Check, case: _Case, place: Place) -> None:
+        sample, value = _drawn(place, case.metric)
+        others = [self._baseline(each, case.metric) for each in case.accepted]
+        check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
+        if others:
+            check.baseline, check.baseline_interval = _finite(others[-1][1].value), interval(others[-1][1])
+            check.pairing = _pairing(sample, others[-1][0])
+        drawn = [draws for _, draws in others]
+        judged = _rise(value, drawn) if case.kind.endswith("trend") else value
+        check.value, check.interval = _finite(judged.value), interval(judged)
+        if check.reason:
+            return
+        limit = _limit(case, drawn)
+        excess = limit - judged if case.kind in LOWER else judged - limit
+        check.limit = _finite(limit.value)
+        check.reason = _too_little(check, case.rule, min([len(sample), *(len(other) for other, _ in others)]))
+        if math.isnan(excess.value):
+            status = place.recorded(case.rule.metric, case.rule.correction).status
+            check.reason = "undefined" if status == "ok" else status
+        if check.reason:
+            return
+        check.p = p_above_zero(excess)
+        check.outcome = "failed" if excess.value > 0 else "passed"
+        if case.kind in ("max", "increase") and check.limit is not None:
+            noise = value / drawn[-1] if drawn else value
+            check.detectable = detectable(check.limit, noise, self._tail)
+
+    def _baseline(self, place: Place, metric: TableMetric) -> tuple[Sample, Draws]:
+        key = id(place.run), place.name, metric
+        if key not in self._kept:
+            self._kept[key] = _drawn(place, metric)
+        return self._kept[key]
+
+
+def _drawn(place: Place, metric: TableMetric) -> tuple[Sample, Draws]:
+    sample = place.sample()
+    return sample, resample([sample], [metric])[0][0]
+
+
+def _limit(case: _Case, others: list[Draws]) -> Draws:
+    """What a value, or the rise of a trend, may reach; with the baseline's own error."""
+    if not isinstance(case.bound, Allowance):
+        return Draws(case.bound, np.array(case.bound))
+    trend = case.kind.endswith("trend")
+    reference = _mean(others) if trend else others[-1]
+    room = abs(reference) * case.bound.relative + case.bound.absolute
+    room = -room if case.kind in LOWER else room
+    return room if trend else reference + room
+
+
+def _rise(value: Draws, others: list[Draws]) -> Draws:
+    """What the line of least squares through the accepted results and this one rises by, from the first to the last."""
+    series = [*others, value]
+    places = np.arange(len(series)) - (len(series) - 1) / 2
+    slopes = places / np.sum(places**2) * (len(series) - 1)
+    total = series[0] * float(slopes[0])
+    for draws, slope in zip(series[1:], slopes[1:].tolist(), strict=True):
+        total = total + draws * slope
+    return total
+
+
+def _mean(others: list[Draws]) -> Draws:
+    total = others[0]
+    for draws in others[1:]:
+        total = total + draws
+    return total * (1 / len(others))
+
+
+def _recorded(check: Check, case: _Case, place: Place) -> None:
+    """Judge a value that the Result holds without knowing how it scatters."""
+    key, correction = case.rule.metric, case.rule.correction
+    found = place.recorded(key, correction)
+    check.value, check.interval = found.value, found.interval
+    check.sequences = int(place.recorded("sequences", None).value or 0)
+    check.clusters = int(place.recorded("prompts", None).value or 0)
+    baseline = case.accepted[-1].recorded(key, correction) if case.accepted else None
+    is_quantile = case.metric.metric.quantile is not None
+    limits = limits_of(check, case.kind, case.bound, baseline, is_quantile=is_quantile)
+    check.reason = check.reason or _too_little(check, case.rule, None)
+    if limits is not None and not check.reason:
+        judge_fact(check, found, limits)
+
+
+def _too_little(check: Check, rule: Rule, clusters: int | None) -> str:
+    """What there is too little of; only counts are looked at, never values."""
+    if check.sequences < rule.sequences:
+        return f"needs {rule.sequences:,} sequences, has {check.sequences:,}"
+    if clusters is not None and clusters < LEAST_CLUSTERS:
+        return f"needs {LEAST_CLUSTERS} clusters on either side, has {clusters}"
+    return ""
+
+
+def _pairing(sample: Sample, other: Sample) -> Pairing:
+    if sample.has_same_tokens(other):
+        return "same tokens"
+    shared = sample.shared(other)
+    return "none" if not shared else "same clusters" if shared == len(sample) == len(other) else "some clusters"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,213 @@
+"""Rules of the gate: what may be how large, as text, plain data or files, with errors that say what was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.files import parse_toml
+from mismatchctl.gate.verdict import Kind
+from mismatchctl.resample import TableMetric, find_metric
+
+RULE_SUFFIXES = (".yaml", ".yml", ".toml")
+TOLERANCE = 0.25
+"""Relative increase over the baseline that is allowed where a rule does not say; docs/gate.md says why."""
+
+
+def parse_number(text: str) -> float:
+    """A number as text, also as a percentage; a ValueError where it is none."""
+    number = float(text.strip().removesuffix("%"))
+    return number / 100 if text.strip().endswith("%") else number
+
+
+def _number(value: Any) -> Any:
+    return parse_number(value) if isinstance(value, str) else value
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Allowance(_Strict):
+    """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
+
+    relative: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    absolute: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """`20%`, `1e-4` or `20% + 1e-4`."""
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"absolute": value}
+        if not isinstance(value, str):
+            return value
+        parts = [part.strip() for part in re.split(r"(?<![eE])\+", value)]
+        found: dict[str, float] = {}
+        for part in parts:
+            name = "relative" if part.endswith("%") else "absolute"
+            if name in found or not part:
+                raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
+            found[name] = parse_number(part)
+        return found
+
+    def __str__(self) -> str:
+        parts = [f"{100 * self.relative:g}%"] if self.relative or not self.absolute else []
+        return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
+
+
+class Rule(_Strict):
+    """One rule: a metric, where it is judged, and at least one bound on it."""
+
+    metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
+    correction: str | None = Field(default=None, description="the correction whose metric it is")
+    per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
+    max: Number | None = Field(default=None, description="largest value")
+    min: Number | None = Field(default=None, description="smallest value")
+    increase: Allowance | None = Field(default=None, description="largest rise over the baseline: 20%, 1e-4, 20%+1e-4")
+    decrease: Allowance | None = Field(default=None, description="largest fall below the baseline")
+    sequences: int = Field(default=0, ge=0, description="fewer sequences than this cannot be judged")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Rule:
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
+        return self
+
+    @property
+    def bounds(self) -> dict[Kind, float | Allowance]:
+        """What is given, by kind."""
+        given = {"max": self.max, "min": self.min, "increase": self.increase, "decrease": self.decrease}
+        return {kind: bound for kind, bound in given.items() if bound is not None}  # type: ignore[misc]
+
+    @property
+    def text(self) -> str:
+        """The rule as `--rule` takes it."""
+        settings = {"correction": self.correction, "per": None if self.per == "overall" else self.per} | self.bounds
+        settings |= {"sequences": self.sequences or None}
+        given = [f"{key}={_shown(value)}" for key, value in settings.items() if value is not None]
+        return f"{self.metric}:{','.join(given)}"
+
+
+def _shown(value: Any) -> str:
+    """A setting as text; a float in as few digits as say it."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(value) if isinstance(value, float) and float(short) != value else short
+
+
+DEFAULT_RULES = (Rule(increase=Allowance(relative=TOLERANCE)), Rule(metric="bitwise_all", max=0.0))
+"""Judged where nobody says what to judge: K3 against the baseline, and that it is not one column dumped twice."""
+BITWISE = Rule(metric="bitwise_all", min=1.0)
+"""The rule of `--expect-bitwise`."""
+
+
+def rules_from_text(text: str) -> list[Rule]:
+    """Rules as a flag spells them: `k3:max=0.01,increase=20%,per=step`, a YAML mapping, or a file of rules.
+
+    Raises:
+        ConfigError: what is none of them, with what was probably meant.
+    """
+    if Path(text).suffix in RULE_SUFFIXES:
+        return _from_file(Path(text))
+    if text.lstrip().startswith("{"):
+        return [_validated(_parsed(text, f"--rule {text}"), f"--rule {text}")]
+    metric, _, settings = text.partition(":")
+    data: dict[str, Any] = {"metric": metric.strip()}
+    for part in filter(None, map(str.strip, settings.split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or not value:
+            raise ConfigError(f"--rule {text}: {part!r} is no KEY=VALUE, as in k3:max=0.01,increase=20%,per=step")
+        if key in data:
+            raise ConfigError(f"--rule {text}: {key} is given twice")
+        data[key] = value
+    return [_validated(data, f"--rule {text}")]
+
+
+def _from_file(path: Path) -> list[Rule]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    data = _parsed(text, str(path), toml=path.suffix == ".toml")
+    items = data.get("rules", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    return [_validated(item, f"{path}: rule {number}") for number, item in enumerate(items, 1)]
+
+
+def _parsed(text: str, where: str, *, toml: bool = False) -> Any:
+    try:
+        return parse_toml(text) if toml else yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: not valid {'TOML' if toml else 'YAML'}: {' '.join(str(error).split())}") from None
+
+
+def _validated(data: Any, where: str) -> Rule:
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where}: expected a mapping such as {{metric: k3, max: 0.01}}")
+    try:
+        rule = Rule.model_validate(dict(data))
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {'; '.join(_explained(problem) for problem in error.errors())}") from None
+    return _completed(rule, where)
+
+
+def _explained(problem: Any) -> str:
+    key = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}{suggestion(key, Rule.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {message}" if key else message
+
+
+def _completed(rule: Rule, where: str) -> Rule:
+    """A rule without any bound gets the usual tolerance, in the direction that is worse."""
+    if rule.bounds:
+        return rule
+    better = metric_of(rule, None).metric.better if rule.correction is None else "low"
+    if better not in ("low", "high"):
+        raise ConfigError(f"{where}: says no bound; {rule.metric} can be wrong on either side: give max, min or both")
+    side = "increase" if better == "low" else "decrease"
+    return rule.model_copy(update={side: Allowance(relative=TOLERANCE)})
+
+
+def metric_of(rule: Rule, corrections: Iterable[Correction] | None) -> TableMetric:
+    """The metric that a rule names: the one place where names become metrics.
+
+    Args:
+        rule: what is asked for.
+        corrections: those of the Result, among which the rule's is; None where only the mismatch is looked at.
+
+    Raises:
+        ConfigError: there is no such metric, or no such correction.
+    """
+    if rule.correction is None:
+        try:
+            return find_metric(rule.metric)
+        except ConfigError:
+            if _is_of_corrections(rule.metric):
+                problem = f"{rule.metric} is a metric of corrections: say of which, with correction=NAME"
+                raise ConfigError(problem) from None
+            raise
+    found = {correction.name: correction for correction in corrections or ()}
+    if rule.correction not in found:
+        known = ", ".join(found) or "none"
+        raise ConfigError(f"rule {rule.text}: the Result has no correction {rule.correction!r} (it has: {known})")
+    return find_metric(rule.metric, found[rule.correction])
+
+
+def _is_of_corrections(key: str) -> bool:
+    try:
+        find_metric(key, Correction(name="any"))
+    except ConfigError:
+        return False
+    return True

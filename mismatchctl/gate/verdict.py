@@ -1,0 +1,83 @@
+"""What the gate says: one check per rule, bound and place, and what they come to."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Outcome = Literal["passed", "undecided", "failed"]
+Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
+Pairing = Literal["none", "some clusters", "same clusters", "same tokens"]
+Interval = tuple[float, float]
+
+LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
+"""Kinds of bounds that a value may not fall below."""
+WITHIN_NOISE = "beyond the limit, but within noise"
+
+_WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Check(_Strict):
+    """One bound at one place.
+
+    Attributes:
+        rule: the rule's text.
+        run: which run; `place` is `overall`, `step 3` or `worker 2`.
+        metric: its key, with its `title` and `unit`.
+        kind: which bound of the rule, or the trend over the accepted results of the history.
+        value: None where undefined, for a trend its rise; `interval` is a 90 % interval.
+        limit: what the value may reach, the baseline's allowance counted in.
+        allowance: as the rule gives it.
+        baseline: the baseline's value and its interval.
+        p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
+        clusters: number of clusters, prompts if they are `clustered_by` prompt, and `sequences`; `pairing` says how far
+            the baseline has the same.
+        detectable: the smallest value that would have failed in four of five such dumps.
+        reason: why it is undecided, or what limits the judgement.
+    """
+
+    rule: str
+    run: str
+    place: str
+    metric: str
+    title: str
+    unit: str
+    kind: Kind
+    value: float | None = None
+    interval: Interval | None = None
+    limit: float | None = None
+    allowance: str = ""
+    baseline: float | None = None
+    baseline_interval: Interval | None = None
+    p: float | None = None
+    clusters: int = 0
+    clustered_by: str = ""
+    sequences: int = 0
+    pairing: Pairing = "none"
+    detectable: float | None = None
+    outcome: Outcome = "undecided"
+    reason: str = ""
+
+
+class Verdict(_Strict):
+    """Every check, and the worst outcome among them.
+
+    Attributes:
+        level: the chance of any false failure that was allowed for.
+        baseline: the file compared with; None without one.
+    """
+
+    outcome: Outcome
+    level: float
+    baseline: str | None
+    checks: list[Check]
+
+
+def worst(outcomes: list[Outcome]) -> Outcome:
+    """What several outcomes come to; nothing judged is undecided."""
+    return max(outcomes, key=_WORST_LAST.index, default="undecided")

@@ -1,0 +1,178 @@
+"""Sample: one row per sequence of what predictions are made from; mergeable, bounded, the same in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
+from mismatchctl.correction import Correction, apply
+from mismatchctl.dumps import Problems, Unit, open_dump
+from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums.clusters import Hashes, hash_values, mix
+from mismatchctl.sums.reduce import cluster_hashes, cut
+
+FIRST_OCTAVE, OCTAVES = 4, 17
+GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
+"""Lengths at which every sequence is looked at: 16, 32, ... 2^20 tokens."""
+CAP = 1 << 15
+"""Sequences that are kept of each run; beyond, those of the clusters with the smallest hashes."""
+WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sequences [S], in no order that matters.
+
+    Attributes:
+        run: the run of each.
+        step: hash of the group of each.
+        cluster: hash of the prompt (else of the sequence) and the group of each.
+        tokens: valid tokens of each.
+        kept: tokens that each correction keeps [S, corrections].
+        sums: of log ratio, K3 and ratio minus 1 over the first tokens, by GRID [S, OCTAVES, 3]; a sequence that has
+            fewer shows all of its tokens.
+        lowest, highest: extremes of the log ratio over the first tokens [S, OCTAVES].
+        is_complete: whether no sequence was left out for the cap.
+    """
+
+    run: NDArray[Any]
+    step: Hashes
+    cluster: Hashes
+    tokens: Ints
+    kept: Float64s
+    sums: Float64s
+    lowest: Float64s
+    highest: Float64s
+    is_complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __add__(self, other: Sample) -> Sample:
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS}
+        return Sample(**joined, is_complete=self.is_complete and other.is_complete)._capped()
+
+    def of_run(self, run: str) -> Sample:
+        """The sequences of one run that hold a token, in an order of their own."""
+        chosen = self._chosen((self.run == run) & (self.tokens > 0))
+        order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
+        return chosen._chosen(order)
+
+    def first(self, octave: int) -> Sample:
+        """What the sequences of at least GRID[octave] tokens look like after so many."""
+        long = self._chosen(self.tokens >= GRID[octave])
+        return replace(
+            long,
+            tokens=np.full(len(long), GRID[octave]),
+            sums=long.sums[:, : octave + 1],
+            lowest=long.lowest[:, : octave + 1],
+            highest=long.highest[:, : octave + 1],
+        )
+
+    def _chosen(self, which: Bools | Ints) -> Sample:
+        return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
+
+    def _capped(self) -> Sample:
+        """At most CAP sequences of each run: whole clusters, by the order of their hashes."""
+        if len(self) <= CAP:
+            return self
+        keep = np.zeros(len(self), np.bool_)
+        for run in np.unique(self.run.astype(str)):
+            own = np.flatnonzero(self.run == run)
+            ranked = np.sort(self.cluster[own])
+            keep[own] = self.cluster[own] <= ranked[min(CAP, len(own)) - 1]
+        return replace(self._chosen(keep), is_complete=self.is_complete and bool(keep.all()))
+
+
+_ARRAYS = tuple(field.name for field in fields(Sample) if field.name != "is_complete")
+
+
+def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> Sample:
+    """What one batch adds; `run` names the rows that carry no run of their own."""
+    parts = [_of_cell(part, name, step, corrections) for name, (step, _), part in cut(batch, run, ())]
+    return reduce(add, parts, empty_sample(len(corrections)))
+
+
+def sample_of(
+    paths: Sequence[str],
+    corrections: Sequence[Correction],
+    *,
+    rename: Mapping[str, str] | None = None,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Sample:
+    """Read a dump for predictions alone; arguments as of `analyze`.
+
+    Raises:
+        DataError: the dump cannot be read or used.
+    """
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=WANTED, on_bad="error")
+
+    def work(unit: Unit) -> list[Sample]:
+        return [collect(batch, unit.file.run, corrections) for batch in dump.read(unit, Problems())]
+
+    sample, done, expected = empty_sample(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
+    for unit, parts in ordered_map(work, dump.units, threads or default_threads()):
+        sample = reduce(add, parts, sample)
+        done += unit.tokens
+        if progress is not None:
+            progress(done, expected)
+    dump.require_tokens(int(sample.tokens.sum()))
+    return sample
+
+
+def empty_sample(corrections: int) -> Sample:
+    """A sample without sequences, for so many corrections."""
+    none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
+    kept = np.zeros((0, corrections))
+    return Sample(np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, np.zeros((0, OCTAVES, 3)), flat, flat)
+
+
+def _of_cell(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Correction]) -> Sample:
+    salt = hash_values(np.array([str(step)]))[0]
+    parts = [_of_block(block, corrections) for _, block in batch.blocks()]
+    kept, sums, lowest, highest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return Sample(
+        np.full(len(batch), run, object),
+        np.full(len(batch), salt),
+        mix(cluster_hashes(batch), salt),
+        batch.segments.lengths,
+        kept,
+        sums,
+        lowest,
+        highest,
+    )._capped()
+
+
+def _of_block(block: TokenBatch, corrections: Sequence[Correction]) -> tuple[Float64s, Float64s, Float64s, Float64s]:
+    ratios = {"train/rollout": Ratios(block.train, block.rollout, block.segments)}
+    if block.current is not None:
+        ratios["current/rollout"] = Ratios(block.current, block.rollout, block.segments)
+        ratios["current/train"] = Ratios(block.current, block.train, block.segments)
+    kept = [apply(correction, ratios, block).kept.counts for correction in corrections]
+    own, offsets = ratios["train/rollout"], block.segments.offsets
+    ends = offsets[:-1, None] + np.minimum(GRID, block.segments.lengths[:, None])
+    sums = [_running(np.add, 0.0, values, offsets, ends) for values in (own.log_ratio, own.k3, own.excess)]
+    lowest = _running(np.minimum, np.inf, own.log_ratio, offsets, ends)
+    highest = _running(np.maximum, -np.inf, own.log_ratio, offsets, ends)
+    return np.reshape(kept, (len(kept), len(block))).T, np.stack(sums, axis=2), lowest, highest
+
+
+def _running(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Ints, ends: Ints) -> Float64s:
+    """Running sum or extreme of each sequence at `ends` [S, OCTAVES]."""
+    starts = np.concatenate([offsets[:-1, None], ends[:, :-1]], axis=1)
+    filled = starts < ends
+    found = np.full(ends.shape, neutral)
+    if filled.any():
+        found[filled] = reduction.reduceat(values, starts[filled])
+    accumulated: Float64s = reduction.accumulate(found, axis=1)
+    return accumulated

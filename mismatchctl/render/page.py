@@ -1,0 +1,96 @@
+"""What every page shares: templates, escaping, style and script, the policy that nothing may be loaded."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+import mismatchctl
+from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.render.findings import example_text, fact_text
+from mismatchctl.render.numbers import estimate, missing, number
+from mismatchctl.render.text import clean
+
+TEMPLATES = "reports_templates"
+GAUGE = (1e-8, 1.0)
+"""Ends of the scale on which K3 is marked."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around a page's content."""
+
+    css: Markup
+    script: Markup
+    policy: str
+
+
+def frame() -> Frame:
+    """Style, script, and the policy that knows the script by its hash."""
+    css, script = (templates_folder().joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+    return Frame(Markup(css), Markup(script), _policy(script))
+
+
+def render_page(template: str, page: Any) -> str:
+    """One HTML document; the same page gives the same bytes."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_folder()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
+    )
+    environment.filters |= {"breakable": breakable, "fact": fact_text, "place": example_text}
+    environment.globals.update(
+        number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE)
+    )
+    return environment.get_template(template).render(page=page, frame=frame())
+
+
+@cache
+def templates_folder() -> Path:
+    """Where the templates lie: inside the installed package, or at the top of a checkout."""
+    package = Path(mismatchctl.__file__).parent
+    for place in (package / TEMPLATES, package.parent / TEMPLATES):
+        if place.is_dir():
+            return place
+    raise FileNotFoundError(f"{TEMPLATES} is neither in {package} nor beside it: install mismatchctl again")
+
+
+def breakable(text: str) -> Markup:
+    """A name that may break after its separators."""
+    return Markup(re.sub(r"(?<=[_/.\-])(?=\w)", "<wbr>", str(escape(clean(text)))))
+
+
+def gauge_place(value: float) -> float:
+    """Where a K3 stands on the gauge, in percent of its length."""
+    low, high = (math.log10(end) for end in GAUGE)
+    if value <= 0:
+        return 0.0
+    return round(min(max((math.log10(value) - low) / (high - low), 0.0), 1.0) * 100, 2)
+
+
+def _policy(script: str) -> str:
+    """Nothing may be loaded; the one script is known by its hash."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _visible(value: Any) -> Any:
+    """Last line of defence: no invisible character reaches the page, wherever a string came from."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return value if "\n" in value else clean(value)
+    return value

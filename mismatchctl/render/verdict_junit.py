@@ -1,0 +1,49 @@
+"""A verdict as JUnit XML, as CI systems read it: a suite per run, a case per check."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from xml.etree import ElementTree as Xml
+
+from mismatchctl.gate import Check, Verdict
+from mismatchctl.render.text import clean
+from mismatchctl.render.verdict import basis, sentence
+
+_ELEMENTS = {"failed": "failure", "undecided": "error"}
+"""What cannot be judged is an error in JUnit's words: it is not the code that failed."""
+
+
+def verdict_junit(verdict: Verdict) -> bytes:
+    """The XML document."""
+    root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _counts(verdict.checks))
+    for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):
+        checks = list(found)
+        suite = Xml.SubElement(root, "testsuite", {"name": clean(run)} | _counts(checks))
+        for check in checks:
+            _case(suite, check)
+    Xml.indent(root)
+    return bytes(Xml.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _counts(checks: list[Check]) -> dict[str, str]:
+    outcomes = [check.outcome for check in checks]
+    numbers = {
+        "tests": len(outcomes),
+        "failures": outcomes.count("failed"),
+        "errors": outcomes.count("undecided"),
+        "skipped": 0,
+        "time": 0,
+    }
+    return {name: str(number) for name, number in numbers.items()}
+
+
+def _case(suite: Xml.Element, check: Check) -> None:
+    name = f"{check.rule} {check.kind} {check.place}"
+    case = Xml.SubElement(
+        suite, "testcase", {"classname": f"gate.{clean(check.run)}", "name": clean(name), "time": "0"}
+    )
+    if check.outcome in _ELEMENTS:
+        words = {"message": sentence(check), "type": check.outcome}
+        Xml.SubElement(case, _ELEMENTS[check.outcome], words).text = basis(check)
+    else:
+        Xml.SubElement(case, "system-out").text = f"{sentence(check)}\n{basis(check)}"

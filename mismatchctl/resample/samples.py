@@ -1,0 +1,187 @@
+"""Samples: the cluster table of a Result as columns by name; metrics of the registry as functions of totals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.metrics.metric import Number
+from mismatchctl.result import Clusters, Groups, RunResult
+from mismatchctl.sums import DRIFT
+from mismatchctl.sums.clusters import Hashes, hash_values, mix
+
+ASK_THE_DUMP = "name the dump itself in place of the Result"
+"""What helps where a Result was made without what is asked for."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sums by cluster, of a run or of a part of it.
+
+    Attributes:
+        keys: names each cluster, the same in every Result that holds it [N], ascending.
+        names: of the columns [K].
+        sums: [N, K].
+    """
+
+    keys: Hashes
+    names: tuple[str, ...]
+    sums: Float64s
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """Position of each column by name."""
+        return {name: position for position, name in enumerate(self.names)}
+
+    def column(self, name: str) -> Float64s:
+        """One column [N]."""
+        values: Float64s = self.sums[:, self.columns[name]]
+        return values
+
+    def shared(self, other: Sample) -> int:
+        """How many clusters both hold."""
+        return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
+
+    def has_same_tokens(self, other: Sample) -> bool:
+        """Whether both hold the same responses: as many tokens everywhere, and the same log-probs of one policy."""
+        return np.array_equal(self.keys, other.keys) and (
+            all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
+            and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
+        )
+
+    def _agrees(self, other: Sample, name: str) -> bool:
+        known = name in self.columns and name in other.columns
+        return known and np.allclose(self.column(name), other.column(name), rtol=1e-7, atol=0)
+
+
+def sample_of_run(run: RunResult) -> Sample:
+    """All clusters of a run. A prompt is one cluster in whatever steps it occurs; a sequence belongs to its step."""
+    return _sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
+
+
+def sample_of_step(run: RunResult, index: int) -> Sample:
+    """The clusters of one step, by its index among the labels.
+
+    Raises:
+        DataError: nothing in the table says which step a row belongs to.
+    """
+    if not run.clusters.groups:
+        raise DataError("the Result's cluster table is folded and cannot tell steps apart", remedy=ASK_THE_DUMP)
+    return _sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
+
+
+def sample_of_value(run: RunResult, column: str, index: int) -> Sample:
+    """The clusters of one value of a `--by` column, by its index among the labels.
+
+    Raises:
+        DataError: the Result was not broken down by that column, or has too many clusters to keep them by value.
+    """
+    if column not in run.by:
+        raise DataError(f"the Result is not broken down by {column}", remedy=f"analyze the dump with --by {column}")
+    table = run.by[column].clusters
+    if table is None:
+        raise DataError(f"the Result holds no clusters by {column}: there are too many", remedy=ASK_THE_DUMP)
+    return _sample(table, None, np.array(table.groups, np.int64) == index)
+
+
+def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Sample:
+    """Rows of one cluster added up; a cluster that is no prompt goes by its step's label too."""
+    keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
+    sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
+    if table.by != "prompt" and table.groups and steps is not None:
+        keys = mix(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
+    keys, where = np.unique(keys[rows], return_inverse=True)
+    merged = np.zeros((len(keys), len(table.columns)))
+    with np.errstate(over="ignore"):
+        np.add.at(merged, where, sums[rows])
+    return Sample(keys, tuple(table.columns), merged)
+
+
+@dataclass(frozen=True)
+class TableMetric:
+    """A metric with the prefix under which its columns stand: none for the mismatch, the drift's, a correction's."""
+
+    metric: Metric
+    prefix: str = ""
+
+    @property
+    def is_resampled(self) -> bool:
+        """Whether it is a smooth function of sums; maxima, quantiles and counts are not."""
+        return self.metric.formula is not None and self.metric.uncertain
+
+    def columns(self, sample: Sample) -> list[int]:
+        """Positions of the columns that its formula reads.
+
+        Raises:
+            DataError: the sample has no such column.
+        """
+        assert self.metric.formula is not None
+        asked = _Asked(self.prefix, sample.columns)
+        with np.errstate(all="ignore"):
+            self.metric.formula(asked)
+        return asked.positions
+
+    def of(self, totals: Float64s, sample: Sample, positions: list[int]) -> Float64s:
+        """Its value on totals [..., len(positions)] of those columns of a sample; NaN where it is undefined."""
+        assert self.metric.formula is not None
+        found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
+        with np.errstate(all="ignore"):
+            value: Float64s = np.asarray(self.metric.formula(_Totals(self.prefix, found)), np.float64)
+        return np.broadcast_to(value, totals.shape[:-1])
+
+
+class _Totals:
+    """Totals by name, under the prefix first."""
+
+    def __init__(self, prefix: str, found: Mapping[str, Float64s]) -> None:
+        self.prefix, self.found = prefix, found
+
+    def __getitem__(self, name: str) -> Number:
+        return self.found.get(self.prefix + name, self.found.get(name))
+
+
+class _Asked:
+    """Takes note of what a formula reads."""
+
+    def __init__(self, prefix: str, columns: Mapping[str, int]) -> None:
+        self.prefix, self.known = prefix, columns
+        self.positions: list[int] = []
+
+    def __getitem__(self, name: str) -> Number:
+        position = self.known.get(self.prefix + name, self.known.get(name))
+        if position is None:
+            raise DataError(f"the Result's cluster table has no column {self.prefix}{name}", remedy=ASK_THE_DUMP)
+        if position not in self.positions:
+            self.positions.append(position)
+        return np.float64(1.0)
+
+
+@cache
+def _registry() -> dict[str, TableMetric]:
+    drift = {metric.key: TableMetric(metric, f"{DRIFT}_") for metric in drift_metrics()}
+    return {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS} | drift
+
+
+def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
+    """A metric of the mismatch or the drift by its key, or one of a correction.
+
+    Raises:
+        ConfigError: there is none of that key.
+    """
+    known = _registry()
+    if correction is not None:
+        known = {m.key: TableMetric(m, f"{correction.name}/") for m in correction_metrics(correction)}
+    if key not in known:
+        of = f" of correction {correction.name}" if correction is not None else ""
+        raise ConfigError(f"no metric{of} is called {key!r}{suggestion(key, known)}; `mismatchctl metrics` lists them")
+    return known[key]

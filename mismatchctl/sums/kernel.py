@@ -1,0 +1,114 @@
+"""What the loops over tokens leave behind, and the interface of the two kernels that make it, plain and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Floats, Ints, Segments
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums import bins
+
+BUCKETS = 64
+"""Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
+JOINT = 128
+"""Cells along each side of the grid of rollout probability against train probability."""
+BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
+"""Quantities that K3 is broken down by, with their bins."""
+
+TOKEN_SUMS = (
+    "log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical",
+    "prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob", "reference_prob", "squared_reference_prob",
+    "policy", "reference", "neighbours", "neighbour_product", "neighbour_sum",
+)  # fmt: skip
+"""Sums over the tokens of each sequence; neighbours are adjacent tokens of one sequence, one position apart."""
+TOKEN_MAXIMA = ("log_ratio", "-log_ratio", "prob_diff")
+"""Largest over the tokens of each sequence; a minimum is the largest of the negative."""
+
+
+@dataclass
+class PairTables:
+    """Counts over tokens of a pair of policies, added to in place.
+
+    Attributes:
+        counts: tokens by bucket of their cluster and signed bin of the log ratio [BUCKETS, SIGNED].
+        k3: K3 by signed bin of the log ratio [SIGNED].
+    """
+
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((BUCKETS, bins.SIGNED), np.int64))
+    k3: Float64s = field(default_factory=lambda: np.zeros(bins.SIGNED))
+
+
+@dataclass
+class RunTables:
+    """Counts over tokens of the mismatch, added to in place.
+
+    Attributes:
+        breakdowns: by quantity, [BUCKETS, bins, 3]: tokens, |log ratio| and K3.
+        joint: tokens by rollout and train probability, in JOINT equal steps each [JOINT, JOINT].
+    """
+
+    breakdowns: dict[str, Float64s] = field(
+        default_factory=lambda: {name: np.zeros((BUCKETS, kind.count, 3)) for name, kind in BREAKDOWNS.items()}
+    )
+    joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT, JOINT), np.int64))
+
+
+class Reduce(Protocol):
+    """The pass over the tokens of a block."""
+
+    def __call__(
+        self, ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+    ) -> tuple[Float64s, Float64s]:
+        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block; adds its tokens to the tables.
+
+        Args:
+            ratios: of the kernel's own kind.
+            position: place of each token in its response [T]; None where nothing is masked in between.
+            buckets: bucket of each sequence [S].
+            pair: counts of this pair of policies.
+            run: counts of the mismatch in the run; None for another pair.
+        """
+
+
+class Beyond(Protocol):
+    """The search for tokens at the ends of the distribution."""
+
+    def __call__(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
+        """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The arithmetic over tokens.
+
+    Attributes:
+        ratios: makes Ratios from policy and reference log-probs [T] and their segments.
+        reduce: the pass over the tokens.
+        beyond: the search for tokens at the ends of the distribution.
+        block_tokens: how many tokens it likes to be given at once.
+    """
+
+    ratios: Callable[[Floats, Floats, Segments], Ratios]
+    reduce: Reduce
+    beyond: Beyond
+    block_tokens: int
+
+
+WORTH_COMPILING = 4_000_000
+"""Tokens from which the compiled kernel is worth its start: loading it costs what the plain one takes for these."""
+
+
+def kernel_for(tokens: int) -> Kernel:
+    """The kernel for a dump of so many tokens: compiled where that pays."""
+    if tokens < WORTH_COMPILING:
+        from mismatchctl.sums.plain import PLAIN
+
+        return PLAIN
+    from mismatchctl.sums.compiled import COMPILED
+
+    return COMPILED

@@ -1,0 +1,93 @@
+"""The kernel for small dumps, in numpy: nothing to compile, and what the compiled one is held to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatchctl.batch import BLOCK_TOKENS, Float64s, Ints, Segments
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums import bins
+from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
+
+
+def reduce_tokens(
+    ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+) -> tuple[Float64s, Float64s]:
+    """As the interface says."""
+    _tally_pair(pair, ratios, buckets)
+    if run is not None:
+        _tally_run(run, ratios, position, buckets)
+    return _token_sums(ratios, position)
+
+
+def _token_sums(ratios: Ratios, position: Ints | None) -> tuple[Float64s, Float64s]:
+    total = ratios.segments.sum
+    x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
+    policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
+    sums = [
+        ratios.log_ratio_sum,
+        total(ratios.absolute),
+        total(x * x),
+        total(ratios.k3),
+        total(ratios.excess),
+        total(ratios.excess * ratios.excess),
+        total(x == 0),
+        total(difference),
+        total(difference * difference),
+        total(policy_prob),
+        total(policy_prob * policy_prob),
+        total(reference_prob),
+        total(reference_prob * reference_prob),
+        total(ratios.policy),
+        total(ratios.reference),
+        *_neighbours(x, ratios.segments, position),
+    ]
+    largest = [ratios.highest, -ratios.lowest, ratios.segments.max(difference)]
+    return np.stack(sums), np.stack(largest)
+
+
+def _neighbours(x: Float64s, segments: Segments, position: Ints | None) -> list[Float64s]:
+    """Number, products and sums of adjacent log ratios."""
+    length = len(x)
+    product, both, count = np.zeros(length), np.zeros(length), np.zeros(length)
+    if length > 1:
+        adjacent = np.ones(length - 1, np.bool_) if position is None else np.diff(position) == 1
+        starts = segments.offsets[1:-1]
+        adjacent[starts[(starts > 0) & (starts < length)] - 1] = False
+        np.multiply(x[1:], x[:-1], out=product[1:])
+        np.add(x[1:], x[:-1], out=both[1:])
+        product[1:] *= adjacent
+        both[1:] *= adjacent
+        count[1:] = adjacent
+    return [segments.sum(values) for values in (count, product, both)]
+
+
+def _tally_pair(tables: PairTables, ratios: Ratios, buckets: Ints) -> None:
+    binned = bins.signed_bin(ratios.log_ratio)
+    tables.k3 += np.bincount(binned, weights=ratios.k3, minlength=bins.SIGNED)
+    np.add.at(tables.counts.reshape(-1), ratios.segments.spread(buckets) * bins.SIGNED + binned, 1)
+
+
+def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets: Ints) -> None:
+    spread = ratios.segments.spread(buckets)
+    places = ratios.segments.places if position is None else position
+    quantities = {"position": places + 1, "surprisal": np.maximum(-ratios.reference, 0.0)}
+    for name, values in quantities.items():
+        table, kind = tables.breakdowns[name].reshape(-1, 3), BREAKDOWNS[name]
+        where = spread * kind.count + kind.of(values)
+        for index, column in enumerate((None, ratios.absolute, ratios.k3)):
+            table[:, index] += np.bincount(where, weights=column, minlength=len(table))
+    across, up = (
+        np.minimum((prob * JOINT).astype(np.int64), JOINT - 1) for prob in (ratios.reference_prob, ratios.policy_prob)
+    )
+    tables.joint += np.bincount(across * JOINT + up, minlength=JOINT * JOINT).reshape(JOINT, JOINT)
+
+
+def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
+    """As the interface says."""
+    tokens = ratios.segments.members(sequences)
+    x = ratios.log_ratio[tokens]
+    return tokens[(x <= low) | (x >= high)]
+
+
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, BLOCK_TOKENS)

@@ -1,0 +1,112 @@
+"""The verb `sweep`: every point of every study in one pass over a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+from mismatchctl.analyze.build import input_files, left_out
+from mismatchctl.analyze.reading import Reading, check_names
+from mismatchctl.batch import TokenBatch
+from mismatchctl.frameworks import presets
+from mismatchctl.predict import Sample
+from mismatchctl.predict import collect as collect_sample
+from mismatchctl.predict.sample import empty_sample
+from mismatchctl.sums import Plan
+from mismatchctl.sweep.accumulate import SweepAccumulator
+from mismatchctl.sweep.family import families
+from mismatchctl.sweep.front import marks, with_front
+from mismatchctl.sweep.model import Sweep
+from mismatchctl.sweep.outlook import NOTHING_ASKED, Outlook, corrections_of, forecasts
+from mismatchctl.sweep.study import USUAL, Axis, Study, studies
+from mismatchctl.sweep.sums import CellsOfBatch, SweepPlan, reduce_families
+from mismatchctl.sweep.targets import Between, Wish, brackets, collect, studies_of
+
+__all__ = ["USUAL", "Axis", "Outlook", "Study", "Sweep", "studies", "sweep"]
+
+
+def sweep(
+    paths: Sequence[str],
+    chosen: Sequence[Study] = USUAL,
+    *,
+    rename: Mapping[str, str] | None = None,
+    by: Sequence[str] = (),
+    on_bad: Literal["error", "skip"] = "error",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    wishes: Sequence[Wish] = (),
+    outlook: Outlook = NOTHING_ASKED,
+) -> Sweep:
+    """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        chosen: corrections with their axes; their names must differ.
+        rename: canonical column -> name in the files.
+        by: columns to break down by.
+        on_bad: whether bad rows and files stop the sweep or are left out and counted.
+        threads: units read at once; the result does not depend on it.
+        progress: called with (tokens read, tokens expected).
+        wishes: what thresholds are to be solved for; takes a second pass.
+        outlook: what is to be predicted at some points of each study.
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: settings that do not fit each other or the dump.
+    """
+    check_names([study.correction for study in chosen])
+    every = (*chosen, *studies_of(wishes))
+    parts = [(number, family) for number, study in enumerate(every) for family in families(study.corrections)]
+    kinds = [
+        family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
+        for study, family in parts
+    ]
+    reading = Reading(paths, kinds, rename or {}, by, on_bad)
+    drift = reading.dump.has("current_log_probs")
+    plan = SweepPlan(Plan(tuple(kinds), tuple(by), drift), tuple(family for _, family in parts))
+    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))
+
+    predicted = corrections_of(chosen) if outlook.needs_sequences else []
+    sample = empty_sample(len(predicted))
+
+    def work(batches: Iterable[TokenBatch], run: str) -> tuple[CellsOfBatch, Sample]:
+        done, sequences = CellsOfBatch(), empty_sample(len(predicted))
+        for batch in batches:
+            done = done + reduce_families(batch, run, plan)
+            if outlook.needs_sequences:
+                sequences = sequences + collect_sample(batch, run, predicted)
+        return done, sequences
+
+    for (done, sequences), may_grow in reading.units(work, threads, progress):
+        accumulator.add(done)
+        accumulator.close(may_grow)
+        sample = sample + sequences
+    accumulator.close()
+    accumulator.finish_by()
+    overall = accumulator.overall()
+    open_wishes, targets = brackets(overall, wishes)
+    if open_wishes:
+        again = Reading(paths, (), rename or {}, (), on_bad)
+        found: dict[int, Between] = {}
+        for more, _ in again.units(lambda batches, run: collect(batches, run, open_wishes), threads, progress):
+            found |= {number: found[number] + part if number in found else part for number, part in more.items()}
+        targets += [bracket.solved(found[number]) for number, bracket in enumerate(open_wishes)]
+    overall = overall.filter(overall["correction"].is_in([study.name for study in chosen]))
+    order = list(wishes)
+    metrics = {metric.key: metric for known in accumulator.metrics for metric in known}
+    groups = accumulator.table.frames()
+    runs = list(overall["run"].unique(maintain_order=True))
+    return Sweep(
+        studies=tuple(chosen),
+        metrics=metrics,
+        overall=with_front(overall, chosen),
+        groups=groups,
+        inputs=input_files(reading.dump, reading.tokens),
+        left_out=left_out(reading.problems),
+        warnings=list(reading.dump.warnings),
+        targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
+        marks=marks(chosen, presets()),
+        forecasts=forecasts(outlook, chosen, runs, sample, groups) if outlook != NOTHING_ASKED else (),
+        by=tuple(by),
+        folder=accumulator.table.folder,
+    )

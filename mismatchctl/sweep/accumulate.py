@@ -1,0 +1,280 @@
+"""From the sums of units to rows of a table: a group is closed, and its rows are written, as soon as it is complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mismatchctl.analyze.accumulate import step_hash
+from mismatchctl.batch import Float64s
+from mismatchctl.metrics import correction_metrics
+from mismatchctl.metrics.corrections import COSTS
+from mismatchctl.sums import GROUP_CAP, OVERALL_CAP
+from mismatchctl.sums.close import normalization_factor, normalized
+from mismatchctl.sums.clusters import ClusterTable, Hashes
+from mismatchctl.sums.reduce import Value
+from mismatchctl.sweep import estimates
+from mismatchctl.sweep.columns import Arrays
+from mismatchctl.sweep.family import Family
+from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
+from mismatchctl.sweep.study import Axis, Study
+from mismatchctl.sweep.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ROWS_IN_MEMORY = 200_000
+"""Rows of groups beyond which they are written to disk."""
+
+
+@dataclass
+class Closed:
+    """Closed sums of one family: weights are normalized, clusters counted.
+
+    Attributes:
+        totals: columns along the grid.
+        maxima: the largest.
+        rows: those kept by cluster, in parts.
+    """
+
+    totals: Arrays
+    maxima: Arrays
+    rows: list[ClusterTable]
+
+    def add(self, group: Closed, salt: np.uint64) -> None:
+        """Take in one more group, whose clusters are its own."""
+        for name, sums in group.totals.items():
+            self.totals[name] = self.totals[name] + sums if name in self.totals else sums
+        for name, largest in group.maxima.items():
+            self.maxima[name] = np.maximum(self.maxima[name], largest) if name in self.maxima else largest
+        self.rows += [part.salted(salt) for part in group.rows]
+        if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
+            self.rows = [merged(self.rows).folded(OVERALL_CAP)]
+
+
+@dataclass
+class _Run:
+    overall: list[Closed]
+    by: dict[str, dict[Value, list[Closed]]] = field(default_factory=dict)
+
+
+class SweepAccumulator:
+    """Adds up units in the order of the input; memory is that of the open groups, and of one run's overall sums."""
+
+    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int], listed: int) -> None:
+        """Start with nothing.
+
+        Args:
+            plan: the pass.
+            studies: all of them.
+            of_study: the study of each family of the plan.
+            listed: the first so many studies have rows by group.
+        """
+        self.plan, self.of_study, self.listed = plan, of_study, listed
+        self.runs: dict[str, _Run] = {}
+        self.table = RowTable(studies)
+        self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
+        drift = plan.base.drift
+        self.metrics = [(*correction_metrics(family.correction, drift), *COSTS) for family in plan.families]
+
+    def add(self, sums: CellsOfBatch) -> None:
+        """Merge the sums of the next unit."""
+        for (run, (step, values)), found in sums.cells.items():
+            cells = self._open.setdefault((run, step), {})
+            known = cells.get(values)
+            both = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+            cells[values] = [family.bounded(GROUP_CAP) for family in both]
+
+    def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
+        """Close every open group that cannot grow any more."""
+        for run, step in [key for key in self._open if not may_grow(*key)]:
+            self._close_group(run, step, self._open.pop((run, step)))
+
+    def _close_group(self, run: str, step: Value, cells: dict[tuple[Value, ...], list[FamilySums]]) -> None:
+        totals = self.runs.setdefault(run, _Run([_nothing() for _ in self.plan.families]))
+        salt = step_hash(step)
+        ordered = sorted(cells, key=str)
+        for number, family in enumerate(self.plan.families):
+            parts = [cells[values][number] for values in ordered]
+            whole = reduce(add, parts)
+            closing = _Closing(family, self.plan.layouts[number], whole.totals)
+            group = closing.close(whole)
+            if self.of_study[number] < self.listed:
+                self.table.add(self._rows(number, group, run, GROUP, step))
+            totals.overall[number].add(group, salt)
+            if not self.plan.base.by:
+                continue
+            for values, part in zip(ordered, parts, strict=True):
+                closed = closing.close(part)
+                for column, value in zip(self.plan.base.by, values, strict=True):
+                    found = totals.by.setdefault(column, {})
+                    found.setdefault(value, [_nothing() for _ in self.plan.families])[number].add(closed, salt)
+
+    def finish_by(self) -> None:
+        """Write the rows of every value of `--by` columns."""
+        for run, totals in self.runs.items():
+            for column, found in totals.by.items():
+                for value, sums in found.items():
+                    for number, closed in enumerate(sums):
+                        if self.of_study[number] >= self.listed:
+                            continue
+                        self.table.add(self._rows(number, closed, run, column, value))
+
+    def overall(self) -> pl.DataFrame:
+        """The overall rows of every run, with errors."""
+        import polars as pl
+
+        frames: dict[tuple[str, int], list[pl.DataFrame]] = {}
+        for run, totals in self.runs.items():
+            for number, closed in enumerate(totals.overall):
+                family, layout = self.plan.families[number], self.plan.layouts[number][2]
+                rows = layout.arrays(merged(closed.rows).folded(OVERALL_CAP).sums)
+                wanted = [metric for metric in self.metrics[number] if metric.key in WITH_ERRORS]
+                errors = estimates.errors(wanted, closed.totals, rows, family.grid)
+                found = {f"{key}_se": values[family.places] for key, values in errors.items()}
+                frame = self.table.frame(self._rows(number, closed, run, OVERALL, None) | found)
+                frames.setdefault((run, self.of_study[number]), []).append(frame)
+        ordered = [pl.concat(parts, how="diagonal_relaxed").sort("point") for parts in frames.values()]
+        return pl.concat(ordered, how="diagonal_relaxed")
+
+    def _rows(self, number: int, closed: Closed, run: str, scope: str, group: Value) -> dict[str, Any]:
+        """One row per point of a family, by column."""
+        family, study = self.plan.families[number], self.of_study[number]
+        found = estimates.values(self.metrics[number], closed.totals, closed.maxima, family.grid)
+        weight = family.correction.weight
+        if weight is None or weight.normalize == "none":
+            found["normalization_factor"] = np.full_like(found["normalization_factor"], np.nan)
+        counts = {name: float(closed.totals[name].item()) for name in ("tokens", "sequences")}
+        return {
+            "run": run,
+            "study": study,
+            "point": family.points,
+            "scope": scope,
+            "group": group,
+            **counts,
+            **{key: values[family.places] for key, values in found.items()},
+        }
+
+
+def _nothing() -> Closed:
+    return Closed({}, {}, [])
+
+
+class _Closing:
+    """Normalizes weights by the factors of a group, whatever part of it is closed."""
+
+    def __init__(self, family: Family, layouts: tuple[Layout, Layout, Layout], group: ClusterTable) -> None:
+        self.family, self.layouts = family, layouts
+        self.scopes: Hashes = group.scopes
+        self.factors = self._factors(layouts[0].arrays(group.sums))
+
+    def _factors(self, totals: Arrays) -> Float64s:
+        """The factor of each weight in each micro-batch, [N, weights, 1, ...]."""
+        rule, grid = self.family.correction.weight, self.family.grid
+        factors = np.ones((len(self.scopes), grid[0], *(1,) * (len(grid) - 1)))
+        if rule is None or rule.normalize == "none":
+            return factors
+        token = rule.normalize == "token"
+        total = totals["weight_excess" if token else "mean_excess"]
+        count = totals["tokens" if token else "sequences"]
+        if rule.normalize_over == "group":
+            total, count = total.sum(axis=0, keepdims=True), count.sum(axis=0, keepdims=True)
+        return factors * normalization_factor(total, count)
+
+    def close(self, part: FamilySums) -> Closed:
+        """The sums of a part of the group, normalized, and its clusters counted."""
+        all_of, largest, by_cluster = self.layouts
+        factors = self.factors[np.searchsorted(self.scopes, part.totals.scopes)]
+        columns = all_of.arrays(part.totals.sums)
+        columns |= normalized(columns, factors, self.family.correction) | {"factor": factors * columns["tokens"]}
+        maxima = largest.arrays(part.totals.maxima)
+        maxima |= {name: maxima[name] / factors for name in ("weight", "-weight")}
+        rows = self._rows(merged(part.rows).folded(GROUP_CAP), by_cluster)
+        totals = {name: values.sum(axis=0) for name, values in columns.items()}
+        of_rows = by_cluster.arrays(rows.sums)
+        clusters = (of_rows["tokens"] > 0).astype(np.float64) * (not rows.is_folded)
+        totals["clusters"] = clusters.sum(axis=0)
+        totals["empty_cluster"] = (clusters * (of_rows["kept"] == 0)).sum(axis=0)
+        return Closed(totals, {name: values.max(axis=0) for name, values in maxima.items()}, [rows])
+
+    def _rows(self, rows: ClusterTable, layout: Layout) -> ClusterTable:
+        """Rows by cluster and micro-batch, normalized, then by cluster alone."""
+        if np.any(self.factors != 1):
+            columns = layout.arrays(rows.sums)
+            factors = self.factors[np.searchsorted(self.scopes, rows.scopes)]
+            columns |= normalized(columns, factors, self.family.correction)
+            rows = replace(rows, sums=layout.flat(columns))
+        return merged([replace(rows, scopes=np.zeros_like(rows.scopes))]) if rows.scopes.any() else rows
+
+
+class RowTable:
+    """Rows of groups: in memory up to a limit, beyond it in Parquet files of a temporary folder."""
+
+    def __init__(self, studies: Sequence[Study]) -> None:
+        self._studies = studies
+        axes: dict[str, list[Axis]] = {}
+        for study in studies:
+            for axis in study.axes:
+                axes.setdefault(axis.path, []).append(axis)
+        self._numeric = {path: all(axis.is_numeric for axis in found) for path, found in axes.items()}
+        self._frames: list[pl.DataFrame] = []
+        self._held = 0
+        self._labels: list[Value] = []
+        self.folder: Folder | None = None
+        self._parts: list[Path] = []
+
+    def add(self, columns: Mapping[str, Any]) -> None:
+        """Add the rows of one family in one group."""
+        self._labels.append(columns["group"])
+        frame = self.frame(columns)
+        self._frames.append(frame)
+        self._held += len(frame)
+        if self._held > ROWS_IN_MEMORY:
+            self._spill()
+
+    def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
+        """Rows of one family as a table: axes by path, groups as text, undefined values null."""
+        import polars as pl
+        import polars.selectors as cs
+
+        study = self._studies[columns["study"]]
+        points = [study.points[point] for point in columns["point"].tolist()]
+        made: dict[str, Any] = {"run": columns["run"], "correction": study.name, "point": columns["point"]}
+        for path, numeric in self._numeric.items():
+            place = next((number for number, axis in enumerate(study.axes) if axis.path == path), None)
+            values = [None if place is None else point[place] for point in points]
+            made[path] = pl.Series(
+                values if numeric else [None if v is None else str(v) for v in values],
+                dtype=pl.Float64 if numeric else pl.String,
+            )
+        label = None if columns["group"] is None else str(columns["group"])
+        made |= {"scope": columns["scope"], "group": pl.Series([label] * len(points), dtype=pl.String)}
+        made |= {name: values for name, values in columns.items() if name not in (*made, "study")}
+        return pl.DataFrame(made).with_columns(cs.float().fill_nan(None))
+
+    def _spill(self) -> None:
+        import polars as pl
+
+        self.folder = self.folder or Folder()
+        part = self.folder.path / f"{len(self._parts):06d}.parquet"
+        pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
+        self._parts.append(part)
+        self._frames, self._held = [], 0
+
+    def frames(self) -> pl.LazyFrame:
+        """All rows; groups as numbers where all of them are."""
+        import polars as pl
+
+        parts = [pl.scan_parquet(part) for part in self._parts]
+        parts += [pl.concat(self._frames, how="diagonal_relaxed").lazy()] if self._frames else []
+        whole = pl.concat(parts, how="diagonal_relaxed")
+        kinds = {type(label) for label in self._labels if label is not None}
+        if kinds and kinds <= {int}:
+            return whole.with_columns(pl.col("group").cast(pl.Int64))
+        return whole.with_columns(pl.col("group").cast(pl.Float64)) if kinds and kinds <= {int, float} else whole

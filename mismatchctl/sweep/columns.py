@@ -1,0 +1,373 @@
+"""What every point of a family does to the sequences of a block: the columns of sums/columns.py, along a grid.
+
+Arrays are [S, weights, gate variants ...] with length 1 along axes that do not matter, the axes those of
+`Family.grid`. Gates on tokens are carried out in the arrays; gates on whole sequences stay flags, so that sums over
+sequences are products of matrices: a sequence adds its `passing` value where it passes them all, else its `failing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.correction import Selection, apply
+from mismatchctl.correction.apply import Weights, measure, weigh
+from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.sums.columns import compared, correction_columns, correction_maxima
+from mismatchctl.sums.losses import TokenLoss, loss_columns, token_loss
+from mismatchctl.sweep.family import Family
+from mismatchctl.sweep.thresholds import BoundedSums, token_table
+
+Arrays = dict[str, NDArray[Any]]
+_SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
+
+
+@dataclass
+class BlockColumns:
+    """Columns of one block.
+
+    Attributes:
+        flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
+        passing: columns by name where the sequence passes.
+        shared: of those, columns that are a factor per sequence [S, 1, ...] times another passing column, by name.
+        failing: those that are not 0 where it does not.
+        fixed: columns that do not depend on it.
+        maxima: the largest over the block [weights, 1, ...].
+    """
+
+    flags: Float64s | None = None
+    passing: Arrays = field(default_factory=dict)
+    shared: dict[str, tuple[NDArray[Any], str]] = field(default_factory=dict)
+    failing: Arrays = field(default_factory=dict)
+    fixed: Arrays = field(default_factory=dict)
+    maxima: Arrays = field(default_factory=dict)
+
+    def totals(self) -> Arrays:
+        """Each column summed over the sequences, [weights, gate variants ...]."""
+        sums: Arrays = {name: values.sum(axis=0) for name, values in self.fixed.items()}
+        flags = np.ones_like(self.fixed["tokens"]) if self.flags is None else self.flags
+        for name, values in self.passing.items():
+            sums[name] = _product(flags, values)
+        for name, (factor, other) in self.shared.items():
+            sums[name] = _product(flags, self.passing[other], factor)
+        if self.flags is not None:
+            for name, values in self.failing.items():
+                sums[name] = sums[name] + _product(1.0 - self.flags, values)
+        return sums
+
+    def of_sequences(self, name: str) -> NDArray[Any]:
+        """One column of every sequence, [S, weights, gate variants ...]."""
+        if name in self.fixed:
+            return self.fixed[name]
+        if self.flags is None:
+            return self.passing[name]
+        values: NDArray[Any] = self.passing[name] * self.flags  # none of the columns by cluster is infinite
+        return values + self.failing[name] * (1.0 - self.flags) if name in self.failing else values
+
+
+def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
+    """Sum over sequences of flags times values, times a factor per sequence; the two vary along different axes."""
+    shape = np.broadcast_shapes(flags.shape[1:], values.shape[1:])
+    if isinstance(factor, np.ndarray):
+        flags, values = (flags * factor, values) if flags.size < values.size else (flags, values * factor)
+    with np.errstate(invalid="ignore"):
+        product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
+    if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
+        product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
+    return product.reshape(shape)
+
+
+def block_columns(
+    family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, *, losses: bool
+) -> BlockColumns:
+    """The columns of a block.
+
+    Args:
+        family: the points.
+        ratios: one per source that a correction looks at.
+        batch: the block.
+        plain: its loss without any correction, where it is known.
+        losses: whether the dump has current log-probs, so that there are columns of losses.
+    """
+    return (
+        _Binned(family, ratios, batch, plain, losses).columns()
+        if family.is_binned
+        else _applied(family, ratios, batch, plain, losses)
+    )
+
+
+def _applied(
+    family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, losses: bool
+) -> BlockColumns:
+    """The one point of a family as `analyze` applies it."""
+    correction, trivial = family.correction, (1,) * len(family.grid)
+    applied = apply(correction, ratios, batch)
+    mismatch = ratios["train/rollout"]
+    columns = correction_columns(correction, applied, ratios, {"k3": batch.segments.sum(mismatch.k3)}, batch)
+    if losses:
+        columns |= loss_columns(correction, applied, plain, batch)
+    maxima = correction_maxima(correction, applied, ratios[correction.weight.source] if correction.weight else None)
+    return BlockColumns(
+        fixed={name: values.reshape(-1, *trivial) for name, values in columns.items()},
+        maxima={name: np.full(trivial, values.max(initial=-np.inf)) for name, values in maxima.items()},
+    )
+
+
+class _Binned:
+    """The points of a family read off bins."""
+
+    def __init__(
+        self, family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, losses: bool
+    ) -> None:
+        self.family, self.ratios, self.batch, self.losses = family, ratios, batch, losses
+        self.correction = family.correction
+        self.segments = batch.segments
+        self.lengths = batch.segments.lengths.astype(np.float64)
+        self.n = np.maximum(self.lengths, 1.0)
+        own = plain if self.correction.loss == "ppo" else token_loss(self.correction.loss, batch)
+        self.loss = None if own is None or plain is None or not losses else (own, plain)
+        gates = [self.correction.gates[gate] for gate in family.order]
+        everything = Selection.everything(batch.segments)
+        measured = [measure(gate, ratios[gate.source], everything) for gate in gates]
+        rules = list(zip(measured, family.thresholds, strict=True))
+        self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
+        self.made = BlockColumns()
+
+    def columns(self) -> BlockColumns:
+        made = self.made
+        self._sequence_gates()
+        kept = self._kept_tokens()
+        self._weights(kept)
+        made.fixed |= self._catastrophic()
+        self._compare(kept["count"])
+        return made
+
+    def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
+        """Values [S] or [S, V], V along one axis of the grid."""
+        before, after = (1,) * axis, (1,) * (len(self.family.grid) - axis - 1)
+        return values.reshape(len(values), *before, -1, *after)
+
+    def _from_tokens(self, values: NDArray[Any], weights: bool) -> NDArray[Any]:
+        """Values [S, (weights), variants of gates on tokens ...] along the grid."""
+        missing = (1,) * len(self.on_sequences)
+        return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
+
+    def _sequence_gates(self) -> None:
+        """Flags, and what each gate on whole sequences rejects by itself."""
+        some, flags = self.segments.nonempty[:, None], None
+        for number, (measured, thresholds) in enumerate(self.on_sequences):
+            axis = 1 + len(self.on_tokens) + number
+            low, high = (side & some for side in thresholds.sides(measured))
+            passes = self._wide(~(low | high), axis)
+            flags = passes if flags is None else flags & passes
+            gate = self.family.order[axis - 1]
+            for side, rejected in (("low", low), ("high", high)):
+                self._note(gate, side, axis, rejected * self.lengths[:, None], rejected)
+        self.made.flags = None if flags is None else flags.astype(np.float64)
+
+    def _note(self, gate: int, side: str, axis: int, tokens: NDArray[Any], sequences: NDArray[Any]) -> None:
+        fixed = self.made.fixed
+        fixed[f"gate{gate}_tokens_{side}"] = self._wide(tokens, axis)
+        fixed[f"gate{gate}_sequences_{side}"] = self._wide(sequences.astype(np.float64), axis)
+
+    def _kept_tokens(self) -> Arrays:
+        """Sums over the tokens that gates on tokens keep, weights aside; [S, variants of gates on tokens ...]."""
+        wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
+        if self.loss is not None:
+            own, plain = self.loss
+            wanted["clipped"] = own.clipped
+            if self.correction.weight is None or self.correction.weight.level != "token":
+                wanted |= {"loss": own.losses, "gradient_product": own.gradient * plain.gradient}
+                wanted["squared_gradient"] = own.gradient**2
+        table = token_table(self.on_tokens, list(wanted.values()), self.segments)
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
+            counts = table[0].sum(axis=others)
+            for side, bins in (("low", thresholds.below), ("high", thresholds.above)):
+                rejected = bins.sums(counts)
+                self._note(self.family.order[axis], side, axis + 1, rejected, rejected > 0)
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            table = thresholds.inside.sums(table, axis=axis + 2)
+        kept: Arrays = {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
+        self._count(kept)
+        return kept
+
+    def _count(self, kept: Arrays) -> None:
+        """Columns of how many tokens are kept."""
+        made, count = self.made, kept["count"]
+        length, some = self._wide(self.lengths), self._wide(self.segments.nonempty.astype(np.float64))
+        zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
+        made.passing |= {
+            "kept": count,
+            "kept_k3": kept["k3"],
+            "touched": (count < length).astype(np.float64),
+            "emptied": (count == 0) * some,
+        }
+        made.failing |= {"touched": some, "emptied": some}
+        (made.fixed if zeroes else made.passing)["counted"] = length if zeroes else count
+        if self.losses:
+            known = float(self.loss is not None)
+            (made.fixed if zeroes else made.passing)["loss_counted"] = (length if zeroes else count) * known
+            made.passing["loss_kept"] = count * known
+            made.fixed["loss_tokens"] = length * known
+            made.passing["loss_clipped"] = kept.get("clipped", np.zeros_like(length))
+
+    def _weights(self, kept: Arrays) -> None:
+        """Columns of weights, of all tokens and of kept ones."""
+        rule, made, zero = self.correction.weight, self.made, np.zeros_like(self._wide(self.lengths))
+        if rule is None:
+            names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high")
+            made.fixed |= dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
+            made.passing |= {"kept_excess": zero, "squared_kept_weight": kept["count"]}
+            made.passing |= {name: kept.get(name, zero) for name in self._linear}
+            made.maxima = dict.fromkeys(("raw_weight", "weight"), self._extreme(1.0))
+            made.maxima |= dict.fromkeys(("-raw_weight", "-weight"), self._extreme(-1.0))
+        elif rule.level == "token":
+            self._token_weights(weigh(rule, self.ratios[rule.source]), zero)
+        else:
+            self._sequence_weights(weigh(rule, self.ratios[rule.source]), kept)
+        n = self._wide(self.n)
+        made.fixed["mean_excess"] = made.fixed["weight_excess"] / n
+        made.passing["sequence_weight"] = (kept["count"] + made.passing["kept_excess"]) / n
+        made.passing["squared_sequence_weight"] = made.passing["sequence_weight"] ** 2
+
+    @property
+    def _linear(self) -> tuple[str, ...]:
+        return ("loss", "gradient_product", "squared_gradient") if self.losses else ()
+
+    def _extreme(self, value: float) -> NDArray[Any]:
+        there = value if self.segments.tokens else -np.inf
+        return np.full((1,) * len(self.family.grid), there)
+
+    def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
+        """One weight per token: bins of the weight, and of gates on tokens."""
+        made, bounds, ratios = self.made, self.family.bounds, self.ratios[weights.rule.source]
+        excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
+        small = ratios.extent[0] < _SMALL_WEIGHT
+        weight = np.exp(np.clip(ratios.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if small else ratio
+        wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
+        if self.loss is not None:
+            own, plain = self.loss
+            product, square = own.gradient * plain.gradient, own.gradient**2
+            wanted |= {"loss": own.losses, "w loss": weight * own.losses}
+            wanted |= {"gradient_product": product, "w gradient_product": weight * product}
+            wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
+        table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
+        of_each = dict(zip(wanted, table, strict=True))
+        of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
+        every = BoundedSums(bounds, of_all)
+        made.fixed |= {
+            "raw_weight_excess": self._wide(of_all["e"].sum(axis=1)),
+            "squared_raw_weight_excess": self._wide(of_all["ee"].sum(axis=1)),
+            "weight_excess": self._wide(every.sum("e", "count", origin=1.0)),
+            "squared_weight_excess": self._wide(every.sum("ee", "count", power=2, origin=1.0)),
+            "weight_low": self._wide(bounds.watched.sums(of_all["count"])),
+            "weight_high": zero if (high := every.sum_beyond("above", "count")) is None else self._wide(high),
+        }
+        left, excess_left = every, made.fixed["weight_excess"]
+        if self.on_tokens:
+            left = BoundedSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
+            excess_left = self._kept(left.sum("e", "count", origin=1.0))
+        made.passing["kept_excess"] = excess_left
+        made.passing["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
+        for name in self._linear:
+            power = 2 if name == "squared_gradient" else 1
+            known = self.loss is not None
+            made.passing[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
+        made.maxima = self._token_maxima(ratios, ratio, weights)
+
+    def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
+        """A table [columns, S, bins of the weight, bins of gates ...] over what gates keep that do not vary."""
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            table = thresholds.inside.sums(table, axis=axis + 3) if thresholds.variants == 1 else table
+        return table
+
+    def _kept(self, sums: NDArray[Any]) -> NDArray[Any]:
+        """Sums [S, weights, bins of gates on tokens ...] over what each variant of the other gates keeps."""
+        for axis, (_, thresholds) in enumerate(self.on_tokens):
+            sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
+        return self._from_tokens(sums, True)
+
+    def _token_maxima(self, ratios: Ratios, ratio: Float64s, weights: Weights) -> Arrays:
+        bounds, grid = self.family.bounds, self.family.grid
+        if not self.segments.tokens:
+            return dict.fromkeys(("raw_weight", "-raw_weight", "weight", "-weight"), self._extreme(0.0))
+        low, high = np.exp(np.clip(ratios.extent, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        least, most = np.clip(low, bounds.low, bounds.high), np.clip(high, bounds.low, bounds.high)
+        if bounds.zeroes.any():
+            within = bounds.extremes(ratio, weights.log_ratio)
+            least = np.where(bounds.zeroes, within[0], least)
+            most = np.where(bounds.zeroes, within[1], most)
+        shape = (-1, *(1,) * (len(grid) - 1))
+        return {
+            "raw_weight": self._extreme(high),
+            "-raw_weight": self._extreme(-low),
+            "weight": most.reshape(shape),
+            "-weight": -least.reshape(shape),
+        }
+
+    def _sequence_weights(self, weights: Weights, kept: Arrays) -> None:
+        """One weight per sequence."""
+        made, bounds = self.made, self.family.bounds
+        raw, lengths, some = weights.raw_excess[:, None], self.lengths[:, None], self.segments.nonempty[:, None]
+        low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
+        watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
+        excess = np.where(some, np.where(low, bounds.low - 1.0, np.where(high, bounds.high - 1.0, raw)), 0.0)
+        product = np.exp(np.clip(weights.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None]
+        weight = np.where(low, bounds.low, np.where(high, bounds.high, product))
+        made.fixed |= {
+            "raw_weight_excess": self._wide(raw * lengths),
+            "squared_raw_weight_excess": self._wide(raw * raw * lengths),
+            "weight_excess": self._wide(excess * lengths),
+            "squared_weight_excess": self._wide(excess * excess * lengths),
+            "weight_low": self._wide(watched * lengths),
+            "weight_high": self._wide(high * lengths),
+        }
+        made.passing["kept_excess"] = self._wide(excess) * kept["count"]
+        made.passing["squared_kept_weight"] = self._wide(weight * weight) * kept["count"]
+        for name in self._linear:
+            power = 2 if name == "squared_gradient" else 1
+            made.passing[name] = self._wide(weight**power) * kept.get(name, np.zeros_like(kept["count"]))
+        there, shape = weight[some[:, 0]], (-1, *(1,) * (len(self.family.grid) - 1))
+        own = product[some[:, 0]]
+        made.maxima = {
+            "raw_weight": self._extreme(own.max(initial=-np.inf)),
+            "-raw_weight": self._extreme((-own).max(initial=-np.inf)),
+            "weight": there.max(axis=0, initial=-np.inf).reshape(shape),
+            "-weight": (-there).max(axis=0, initial=-np.inf).reshape(shape),
+        }
+
+    def _catastrophic(self) -> Arrays:
+        """Tokens below the first veto, and sequences that hold one."""
+        axis = self.family.veto
+        if axis is None:
+            return {}
+        gates = self.family.gates[self.family.order[axis]]
+        limits = np.log([gate.keep[0] or 0.0 for gate in gates])
+        ratios = self.ratios[gates[0].source]
+        tokens = np.zeros((len(self.n), len(gates)))
+        found = np.zeros(0, np.int64)
+        if ratios.extent[0] < limits.max():
+            found = np.flatnonzero(ratios.log_ratio < limits.max())
+        if len(found):
+            sequences = np.searchsorted(self.segments.offsets, found, side="right") - 1
+            np.add.at(tokens, sequences, ratios.log_ratio[found, None] < limits)
+        return {
+            "catastrophic_tokens": self._wide(tokens, axis + 1),
+            "catastrophic_sequences": self._wide((tokens > 0).astype(np.float64), axis + 1),
+        }
+
+    def _compare(self, count: NDArray[Any]) -> None:
+        """Reward, advantage and length, by the share of tokens kept and rejected."""
+        made, n, some = self.made, self._wide(self.n), self.segments.nonempty
+        made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
+        for name, values in compared(self.batch).items():
+            known = ~np.isnan(values) & some
+            for key, column in ((name, np.where(known, values, 0.0)), (f"{name}_known", known.astype(np.float64))):
+                made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
+                made.failing[f"rejected_{key}"] = self._wide(column)

@@ -1,0 +1,68 @@
+"""The registry's formulas read along a grid: every point at once, each value as `analyze` gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s
+from mismatchctl.metrics import Metric
+from mismatchctl.metrics.evaluate import STEP
+from mismatchctl.sweep.columns import Arrays
+
+
+class _Perturbed(Mapping[str, Any]):
+    """Columns of which one moves along the imaginary axis; notes which were asked for."""
+
+    def __init__(self, totals: Arrays, moved: str = "") -> None:
+        self.totals, self.moved = totals, moved
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked[name] = None
+        return self.totals[name] + 1j * STEP if name == self.moved else self.totals[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.totals)
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+
+def values(metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]) -> dict[str, Float64s]:
+    """Each metric at every point of a grid, flattened; NaN where it is undefined."""
+    found = {}
+    with np.errstate(all="ignore"):
+        for metric in metrics:
+            value: Any = np.nan
+            if metric.formula is not None:
+                value = metric.formula(totals)
+            elif metric.extreme is not None:
+                value = metric.extreme(maxima)
+            found[metric.key] = np.broadcast_to(np.asarray(value, np.float64), grid).ravel()
+    return found
+
+
+def errors(
+    metrics: Iterable[Metric], totals: Arrays, rows: Mapping[str, NDArray[Any]], grid: tuple[int, ...]
+) -> dict[str, Float64s]:
+    """Standard errors by the delta method, from the scatter of the clusters' `rows` [R, ...] about the total."""
+    clusters = int(np.count_nonzero(rows["tokens"]))
+    if clusters < 2:
+        return {metric.key: np.full(int(np.prod(grid)), np.nan) for metric in metrics}
+    found = {}
+    with np.errstate(all="ignore"):
+        for metric in metrics:
+            assert metric.formula is not None
+            reader = _Perturbed(totals)
+            metric.formula(reader)
+            moved: Any = 0.0
+            for name in reader.asked:
+                slope = np.imag(metric.formula(_Perturbed(totals, name))) / STEP
+                moved = moved + rows[name] * slope
+            error = np.sqrt((moved**2).sum(axis=0) * clusters / (clusters - 1))
+            found[metric.key] = np.broadcast_to(error, grid).ravel()
+    return found

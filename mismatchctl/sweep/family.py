@@ -1,0 +1,136 @@
+"""Points that differ in bounds only: one reading of the tokens answers for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.batch import Ints
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.sweep.thresholds import Thresholds, WeightBounds
+
+_MOST_CELLS = 1 << 14
+"""Bins of a token table, over all its rules, beyond which points are applied one by one."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """Corrections alike in all but bounds: every weight rule with every variant of every gate.
+
+    Attributes:
+        weights: variants of the weight rule; a single None where every weight is 1.
+        gates: the variants of each gate, in order.
+        order: the numbers of the gates as the axes of the grid have them: those on tokens first.
+        points: which points of the study these are.
+        places: where each of them stands in the flattened grid.
+        correction: the first of them.
+    """
+
+    weights: tuple[Weight | None, ...]
+    gates: tuple[tuple[Gate, ...], ...]
+    order: tuple[int, ...]
+    points: Ints
+    places: Ints
+    correction: Correction
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Variants of the weight, then of each gate in `order`."""
+        return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
+
+    @cached_property
+    def is_binned(self) -> bool:
+        """Whether bins answer for it; otherwise its only point is applied as it is."""
+        return _can_be_binned(self.correction)
+
+    @cached_property
+    def token_gates(self) -> int:
+        """How many gates look at single tokens; they come first in `order`."""
+        return sum(self.correction.gates[gate].level == "token" for gate in self.order)
+
+    @cached_property
+    def thresholds(self) -> tuple[Thresholds, ...]:
+        """Those of each gate, in `order`."""
+        return tuple(Thresholds.of_gates(self.gates[gate]) for gate in self.order)
+
+    @cached_property
+    def bounds(self) -> WeightBounds:
+        """Those of the weights."""
+        return WeightBounds([weight for weight in self.weights if weight is not None])
+
+    @cached_property
+    def veto(self) -> int | None:
+        """The axis of the first veto's gate in `order`."""
+        first = next((number for number, gate in enumerate(self.correction.gates) if gate.is_veto), None)
+        return None if first is None else self.order.index(first)
+
+
+def families(corrections: Sequence[Correction]) -> tuple[Family, ...]:
+    """The points of a study as families."""
+    alike: dict[Any, list[int]] = {}
+    for number, correction in enumerate(corrections):
+        key = _kind(correction) if _can_be_binned(correction) else number
+        alike.setdefault(key, []).append(number)
+    made = [_family([corrections[number] for number in numbers], numbers) for numbers in alike.values()]
+    return tuple(part for family in made for part in _small_enough(family, corrections))
+
+
+def _family(corrections: Sequence[Correction], numbers: Sequence[int]) -> Family:
+    first = corrections[0]
+    order = sorted(range(len(first.gates)), key=lambda gate: (first.gates[gate].level != "token", gate))
+    weights = tuple(dict.fromkeys(correction.weight for correction in corrections))
+    gates = tuple(
+        tuple(dict.fromkeys(correction.gates[gate] for correction in corrections)) for gate in range(len(first.gates))
+    )
+    shape = (len(weights), *(len(gates[gate]) for gate in order))
+    of_weight = {weight: number for number, weight in enumerate(weights)}
+    of_gate = [{gate: number for number, gate in enumerate(variants)} for variants in gates]
+    places = [
+        (of_weight[correction.weight], *(of_gate[gate][correction.gates[gate]] for gate in order))
+        for correction in corrections
+    ]
+    flat = np.ravel_multi_index(tuple(np.array(places).T), shape)
+    return Family(weights, gates, tuple(order), np.array(numbers), flat, first)
+
+
+def _small_enough(family: Family, corrections: Sequence[Correction]) -> list[Family]:
+    """The family itself, or its points one by one where their bins would be too many."""
+    if not family.is_binned:
+        return [family]
+    cells = int(np.prod([thresholds.bins for thresholds in family.thresholds[: family.token_gates]]))
+    weight = family.correction.weight
+    if weight is not None and weight.level == "token":
+        cells *= family.bounds.thresholds.bins
+    return [family] if cells <= _MOST_CELLS else [_family([corrections[n]], [n]) for n in family.points.tolist()]
+
+
+def _kind(correction: Correction) -> Any:
+    """Everything but bounds."""
+    weight = correction.weight
+    kept = ("level", "source", "normalize", "normalize_over")
+    return (
+        None if weight is None else tuple(getattr(weight, name) for name in kept),
+        tuple((*gate.model_dump(exclude={"keep", "inclusive"}).values(), gate.is_veto) for gate in correction.gates),
+        correction.loss,
+    )
+
+
+def _can_be_binned(correction: Correction) -> bool:
+    """Whether each gate judges by itself, and whole sequences or single tokens; what it leaves, it leaves alike.
+
+    And whether the loss takes the weights.
+    """
+    effects = {gate.effect for gate in correction.gates}
+    weighted = correction.weight is None or correction.weights_loss
+    return (
+        weighted
+        and len(effects) < 2
+        and all(
+            gate.over == "sequence" and gate.when == "always" and (gate.sees == "original" or not number)
+            for number, gate in enumerate(correction.gates)
+        )
+    )

@@ -1,0 +1,292 @@
+"""What a sweep asks: corrections with axes along which their fields vary, and the points that come of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
+from mismatchctl.errors import ConfigError, suggestion
+
+AxisValue = float | str | bool | None
+MOST_POINTS = 100_000
+"""Points of a sweep beyond which a typing error is likelier than a wish."""
+
+_INTERVALS = ("clip", "zero", "keep")
+_WORDS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field of a correction and the values that it takes.
+
+    Attributes:
+        path: the field as `weight.clip.1`; an interval named without its index (`gates.0.keep`) moves both bounds
+            at once, a value x standing for [1/x, x] (for statistics other than the ratio, [-x, x]).
+        values: in the order given.
+        log: whether the values are spaced by a factor.
+    """
+
+    path: str
+    values: tuple[AxisValue, ...]
+    log: bool = False
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether every value is a number, so that a curve can be drawn over them."""
+        return all(isinstance(value, float) for value in self.values)
+
+    @classmethod
+    def parse(cls, path: str, text: str, where: str = "--vary") -> Axis:
+        """Read `a:b:n`, `a:b:n:log` or `a,b,c`.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        if ":" not in text:
+            values = tuple(dict.fromkeys(_value(part.strip()) for part in text.split(",")))
+            if "" in values:
+                raise ConfigError(f"{where} {path}={text}: an empty value; write a,b,c or a:b:n")
+            return cls(path, values, log=_is_geometric(values))
+        parts = text.split(":")
+        try:
+            low, high, number = float(parts[0]), float(parts[1]), int(parts[2])
+        except (ValueError, IndexError):
+            raise ConfigError(f"{where} {path}={text}: a range is a:b:n or a:b:n:log, as in 1.1:4:30") from None
+        if len(parts) > 4 or (len(parts) == 4 and parts[3] != "log"):
+            raise ConfigError(f"{where} {path}={text}: after a:b:n only log may stand")
+        return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
+
+    @classmethod
+    def over(cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis") -> Axis:
+        """`number` values from `low` to `high`, both included, spaced evenly or by a factor.
+
+        Raises:
+            ConfigError: there is no such range.
+        """
+        if not (math.isfinite(low) and math.isfinite(high)) or number < 2 or number > MOST_POINTS or low == high:
+            raise ConfigError(f"{where}: a range needs two different finite ends and 2 to {MOST_POINTS:,} values")
+        if log and min(low, high) <= 0:
+            raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
+        spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
+        return cls(path, tuple(spaced.tolist()), log)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A correction and the axes that vary it; its points are the product of the axes, the last one fastest."""
+
+    correction: Correction
+    axes: tuple[Axis, ...]
+
+    @property
+    def name(self) -> str:
+        """How tables call it."""
+        return self.correction.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Values along each axis."""
+        return tuple(len(axis.values) for axis in self.axes)
+
+    @cached_property
+    def points(self) -> tuple[tuple[AxisValue, ...], ...]:
+        """The values of the axes at each point."""
+        return tuple(itertools.product(*(axis.values for axis in self.axes)))
+
+    @cached_property
+    def corrections(self) -> tuple[Correction, ...]:
+        """The correction at each point.
+
+        Raises:
+            ConfigError: a path that the correction does not have, or a value that does not fit there.
+        """
+        whole, paths = self.correction.model_dump(mode="json"), [axis.path for axis in self.axes]
+        return tuple(
+            _placed(whole, dict(zip(paths, values, strict=True)), f"correction {self.name}") for values in self.points
+        )
+
+    def field(self, correction: Correction, path: str) -> Any:
+        """The value of a correction at a path of this study; None where it has none."""
+        found: Any = correction.model_dump(mode="json")
+        for part in path.split("."):
+            if found is None:
+                return None
+            found = found[int(part) if isinstance(found, list) else part]
+        return found
+
+
+def studies(corrections: Sequence[Correction], axes: Sequence[Axis]) -> tuple[Study, ...]:
+    """Every correction varied along the same axes."""
+    return tuple(checked(Study(correction, tuple(axes))) for correction in corrections)
+
+
+def checked(study: Study) -> Study:
+    """The study itself, if each of its points is a correction.
+
+    Raises:
+        ConfigError: axes given twice, too many points, or a point that is no correction.
+    """
+    paths = [axis.path for axis in study.axes]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"correction {study.name}: {twice} varies twice; give it one list of values")
+    if math.prod(study.shape) > MOST_POINTS:
+        raise ConfigError(f"correction {study.name}: {math.prod(study.shape):,} points, at most {MOST_POINTS:,}")
+    assert study.corrections
+    return study
+
+
+def studies_from_mapping(data: Any, named: Mapping[str, Any], where: str) -> tuple[Study, ...]:
+    """Studies as a file has them: a list of `{correction: NAME or mapping, vary: {path: values}}`.
+
+    Args:
+        data: what the file holds; a list may stand under `studies`.
+        named: a correction by each name that the file uses.
+        where: the file, for errors.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    found = []
+    for item in study_items(data, where):
+        correction = item["correction"]
+        made = named[correction] if isinstance(correction, str) else correction_from_mapping(correction, where)
+        axes = tuple(_axis(path, values, where) for path, values in item["vary"].items())
+        found.append(checked(Study(made, axes)))
+    return tuple(found)
+
+
+def study_items(data: Any, where: str) -> list[dict[str, Any]]:
+    """The entries of a file of studies, each with a `correction` and what to `vary`.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    items = data.get("studies", data) if isinstance(data, dict) else data
+    items = items if isinstance(items, list) else [items]
+    for item in items:
+        if not isinstance(item, dict) or not isinstance(item.get("vary"), dict) or not item["vary"]:
+            raise ConfigError(f"{where}: a study is a mapping with correction and vary, vary one of paths to values")
+        if not isinstance(item.get("correction"), (str, dict)):
+            raise ConfigError(
+                f"{where}: correction is the name of a preset, a file, or a mapping with weight and gates"
+            )
+        unknown = next((str(key) for key in item if key not in ("correction", "vary")), None)
+        if unknown is not None:
+            raise ConfigError(f"{where}: unknown key {unknown!r}{suggestion(unknown, ('correction', 'vary'))}")
+    return items
+
+
+def _axis(path: Any, values: Any, where: str) -> Axis:
+    if isinstance(values, list):
+        known = tuple(dict.fromkeys(_number(value) for value in values))
+        if not known:
+            raise ConfigError(f"{where}: {path} has no values")
+        return Axis(str(path), known, _is_geometric(known))
+    return Axis.parse(str(path), str(values), where)
+
+
+def _placed(whole: Mapping[str, Any], values: Mapping[str, AxisValue], where: str) -> Correction:
+    """A correction with `values` in place of what stands at their paths."""
+    data = _copied(whole)
+    for path, value in values.items():
+        _place(data, path, value, where)
+    shown = ", ".join(f"{path}={value}" for path, value in values.items())
+    return correction_from_mapping(data, f"{where} at {shown}")
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _place(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
+    parts = path.split(".")
+    holder: Any = data
+    for depth, part in enumerate(parts):
+        so_far = ".".join(parts[:depth])
+        if isinstance(holder, list):
+            if not part.isdecimal() or int(part) >= len(holder):
+                raise ConfigError(f"{where}: {so_far} has no entry {part!r}; it has {_entries(len(holder))}")
+            key: Any = int(part)
+        elif isinstance(holder, dict):
+            if part not in holder or part in ("name", "about"):
+                known = [name for name in holder if name not in ("name", "about")]
+                hint = suggestion(part, known) or f"; it is one of {', '.join(known)}"
+                raise ConfigError(f"{where}: {path} is no field of a correction: unknown key {part!r}{hint}")
+            key = part
+        else:
+            missing = "it has no weight rule" if so_far == "weight" else f"{so_far} is not set"
+            raise ConfigError(f"{where}: {path} cannot vary: {missing}")
+        if depth == len(parts) - 1:
+            both = part in _INTERVALS and isinstance(value, (int, float))
+            holder[key] = _both_sides(holder, float(value)) if both and value is not None else value
+            return
+        if holder[key] is None and part in _INTERVALS:
+            holder[key] = [None, None]
+        holder = holder[key]
+
+
+def _entries(count: int) -> str:
+    return "none" if not count else f"0 to {count - 1}" if count > 1 else "0 only"
+
+
+def _both_sides(rule: Mapping[str, Any], value: float) -> list[float]:
+    if rule.get("statistic", "ratio") != "ratio":
+        return sorted((-value, value))
+    return sorted((1 / value, value)) if value > 0 else [value, value]
+
+
+def _value(text: str) -> AxisValue:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _number(value: Any) -> AxisValue:
+    """A value of a YAML list: numbers as floats, and `1e-4`, which YAML takes for text."""
+    if isinstance(value, bool) or value is None:
+        return value
+    return float(value) if isinstance(value, (int, float)) else _value(str(value))
+
+
+def _is_geometric(values: Sequence[AxisValue]) -> bool:
+    """Whether numbers lie so far apart that a log scale shows them better."""
+    numbers = [value for value in values if isinstance(value, float) and not isinstance(value, bool)]
+    return len(numbers) == len(values) > 2 and min(numbers) > 0 and max(numbers) / min(numbers) > 100
+
+
+USUAL = (
+    Study(
+        Correction(name="token-tis", weight=Weight(truncate=2.0), about="token weights truncated above"),
+        (Axis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
+    ),
+    Study(
+        Correction(name="sequence-rs", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
+        (Axis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
+    ),
+    Study(
+        Correction(
+            name="geometric-rs", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
+        ),
+        (Axis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
+    ),
+    Study(
+        Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None), clamp="none"),), about="any token below"),
+        (Axis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
+    ),
+)
+"""Drawn when nobody says what to vary: each kind of correction over the range that papers, frameworks' documents and
+their presets move in (truncation at 1.5 to 10, sequence rejection from 1.5 to tens, geometric from 2e-4 to 1e-2 off 1,
+veto 1e-6 to 1e-2), with some room at both ends; nothing of it is taken from the data."""

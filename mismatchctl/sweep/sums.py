@@ -1,0 +1,195 @@
+"""The pass of a sweep: a batch in, the sums of every family out; they merge as those of `analyze` do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums import Plan
+from mismatchctl.sums.clusters import ClusterTable, Hashes, add_rows
+from mismatchctl.sums.columns import base_columns
+from mismatchctl.sums.losses import TokenLoss, plain_loss_columns, token_loss
+from mismatchctl.sums.reduce import Cell, cluster_hashes, cut, gather, ratios_of, scopes_of
+from mismatchctl.sweep.columns import Arrays, BlockColumns, block_columns
+from mismatchctl.sweep.family import Family
+
+SHARED = ("tokens", "sequences")
+"""Columns that no correction changes and every row holds."""
+BY_CLUSTER = (
+    "kept",
+    "touched",
+    "weight_excess",
+    "kept_excess",
+    "squared_kept_weight",
+    "sequence_weight",
+    "squared_sequence_weight",
+)
+"""Columns that are kept by cluster too: standard errors of the main metrics, and prompts left empty, need them."""
+
+
+class Layout:
+    """How arrays along a grid lie side by side in the columns of a table."""
+
+    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.shapes = {name: values.shape for name, values in arrays.items()}
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes.values())])
+        self._places = {
+            name: slice(start, end) for name, start, end in zip(self.shapes, ends[:-1], ends[1:], strict=True)
+        }
+
+    def flat(self, arrays: Mapping[str, NDArray[Any]]) -> Float64s:
+        """Arrays [R, ...] side by side, [R, columns]; one that is the same along an axis may have length 1 there."""
+        number = len(next(iter(arrays.values())))
+        whole = (np.broadcast_to(arrays[name], (number, *shape)) for name, shape in self.shapes.items())
+        return np.concatenate([values.reshape(number, -1) for values in whole], axis=1)
+
+    def arrays(self, table: Float64s) -> Arrays:
+        """The arrays of a table, [R, ...] each."""
+        return {name: table[:, self._places[name]].reshape(len(table), *shape) for name, shape in self.shapes.items()}
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What one pass computes: the points of every study, as families."""
+
+    base: Plan
+    families: tuple[Family, ...]
+
+    @cached_property
+    def layouts(self) -> tuple[tuple[Layout, Layout, Layout], ...]:
+        """Of each family: totals, maxima, and rows by cluster. What one token gives is what all give."""
+        one = np.zeros(1)
+        block = TokenBatch(
+            Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
+        )
+        ratios, plain = ratios_of(block, self.base), token_loss("ppo", block) if self.base.drift else None
+        found = []
+        for family in self.families:
+            made = _columns(self, family, block, ratios, plain)
+            rows = {name: made.of_sequences(name)[0] for name in (*SHARED, *BY_CLUSTER)}
+            found.append((Layout(made.totals()), Layout(made.maxima), Layout(rows)))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class FamilySums:
+    """Sums of one family in one cell.
+
+    Attributes:
+        totals: all columns, one row per micro-batch where weights are normalized within one, else one row.
+        rows: those that are kept by cluster, in parts that have not been merged yet.
+    """
+
+    totals: ClusterTable
+    rows: tuple[ClusterTable, ...]
+
+    def __add__(self, other: FamilySums) -> FamilySums:
+        return FamilySums(self.totals + other.totals, self.rows + other.rows)
+
+    def bounded(self, cap: int) -> FamilySums:
+        """The same with its rows merged, and folded beyond `cap` clusters, once there are more parts than that."""
+        if sum(map(len, self.rows)) <= cap:
+            return self
+        return FamilySums(self.totals, (merged(self.rows).folded(cap),))
+
+
+def merged(tables: Sequence[ClusterTable]) -> ClusterTable:
+    """One table of several, in the order given."""
+    return ClusterTable.of(
+        np.concatenate([table.clusters for table in tables]),
+        np.concatenate([table.scopes for table in tables]),
+        np.concatenate([table.sums for table in tables]),
+        np.concatenate([table.maxima for table in tables]),
+        any(table.is_folded for table in tables),
+    )
+
+
+@dataclass
+class CellsOfBatch:
+    """The families' sums by run and cell, of one batch or more."""
+
+    cells: dict[tuple[str, Cell], list[FamilySums]] = field(default_factory=dict)
+    tokens: int = 0
+
+    def __add__(self, other: CellsOfBatch) -> CellsOfBatch:
+        cells = dict(self.cells)
+        for key, sums in other.cells.items():
+            cells[key] = [a + b for a, b in zip(cells[key], sums, strict=True)] if key in cells else sums
+        return CellsOfBatch(cells, self.tokens + other.tokens)
+
+
+def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatch:
+    """Sums of one batch; `run` names the rows that carry no run of their own."""
+    done = CellsOfBatch(tokens=batch.tokens)
+    for name, cell, part in cut(batch, run, plan.base.by):
+        parts = [_reduce(piece, scope, plan) for scope, piece in _by_scope(part, plan)]
+        done = done + CellsOfBatch({(name, cell): parts[0]})
+        for more in parts[1:]:
+            done = done + CellsOfBatch({(name, cell): more})
+    return done
+
+
+def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, TokenBatch]]:
+    """The sequences of each micro-batch, where weights are normalized within one."""
+    scopes = scopes_of(batch, plan.base)
+    if not plan.base.scoped or len(np.unique(scopes)) == 1:
+        yield scopes[0], batch
+        return
+    for scope in np.unique(scopes):
+        yield scope, gather(batch, np.flatnonzero(scopes == scope))
+
+
+def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
+    totals: list[list[Float64s]] = [[] for _ in plan.families]
+    maxima: list[list[Float64s]] = [[] for _ in plan.families]
+    rows: list[list[ClusterTable]] = [[] for _ in plan.families]
+    clusters = cluster_hashes(batch)
+    for start, block in batch.blocks():
+        ratios = ratios_of(block, plan.base)
+        keys = clusters[start : start + len(block)]
+        order = np.argsort(keys, kind="stable")
+        firsts = np.flatnonzero(np.append(True, np.diff(keys[order].view(np.int64)) != 0))
+        plain = token_loss("ppo", block) if plan.base.drift else None
+        for number, (family, (all_of, largest, by_cluster)) in enumerate(zip(plan.families, plan.layouts, strict=True)):
+            made = _columns(plan, family, block, ratios, plain)
+            totals[number].append(all_of.flat(_one_row(made.totals())))
+            maxima[number].append(largest.flat(_one_row(made.maxima)))
+            sums = {name: _by_cluster(made.of_sequences(name), order, firsts) for name in (*SHARED, *BY_CLUSTER)}
+            rows[number].append(_table(keys[order][firsts], scope, by_cluster.flat(sums)))
+    return [
+        FamilySums(_table(np.zeros(1, np.uint64), scope, np.sum(total, axis=0), np.max(largest, axis=0)), tuple(parts))
+        for total, largest, parts in zip(totals, maxima, rows, strict=True)
+    ]
+
+
+def _columns(
+    plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
+) -> BlockColumns:
+    made = block_columns(family, ratios, block, plain, losses=plan.base.drift)
+    shared = {name: values for name, values in base_columns(block).items() if name in SHARED}
+    if plan.base.drift:
+        shared |= plain_loss_columns(plain, block)
+    trivial = (1,) * len(family.grid)
+    made.fixed |= {name: values.reshape(-1, *trivial) for name, values in shared.items()}
+    return made
+
+
+def _one_row(arrays: Arrays) -> Arrays:
+    return {name: values[None] for name, values in arrays.items()}
+
+
+def _by_cluster(values: NDArray[Any], order: Ints, firsts: Ints) -> NDArray[Any]:
+    """Sums of sequences [S, ...] over runs of the same cluster in `order`, [R, ...]."""
+    return add_rows(values[order], firsts)
+
+
+def _table(clusters: Hashes, scope: np.uint64, sums: Float64s, maxima: Float64s | None = None) -> ClusterTable:
+    empty = np.zeros((len(clusters), 0)) if maxima is None else maxima
+    return ClusterTable(clusters, np.full(len(clusters), scope), sums, empty)

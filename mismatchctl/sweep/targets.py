@@ -1,0 +1,276 @@
+"""The other way round: which threshold rejects so much, or leaves such an effective sample size.
+
+The first pass sweeps each rule over a wide grid and so finds the two grid points between which the wish is met; the
+second collects the values that lie between those two only, and the threshold is one of them, exactly. The interval is
+that of all thresholds at which the wish lies within the 90 % interval of what is measured, over clusters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.correction import Correction, Gate, Selection, Weight
+from mismatchctl.correction.apply import measure, weigh
+from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.sums.reduce import cut
+from mismatchctl.sweep.model import Target
+from mismatchctl.sweep.study import Axis, Study
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Wish = tuple[str, float]
+"""(key of the registry, the value it should have)."""
+REJECTIONS = {"tokens": "rejected_tokens", "sequences": "rejected_sequences"}
+ESS = "ess_token"
+
+_Z = 1.6448536269514722  # of a two-sided 90 % interval
+_GRID = np.geomspace(1e-7, LOG_RATIO_BOUND, 400)  # distances of thresholds from ratio 1, in logs
+_PREFIX = "target/"
+"""Studies of targets are called so: no correction of a user is."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A way of rejecting or bounding with one threshold.
+
+    Attributes:
+        words: what it does, for tables.
+        correction: its correction at some threshold.
+        path: where the threshold stands.
+        threshold: from the distance that is compared (in logs, 0 and more) to the threshold.
+    """
+
+    words: str
+    correction: Correction
+    path: str
+    threshold: Callable[[float], float]
+
+    def study(self, key: str) -> Study:
+        """Its study on the wide grid."""
+        values = tuple(self.threshold(distance) for distance in _GRID.tolist())
+        return Study(
+            self.correction.model_copy(update={"name": f"{_PREFIX}{key}/{self.words}"}), (Axis(self.path, values),)
+        )
+
+    def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
+        """What is compared with the threshold's distance, and the mass that is rejected or bounded with each."""
+        everything = Selection.everything(batch.segments)
+        if self.correction.weight is not None:
+            weights = weigh(self.correction.weight, ratios)
+            return weights.log_ratio, np.ones(batch.tokens)
+        gate = self.correction.gates[0]
+        measured = measure(gate, ratios, everything)
+        distance = -measured if gate.level == "min" else np.abs(measured)
+        lengths = batch.segments.lengths.astype(np.float64)
+        if gate.level == "token":
+            if key == "rejected_tokens":
+                return distance, np.ones(batch.tokens)
+            distance = batch.segments.max(distance)
+        some = batch.segments.nonempty
+        return distance[some], (lengths if key == "rejected_tokens" else np.ones(len(batch)))[some]
+
+
+def _both(level: str, words: str) -> Rule:
+    gate = Gate.model_validate({"level": level, "keep": (0.5, 2.0)})
+    return Rule(words, Correction(name=level, gates=(gate,)), "gates.0.keep", _outwards)
+
+
+def _outwards(distance: float) -> float:
+    """The smallest x that keeps exp(distance) and exp(-distance) within [1/x, x]."""
+    x = math.exp(distance)
+    while math.log(x) < distance or math.log(1 / x) > -distance:
+        x = math.nextafter(x, math.inf)
+    return x
+
+
+def _downwards(distance: float) -> float:
+    """The largest x below or at exp(-distance)."""
+    x = math.exp(-distance)
+    while math.log(x) > -distance:
+        x = math.nextafter(x, 0.0)
+    return x
+
+
+REJECTING = (
+    _both("token", "token ratio within [1/x, x]"),
+    _both("sequence", "sequence ratio within [1/x, x]"),
+    _both("geometric", "geometric ratio within [1/x, x]"),
+    Rule(
+        "veto: no token ratio below x",
+        Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None)),)),
+        "gates.0.keep.0",
+        _downwards,
+    ),
+)
+BOUNDING = (
+    Rule(
+        "token weights truncated at x",
+        Correction(name="token", weight=Weight(truncate=2.0)),
+        "weight.truncate",
+        math.exp,
+    ),
+)
+
+
+def rules_of(key: str) -> tuple[Rule, ...]:
+    """The rules that can meet a wish."""
+    return BOUNDING if key == ESS else REJECTING
+
+
+def studies_of(wishes: Iterable[Wish]) -> tuple[Study, ...]:
+    """What the first pass sweeps for wishes."""
+    return tuple(rule.study(key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_of(key))
+
+
+@dataclass(frozen=True)
+class Between:
+    """What the second pass finds for one bracket; `+` merges.
+
+    Attributes:
+        total: mass in all.
+        above: mass above the bracket.
+        below: sums of 1, w and w^2 of weights w at or below the bracket.
+        distances: those within the bracket.
+        mass: theirs.
+    """
+
+    total: float
+    above: float
+    below: Float64s
+    distances: Float64s
+    mass: Float64s
+
+    def __add__(self, other: Between) -> Between:
+        return Between(
+            self.total + other.total,
+            self.above + other.above,
+            self.below + other.below,
+            np.concatenate([self.distances, other.distances]),
+            np.concatenate([self.mass, other.mass]),
+        )
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A wish for one rule on one run, and the two grid points between which it is met.
+
+    Attributes:
+        low, high: distances; the wish is met at one of them and not at the other.
+        reached: what is measured at the one where it is met.
+        interval: distances between which the wish lies within the error; None beyond the grid.
+    """
+
+    run: str
+    key: str
+    wanted: float
+    rule: Rule
+    low: float
+    high: float
+    reached: float
+    interval: tuple[float | None, float | None]
+
+    def between(self, distances: Float64s, mass: Float64s) -> Between:
+        """What a block holds."""
+        within, below = (distances > self.low) & (distances <= self.high), np.zeros(3)
+        if self.key == ESS:
+            weights = np.exp(np.maximum(distances[distances <= self.low], -LOG_RATIO_BOUND))
+            below = np.array([len(weights), weights.sum(), (weights * weights).sum()])
+        above = float(mass[distances > self.high].sum())
+        return Between(float(mass.sum()), above, below, distances[within], mass[within])
+
+    def solved(self, found: Between) -> Target:
+        """The threshold, at a value of the data."""
+        order = np.argsort(found.distances, kind="stable")
+        distances, mass = found.distances[order], found.mass[order]
+        if self.key == ESS:  # the largest weight at which enough is left
+            reached = _ess(distances, found)
+            met = np.flatnonzero(reached >= self.wanted)[::-1]
+        else:  # the smallest distance beyond which little enough lies; equal ones are kept together
+            beyond = found.above + np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0)[: len(mass)]
+            reached = beyond / found.total
+            met = np.flatnonzero((reached <= self.wanted) & np.append(np.diff(distances) > 0, True)[: len(mass)])
+        if not len(met):  # no value lies between the grid point and where the wish fails
+            return self._at(self.low if self.key == ESS else self.high, self.reached)
+        return self._at(float(distances[met[0]]), float(reached[met[0]]))
+
+    def _at(self, distance: float, reached: float) -> Target:
+        threshold = self.rule.threshold(distance)
+        ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
+        low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
+        study = Study(self.rule.correction, (Axis(self.rule.path, (threshold,)),))
+        return Target(
+            run=self.run,
+            wish=self.key,
+            wanted=self.wanted,
+            rule=self.rule.words,
+            correction=study.corrections[0].to_mapping(),
+            threshold=threshold,
+            interval=(low, high),
+            reached=reached,
+        )
+
+
+def _ess(distances: Float64s, found: Between) -> Float64s:
+    """ESS of tokens with weights truncated at each of the ascending values."""
+    weights = np.exp(distances)
+    beyond = found.total - found.below[0] - np.arange(1, len(weights) + 1)
+    first = found.below[1] + np.cumsum(weights) + beyond * weights
+    second = found.below[2] + np.cumsum(weights**2) + beyond * weights**2
+    ess: Float64s = first**2 / (found.total * second)
+    return ess
+
+
+def brackets(overall: pl.DataFrame, wishes: Sequence[Wish]) -> tuple[list[Bracket], list[Target]]:
+    """Where on the grid each wish is met, by run and rule; and the wishes that are met nowhere."""
+    found, missed = [], []
+    for run in overall["run"].unique(maintain_order=True):
+        for key, wanted in wishes:
+            for rule in rules_of(key):
+                name = rule.study(key).name
+                rows = overall.filter((overall["run"] == run) & (overall["correction"] == name)).sort("point")
+                values, errors = (
+                    rows[column].cast(float).fill_null(math.nan).to_numpy() for column in (key, f"{key}_se")
+                )
+                met = values >= wanted if key == ESS else values <= wanted
+                if not met.any() or met.all():
+                    missed.append(_missed(run, key, wanted, rule, values, everywhere=bool(met.all())))
+                    continue
+                first = int(np.flatnonzero(~met)[0]) if key == ESS else int(np.flatnonzero(met)[0])
+                inside = np.abs(values - wanted) <= _Z * np.nan_to_num(errors)
+                ends, reached = _ends(inside, first), float(values[first - 1 if key == ESS else first])
+                found.append(Bracket(run, key, wanted, rule, _GRID[first - 1], _GRID[first], reached, ends))
+    return found, missed
+
+
+def _ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
+    """The distances between which the wish lies within what is measured and its error; None: beyond the grid."""
+    places = np.flatnonzero(inside)
+    low, high = (min(int(places[0]), first - 1), max(int(places[-1]), first)) if len(places) else (first - 1, first)
+    return (None if low == 0 else float(_GRID[low])), (None if high == len(_GRID) - 1 else float(_GRID[high]))
+
+
+def _missed(run: str, key: str, wanted: float, rule: Rule, values: Float64s, *, everywhere: bool) -> Target:
+    shown = f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}" if not np.isnan(values).all() else "undefined"
+    status = f"met at every threshold: {shown}" if everywhere else f"met at no threshold: {shown}"
+    return Target(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
+
+
+def collect(batches: Iterable[TokenBatch], run: str, wanted: Sequence[Bracket]) -> dict[int, Between]:
+    """What the batches of a unit hold, by the number of the bracket."""
+    found: dict[int, Between] = {}
+    for batch in batches:
+        for name, _, part in cut(batch, run, ()):
+            for _, block in part.blocks():
+                ratios = Ratios(block.train, block.rollout, block.segments)
+                for number, bracket in enumerate(wanted):
+                    if bracket.run == name:
+                        more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
+                        found[number] = found[number] + more if number in found else more
+    return found

@@ -1,0 +1,252 @@
+"""Thresholds as bin edges: every value is put in its bin once, and sums over bins answer for every interval at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.correction.apply import gate_bounds
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
+_SAMPLE = 64
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Runs of adjacent bins, `starts` [V] included, `stops` [V] excluded; a run with start >= stop is empty."""
+
+    starts: Ints
+    stops: Ints
+
+    @cached_property
+    def _pivots(self) -> list[tuple[int, Ints]]:
+        """Bins that split runs in two, each with the runs that it splits: as few as possible."""
+        left = np.flatnonzero(self.starts < self.stops)
+        found = []
+        while len(left):
+            pivot = int(self.stops[left].min())
+            split = self.starts[left] <= pivot
+            found.append((pivot, left[split]))
+            left = left[~split]
+        return found
+
+    def sums(self, table: Float64s, axis: int = -1) -> Float64s:
+        """Sums of `table` over each run along `axis`, which becomes one of length V.
+
+        Sums run outwards from the pivots and are added, never subtracted: no digit is lost to what lies outside.
+        """
+        table = np.moveaxis(table, axis, -1)
+        result = np.zeros((*table.shape[:-1], len(self.starts)))
+        for pivot, runs in self._pivots:
+            up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
+            found = _pick(_running(table[..., pivot : pivot + up.max()]), up)
+            if down.any():
+                found = found + _pick(_running(table[..., pivot - down.max() : pivot][..., ::-1]), down)
+            result[..., _slice(runs)] = found
+        return np.moveaxis(result, -1, axis)
+
+
+def _running(values: Float64s) -> Float64s:
+    """Sums of the first 0, 1, 2, ... entries along the last axis."""
+    sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+    np.cumsum(values, axis=-1, out=sums[..., 1:])
+    return sums
+
+
+def _pick(values: Float64s, places: Ints) -> Float64s:
+    """Entries along the last axis; one alone where all places are the same."""
+    return values[..., places[:1]] if (places == places[0]).all() else values[..., _slice(places)]
+
+
+def _slice(places: Ints) -> Ints | slice:
+    """Adjacent places as a slice, which copies nothing."""
+    adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Variants of an interval on one quantity.
+
+    Attributes:
+        edges: ascending; a value lies in the bin that counts the edges not above it.
+        inside: the bins of each variant's interval.
+    """
+
+    edges: Float64s
+    inside: Intervals
+
+    @classmethod
+    def between(cls, lows: Float64s, highs: Float64s) -> Thresholds:
+        """Intervals low <= value < high [V]; -inf and NaN leave a side open."""
+        edges = np.unique(np.concatenate([lows[lows > -np.inf], highs[~np.isnan(highs)]]))
+        starts = np.where(lows == -np.inf, 0, np.searchsorted(edges, lows) + 1)
+        stops = np.where(np.isnan(highs), len(edges) + 1, np.searchsorted(edges, highs) + 1)
+        return cls(edges, Intervals(starts, stops))
+
+    @classmethod
+    def of_gates(cls, gates: Iterable[Gate]) -> Thresholds:
+        """What each gate keeps, in the space where its statistic is compared."""
+        bounds = [(*gate_bounds(gate), *gate.inclusive) for gate in gates]
+        lows = [low if included else np.nextafter(low, np.inf) for low, _, included, _ in bounds]
+        highs = [_after(high) if included else high for _, high, _, included in bounds]
+        return cls.between(np.array(lows), np.array(highs))
+
+    @property
+    def bins(self) -> int:
+        """Number of bins."""
+        return len(self.edges) + 1
+
+    @property
+    def variants(self) -> int:
+        """Number of intervals V."""
+        return len(self.inside.starts)
+
+    @cached_property
+    def below(self) -> Intervals:
+        """The bins below each variant's interval."""
+        return Intervals(np.zeros_like(self.inside.starts), self.inside.starts)
+
+    @cached_property
+    def above(self) -> Intervals:
+        """The bins above each variant's interval."""
+        return Intervals(self.inside.stops, np.full_like(self.inside.stops, self.bins))
+
+    def bin(self, values: Float64s) -> Ints:
+        """The bin of each value."""
+        return np.searchsorted(self.edges, values, side="right")
+
+    def usual(self, values: Float64s) -> tuple[int, float, float]:
+        """A bin that holds many of the values, and its edges: most tokens need no search."""
+        sample = self.bin(values[:: max(len(values) // _SAMPLE, 1)])
+        common = int(np.bincount(sample).argmax()) if len(sample) else 0
+        padded = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        return common, float(padded[common]), float(padded[common + 1])
+
+    def sides(self, values: Float64s) -> tuple[Bools, Bools]:
+        """Whether each value [S] lies below and above each variant's interval, [S, V] both."""
+        bins = self.bin(values)[:, None]
+        return bins < self.inside.starts, bins >= self.inside.stops
+
+
+def _after(bound: float) -> float:
+    """The exclusive bound that says the same as an inclusive one; NaN where there is none."""
+    return np.nan if bound == np.inf else float(np.nextafter(bound, np.inf))
+
+
+class WeightBounds:
+    """The bounds of several weight rules: where weights are left as they are, and what they become elsewhere.
+
+    Attributes:
+        thresholds: of the weight.
+        watched: weights below the lower bound, or below the one that is watched in its stead.
+        low, high: what weights below and above become [W]; 0 and infinity where there is no bound.
+        zeroes: whether they become 0 instead [W].
+    """
+
+    def __init__(self, rules: Sequence[Weight]) -> None:
+        bounds = np.array([rule.bounds for rule in rules])
+        watched = np.array([rule.watch_low or rule.bounds[0] for rule in rules])
+        lows = np.concatenate([bounds[:, 0], watched])
+        lows[lows <= 0] = -np.inf  # no weight is below 0
+        highs = [*map(_after, bounds[:, 1]), *[np.nan] * len(rules)]
+        both, count = Thresholds.between(lows, np.array(highs)), len(rules)
+        starts, stops = both.inside.starts, both.inside.stops
+        self.thresholds = Thresholds(both.edges, Intervals(starts[:count], stops[:count]))
+        self.watched = Intervals(np.zeros_like(starts[:count]), starts[count:])
+        self.zeroes = np.array([rule.zero is not None for rule in rules])
+        self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
+
+    def extremes(self, ratio: Float64s, log_ratio: Float64s) -> tuple[Float64s, Float64s]:
+        """Smallest and largest weight [W] where those outside the bounds are 0."""
+        thresholds, count = self.thresholds, self.thresholds.bins
+        bins = thresholds.bin(ratio)
+        low, high = np.full(count, np.inf), np.full(count, -np.inf)
+        np.minimum.at(low, bins, log_ratio)
+        np.maximum.at(high, bins, log_ratio)
+        least, most = [], []
+        for start, stop in zip(thresholds.inside.starts.tolist(), thresholds.inside.stops.tolist(), strict=True):
+            outside = bool(np.isfinite(low[:start]).any() or np.isfinite(low[stop:]).any())
+            ends = low[start:stop].min(initial=np.inf), high[start:stop].max(initial=-np.inf)
+            inside = np.exp(np.clip(ends, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if np.isfinite(ends[0]) else (0.0, 0.0)
+            least.append(0.0 if outside else float(inside[0]))
+            most.append(float(inside[1]))
+        return np.array(least), np.array(most)
+
+
+class BoundedSums:
+    """Sums of bounded weights over bins [S, bins, ...]: inside they are as they are, outside what the bound makes."""
+
+    def __init__(self, bounds: WeightBounds, table: Mapping[str, Float64s]) -> None:
+        self.bounds, self.table = bounds, table
+        self._beyond: dict[tuple[str, str], Float64s] = {}
+
+    def sum(self, inside: str, outside: str, *, power: int = 1, origin: float = 0.0) -> Float64s:
+        """Sum of (w - origin)^power times something: `inside` holds the product, `outside` the something."""
+        total = self.bounds.thresholds.inside.sums(self.table[inside], axis=1)
+        for side in ("below", "above"):
+            bound = self.bounds.low if side == "below" else self.bounds.high
+            beyond = self.sum_beyond(side, outside)
+            if beyond is not None:
+                factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
+                total += beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
+        return total
+
+    def sum_beyond(self, side: str, column: str) -> Float64s | None:
+        """Sum of a column over the weights below or above the bounds; None where there is no such bound."""
+        runs = self.bounds.thresholds.below if side == "below" else self.bounds.thresholds.above
+        if not (runs.starts < runs.stops).any():
+            return None
+        if (side, column) not in self._beyond:
+            self._beyond[side, column] = runs.sums(self.table[column], axis=1)
+        return self._beyond[side, column]
+
+
+Rule = tuple[Float64s, Thresholds]
+"""A quantity per token, and thresholds on it."""
+
+
+def token_table(
+    rules: Sequence[Rule], columns: Sequence[NDArray[Any] | None], segments: Segments
+) -> NDArray[np.float64]:
+    """Sums per sequence and bin: [columns, S, bins of the first rule, bins of the second, ...].
+
+    Args:
+        rules: what tokens are told apart by.
+        columns: per token [T]; None counts tokens.
+        segments: the sequences.
+    """
+    sizes = [thresholds.bins for _, thresholds in rules]
+    cells, count = int(np.prod(sizes)), len(segments)
+    away, common = np.zeros(segments.tokens, np.bool_), 0
+    for values, thresholds in rules:
+        usual, low, high = thresholds.usual(values)
+        common = common * thresholds.bins + usual
+        if thresholds.bins > 1:
+            away |= (values < low) | (values >= high)
+    searched = np.flatnonzero(away)
+    place = np.repeat(np.arange(count), segments.lengths)[searched]
+    unusual = np.bincount(place, minlength=count)
+    for values, thresholds in rules:
+        place = place * thresholds.bins + thresholds.bin(values[searched])
+    table = np.zeros((len(columns), count, cells))
+    for sums, column in zip(table, columns, strict=True):
+        if column is None:
+            sums[:, common] = segments.lengths - unusual
+        elif len(searched):
+            rest = column.astype(np.float64)
+            rest[searched] = 0.0
+            sums[:, common] = segments.sum(rest)
+        else:
+            sums[:, common] = segments.sum(column)
+        if len(searched):
+            weights = None if column is None else column[searched]
+            sums += np.bincount(place, weights, minlength=count * cells).reshape(count, cells)
+    return table.reshape(len(columns), count, *sizes)

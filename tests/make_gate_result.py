@@ -1,0 +1,40 @@
+"""Results whose cluster tables are written by hand: for tests of whatever judges or compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from make_result import make_result
+
+from mismatchctl.result import Clusters, Result
+
+COLUMNS = ["tokens", "sequences", "squared_length", "k3", "policy_log_ppl"]
+
+
+def table(
+    k3: Sequence[float], tokens: Sequence[float] | None = None, hashes: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
+) -> Clusters:  # fmt: skip
+    """One row per cluster: sums of K3 and tokens, one sequence each."""
+    counts = [100.0] * len(k3) if tokens is None else list(tokens)
+    names = range(len(k3)) if hashes is None else hashes
+    return Clusters(
+        by="prompt",
+        columns=COLUMNS,
+        hashes=[f"{name:016x}" for name in names],
+        groups=[0] * len(k3) if groups is None else list(groups),
+        sums=[[n, 1.0, n * n, value, 1.0] for n, value in zip(counts, k3, strict=True)],
+    )
+
+
+def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)) -> Result:
+    made = make_result(runs=(name,), steps=tuple(steps), corrections=(), by=())
+    made.runs[name].clusters = clusters
+    return made
+
+
+def noisy(count: int, level: float, seed: int, *, first: int = 0, groups: int = 1) -> Clusters:
+    """Clusters of lognormal K3 of mean about `level`; their names start from `first`."""
+    k3 = level * 100 * np.random.default_rng(seed).lognormal(-0.125, 0.5, count)
+    return table(k3.tolist(), hashes=range(first, first + count), groups=[i % groups for i in range(count)])

@@ -1,0 +1,75 @@
+"""Two dumps of which it is known what differs: for tests of what compares them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatchctl.batch import Float64s
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a dump, sequence by sequence: what a change may look at."""
+
+    rollout: list[Float64s]
+    train: list[Float64s]
+    worker: list[int]
+    step: list[int]
+    prompt: list[str]
+    name: list[str]
+    ids: list[list[int]]
+
+    def scaled(self, factor: Callable[[int, Float64s, Float64s], Any]) -> Tokens:
+        """Log ratios times factor(sequence, positions, rollout log-probs); the rollout stays."""
+        train = []
+        for index, (rollout, own) in enumerate(zip(self.rollout, self.train, strict=True)):
+            scale = np.broadcast_to(factor(index, np.arange(len(rollout), dtype=np.float64), rollout), rollout.shape)
+            train.append(np.where(scale == 1, own, np.minimum(rollout + scale * (own - rollout), 0.0)))
+        return replace(self, train=train)
+
+    def chosen(self, rows: Any) -> Tokens:
+        """Some of the sequences, in that order."""
+        picked = {name: [values[row] for row in rows] for name, values in vars(self).items()}
+        return Tokens(**picked)
+
+
+def make_tokens(seed: int = 0, *, prompts: int = 24, steps: int = 3, longest: int = 160, noise: float = 0.03) -> Tokens:
+    """Sequences of two per prompt and step on four workers, with noise about the rollout's log-probs."""
+    rng = np.random.default_rng(seed)
+    made = Tokens([], [], [], [], [], [], [])
+    for step in range(steps):
+        for index in range(2 * prompts):
+            length = int(rng.integers(longest // 4, longest))
+            rollout = -rng.exponential(1.0, length) - 0.2
+            made.rollout.append(rollout)
+            made.train.append(np.minimum(rollout + rng.normal(0, noise, length), 0.0))
+            made.worker.append(index % 4)
+            made.step.append(step)
+            made.prompt.append(f"p{index // 2}")
+            made.name.append(f"{step}-{index}")
+            made.ids.append(rng.integers(0, 50_000, length).tolist())
+    return made
+
+
+def write_tokens(path: Path, tokens: Tokens, *, leave_out: tuple[str, ...] = (), **more: Any) -> Path:
+    """One Parquet file."""
+    columns = {
+        "rollout_log_probs": pa.array([row.tolist() for row in tokens.rollout], pa.list_(pa.float64())),
+        "train_log_probs": pa.array([row.tolist() for row in tokens.train], pa.list_(pa.float64())),
+        "worker": pa.array(tokens.worker),
+        "step": pa.array(tokens.step),
+        "prompt_id": pa.array(tokens.prompt),
+        "sequence_id": pa.array(tokens.name),
+        "token_ids": pa.array(tokens.ids),
+    } | {name: pa.array(values) for name, values in more.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({name: values for name, values in columns.items() if name not in leave_out})
+    pq.write_table(table, path, row_group_size=40)
+    return path

@@ -1,0 +1,177 @@
+"""The compiled kernel gives what the plain one does: counts and extremes to the bit, sums to rounding."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Segments
+from mismatchctl.frameworks import preset
+from mismatchctl.ratios import Ratios
+from mismatchctl.sums.compiled import COMPILED
+from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
+from mismatchctl.sums.plain import PLAIN
+
+SAMPLE = Path(__file__).parent.parent / "sample_data" / "moe"
+Floats = NDArray[np.float64]
+SIGNED = {"log_ratio", "excess", "policy", "reference", "neighbour_product", "neighbour_sum"}
+"""Sums whose terms can cancel: their error is relative to the sum of absolute terms."""
+
+
+class Reduced:
+    def __init__(
+        self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
+    ) -> None:
+        offsets = np.cumsum([0, *lengths])
+        self.ratios: Ratios = kernel.ratios(policy, reference, Segments(offsets))
+        self.pair, self.run = PairTables(), RunTables()
+        buckets = np.arange(len(lengths)) * 7 % BUCKETS
+        self.sums, self.maxima = kernel.reduce(self.ratios, position, buckets, self.pair, self.run)
+
+
+def policies(seed: int, tokens: int, scale: float, dtype: type) -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    reference = -rng.exponential(rng.choice([1e-3, 0.4, 5.0, 300.0]), tokens)
+    policy = np.minimum(reference + scale * rng.standard_t(2, tokens), 0.0)
+    same = rng.random(tokens) < 0.2
+    return np.where(same, reference, policy).astype(dtype), reference.astype(dtype)
+
+
+def compared(policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None) -> None:
+    plain, compiled = (Reduced(kernel, policy, reference, lengths, position) for kernel in (PLAIN, COMPILED))
+    x = policy.astype(np.float64) - reference.astype(np.float64)
+    magnitudes = {"log_ratio": x, "excess": np.expm1(np.clip(x, -20, 20)), "policy": policy, "reference": reference}
+    magnitudes |= {"neighbour_product": x * x, "neighbour_sum": 2 * x}
+    segments = plain.ratios.segments
+    for name, expected, value in zip(TOKEN_SUMS, plain.sums, compiled.sums, strict=True):
+        size = segments.sum(np.abs(magnitudes[name])) * (2 if name in SIGNED else 1) if name in SIGNED else expected
+        allowed = 1e-13 * np.abs(size) + (1e-15 * segments.lengths if "prob_diff" in name else 0)
+        with np.errstate(invalid="ignore"):
+            close = (np.abs(value - expected) <= allowed) | (value == expected)
+        assert close.all(), (name, value, expected)
+    for name, expected, value in zip(TOKEN_MAXIMA, plain.maxima, compiled.maxima, strict=True):
+        assert value == pytest.approx(expected, rel=1e-13, abs=1e-15 if name == "prob_diff" else 0)
+    np.testing.assert_array_equal(plain.pair.counts, compiled.pair.counts)
+    np.testing.assert_allclose(compiled.pair.k3, plain.pair.k3, rtol=1e-12)
+    np.testing.assert_array_equal(plain.run.joint, compiled.run.joint)
+    for name in ("surprisal", "position"):
+        expected_table, table = plain.run.breakdowns[name], compiled.run.breakdowns[name]
+        np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])
+        np.testing.assert_allclose(table, expected_table, rtol=1e-12)
+
+
+@settings(deadline=None, derandomize=True, max_examples=120)
+@given(
+    seed=st.integers(0, 10_000),
+    lengths=st.lists(st.integers(0, 2500), min_size=1, max_size=8),
+    scale=st.sampled_from([0.0, 1e-9, 1e-3, 0.1, 3.0, 40.0]),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    gaps=st.booleans(),
+)
+def test_kernels_agree(seed: int, lengths: list[int], scale: float, dtype: type, gaps: bool) -> None:
+    policy, reference = policies(seed, sum(lengths), scale, dtype)
+    position = None
+    if gaps:
+        rng = np.random.default_rng(seed)
+        position = np.concatenate([np.cumsum(rng.integers(1, 3, length)) - 1 for length in lengths]).astype(np.int64)
+    compared(policy, reference, lengths, position)
+
+
+def test_extreme_log_probs() -> None:
+    policy = np.array([0.0, -1.0, -800.0, -1e-9, -0.3, -5.0, -30.0, -700.0, -720.0, -2.0])
+    reference = np.array([-1e-12, -800.0, -1.0, 0.0, -0.7, -0.1, -1.0, -1.0, -719.0, -2.0])
+    compared(policy, reference, [3, 0, 7], None)
+
+
+def test_a_ratio_that_overflows_is_infinite_in_both() -> None:
+    policy, reference = np.array([-1.0, -2.0]), np.array([-3000.0, -2.5])
+    for kernel in (PLAIN, COMPILED):
+        ratios = kernel.ratios(policy, reference, Segments(np.array([0, 2])))
+        with np.errstate(over="ignore"):
+            assert ratios.k3[0] == math.inf
+            assert ratios.excess[0] == pytest.approx(math.expm1(20))
+        assert ratios.k3[1] == pytest.approx(math.expm1(0.5) - 0.5, rel=1e-14)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(-700, 700))
+def test_terms_of_one_token(x: float) -> None:
+    reference = -750.0 if x < -100 else -abs(x) - 1.0
+    compiled = COMPILED.ratios(np.array([reference + x]), np.array([reference]), Segments(np.array([0, 1])))
+    own = float(compiled.log_ratio[0])
+    with np.errstate(over="ignore"):
+        assert compiled.exp_minus_one[0] == pytest.approx(math.expm1(own), rel=4e-16)
+    exact_k3 = own * own / 2 + own**3 / 6 if abs(own) < 1e-5 else None
+    if exact_k3 is not None:
+        assert compiled.k3[0] == pytest.approx(exact_k3, rel=1e-10)
+    assert compiled.policy_prob[0] == pytest.approx(math.exp(reference + x), rel=1e-13)
+    assert compiled.reference_prob[0] == pytest.approx(math.exp(reference), rel=1e-13, abs=1e-307)
+
+
+@settings(deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
+def test_tokens_beyond(seed: int, low: float, high: float) -> None:
+    policy, reference = policies(seed, 60, 0.1, np.float32)
+    offsets, chosen = np.array([0, 10, 10, 35, 60]), np.array([0, 1, 3])
+    x = policy.astype(np.float64) - reference.astype(np.float64)
+    expected = [j for j in (*range(10), *range(35, 60)) if x[j] <= low or x[j] >= high]
+    for kernel in (PLAIN, COMPILED):
+        ratios = kernel.ratios(policy, reference, Segments(offsets))
+        assert kernel.beyond(ratios, chosen, low, high).tolist() == expected
+
+
+def test_half_precision_and_strides_are_read() -> None:
+    policy, reference = policies(1, 400, 0.1, np.float32)
+    strided = Reduced(COMPILED, policy[::2], reference[::2], [200], None)
+    plain = Reduced(PLAIN, policy[::2], reference[::2], [200], None)
+    np.testing.assert_allclose(strided.sums, plain.sums, rtol=1e-12, atol=1e-13)
+    half = policy.astype(np.float16), reference.astype(np.float16)
+    np.testing.assert_allclose(
+        Reduced(COMPILED, *half, [400], None).sums, Reduced(PLAIN, *half, [400], None).sums, rtol=1e-12, atol=1e-13
+    )
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    policy, reference = policies(3, 50_000, 0.1, np.float32)
+    alone = Reduced(COMPILED, policy, reference, [50_000], None).sums
+    found: list[Floats] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(Reduced(COMPILED, policy, reference, [50_000], None).sums))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    for sums in found:
+        np.testing.assert_array_equal(sums, alone)
+
+
+def test_results_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    corrections = [preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2")]
+    plain = analyze([str(SAMPLE)], corrections)
+    monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens: COMPILED)
+    compiled = analyze([str(SAMPLE)], corrections)
+    for name, run in plain.runs.items():
+        other = compiled.runs[name]
+        values = {"": (run.overall.metrics, other.overall.metrics)}
+        values |= {
+            key: (run.overall.corrections[key], other.overall.corrections[key]) for key in run.overall.corrections
+        }
+        for metrics, same in values.values():
+            for key, value in metrics.items():
+                assert same[key].status == value.status
+                for own, expected in ((same[key].value, value.value), (same[key].se, value.se)):
+                    assert (own is None) == (expected is None), key
+                    assert own is None or own == pytest.approx(expected, rel=1e-7, abs=1e-12), key
+        assert [token.model_dump() for token in other.worst_tokens] == [t.model_dump() for t in run.worst_tokens]
+        assert other.distribution.tokens == run.distribution.tokens

@@ -1,0 +1,113 @@
+"""The losses room against torch: values and decisions per token, and sums over sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mismatchctl.batch import Segments
+from mismatchctl.losses import (
+    aggregate,
+    cispo,
+    kl_estimate,
+    low_variance_kl,
+    off_policy_masked,
+    per_sequence,
+    ppo,
+    reinforce,
+)
+
+LENGTHS = [4, 1, 0, 7, 12]
+SEGMENTS = Segments(np.cumsum([0, *LENGTHS]))
+TOKENS = sum(LENGTHS)
+RNG = np.random.default_rng(8)
+CURRENT, ANCHOR = (-RNG.exponential(1.0, TOKENS) for _ in range(2))
+ADVANTAGES = RNG.normal(0, 1, TOKENS)
+KEPT = RNG.random(TOKENS) < 0.7
+
+
+def t(values: np.ndarray) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+@pytest.mark.parametrize("dual", [None, 1.5])
+def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
+    found = ppo(ADVANTAGES, CURRENT, ANCHOR, clip_low=0.1, clip_high=0.3, dual_clip=dual)
+    current = t(CURRENT).requires_grad_()
+    ratio = (current - t(ANCHOR)).exp()
+    plain, clipped = -t(ADVANTAGES) * ratio, -t(ADVANTAGES) * ratio.clamp(0.9, 1.3)
+    loss = torch.maximum(plain, clipped)
+    if dual is not None:
+        loss = torch.where(t(ADVANTAGES) < 0, torch.minimum(loss, -t(ADVANTAGES) * dual), loss)
+    (slope,) = torch.autograd.grad(loss.sum(), current)
+    np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
+    # Where a clip decides, the current policy gets no gradient, and nowhere else.
+    np.testing.assert_array_equal(found.clipped | found.clipped_lower, slope.numpy() == 0)
+    assert found.clipped.any()
+    assert found.clipped_lower.any() == (dual is not None)
+
+
+def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
+    found = cispo(ADVANTAGES, CURRENT, CURRENT - ANCHOR, clip_low=0.1, clip_high=0.3)
+    current = t(CURRENT).requires_grad_()
+    weight = (current - t(ANCHOR)).exp().clamp(0.9, 1.3).detach()
+    loss = -weight * t(ADVANTAGES) * current
+    (slope,) = torch.autograd.grad(loss.sum(), current)
+    np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(slope.numpy() / -ADVANTAGES, weight.numpy(), rtol=1e-12)
+
+
+def test_the_gradient_of_the_unbiased_kl_is_the_kls() -> None:
+    """Sampled from another policy, its expectation and its gradient are those of KL(current, reference)."""
+    generator = torch.Generator().manual_seed(3)
+    sampler, reference, current = (
+        torch.randn(6, generator=generator, dtype=torch.float64).log_softmax(0) for _ in "abc"
+    )
+    current.requires_grad_()
+    log_ratio, importance = current - reference, (current - sampler).exp()
+    values = low_variance_kl(log_ratio.detach().numpy(), importance.detach().numpy())
+    by_torch = importance * ((-log_ratio).exp() - 1 + log_ratio)
+    np.testing.assert_allclose(values, by_torch.detach().numpy(), rtol=1e-12)
+    expectation = (sampler.exp() * by_torch).sum()
+    kl = torch.nn.functional.kl_div(reference, current, log_target=True, reduction="sum")
+    assert float(expectation.detach()) == pytest.approx(float(kl.detach()))
+    slopes = [torch.autograd.grad(value, current, retain_graph=True)[0] for value in (expectation, kl)]
+    # Up to a shift of all logits, which a softmax does not feel.
+    probabilities = current.detach().exp()
+    project = [slope - probabilities * slope.sum() for slope in slopes]
+    np.testing.assert_allclose(project[0].numpy(), project[1].numpy(), atol=1e-12)
+
+
+def test_the_low_variance_kl_is_bounded_after_it_is_weighted() -> None:
+    log_ratio = np.array([-4.0, 0.0, 0.5])
+    assert low_variance_kl(log_ratio).tolist() == [10.0, 0.0, pytest.approx(np.exp(-0.5) - 0.5)]
+    assert low_variance_kl(log_ratio, np.array([1e-3, 9.0, 1e9])).tolist() == [
+        pytest.approx(1e-3 * (np.exp(4) - 5)),
+        0.0,
+        10.0,
+    ]
+    assert kl_estimate(log_ratio, "k2").tolist() == [8.0, 0.0, 0.125]
+
+
+def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
+    drift = SEGMENTS.mean(ANCHOR - CURRENT)
+    masked = off_policy_masked(ADVANTAGES, drift, SEGMENTS, 0.1)
+    by_hand = [
+        advantage < 0 and drift[sequence] > 0.1
+        for advantage, sequence in zip(ADVANTAGES, np.repeat(np.arange(5), LENGTHS), strict=True)
+    ]
+    assert masked.tolist() == by_hand
+    assert 0 < masked.sum() < TOKENS
+
+
+def test_losses_are_summed_up_over_sequences_as_said() -> None:
+    losses = reinforce(ADVANTAGES, CURRENT, np.full(TOKENS, 2.0))
+    rows = np.split(np.where(KEPT, losses, 0), SEGMENTS.offsets[1:-1])
+    kept = [row.sum() for row in np.split(KEPT, SEGMENTS.offsets[1:-1])]
+    assert losses == pytest.approx(-2 * ADVANTAGES * CURRENT)
+    assert aggregate(losses, SEGMENTS, KEPT, "sum", KEPT.sum()) == pytest.approx(sum(map(np.sum, rows)) / KEPT.sum())
+    means = [row.sum() / max(count, 1) for row, count in zip(rows, kept, strict=True)]
+    assert per_sequence(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)
+    assert aggregate(losses, SEGMENTS, KEPT, "mean", 4) == pytest.approx(sum(means) / 4)
+    assert np.isnan(aggregate(losses, SEGMENTS, KEPT, "sum", 0))

@@ -1,0 +1,215 @@
+"""Names of frameworks beside the registry's keys: what is said to be the same number is the same number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conformance_verl import table
+from typer.testing import CliRunner
+
+from mismatchctl.analyze import analyze
+from mismatchctl.cli.main import app
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import load, slime
+from mismatchctl.frameworks.meanings import NEVER_LOGGED, VERSIONS, Relative, relatives, resolve
+from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+
+TITLES = [f"{name}@{version}" for name, versions in VERSIONS.items() for version in versions]
+NATIVE = {
+    "verl@a": {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2},
+    "verl@d": {"rollout_is": "token", "rollout_is_threshold": 1.5, "rollout_rs": "token_k1", "rollout_rs_threshold": 3},
+    "verl": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 1.5,
+        "rollout_rs": "sequence",
+        "rollout_rs_threshold": 3.0,
+        "rollout_token_veto_threshold": 1e-2,
+    },
+    "slime": {"use_tis": True, "tis_clip": 1.5},
+}
+DOCUMENTED = (
+    "mismatch_training_log_ppl",
+    "mismatch_training_ppl",
+    "mismatch_rollout_log_ppl",
+    "mismatch_rollout_ppl",
+    "mismatch_kl",
+    "mismatch_k3_kl",
+    "mismatch_log_ppl_diff",
+    "mismatch_log_ppl_abs_diff",
+    "mismatch_ppl_ratio",
+    "train_rollout_logprob_abs_diff",
+    "ois",
+    "mis_mean_is_weight_before_clip",
+    "mis_ratio_mean_after_mis",
+    "mis_truncate_fraction",
+    "mis_clip_fraction_low",
+    "mis_clip_fraction_high",
+    "mis_mask_fraction_low",
+    "mis_mask_fraction_high",
+    "mis_catastrophic_token_fraction",
+    "mis_catastrophic_seq_fraction",
+    "mis_batch_norm_factor",
+)
+
+
+def chosen(title: str) -> Correction:
+    """One correction that the framework can do, with everything on that a name may need."""
+    native = NATIVE.get(title) or NATIVE["verl" if title.startswith("verl") else "slime"]
+    return load(title).correction(native)
+
+
+def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, float | None]:
+    """What the pass gives for every key."""
+    path = folder / "rows.parquet"
+    pq.write_table(rows, path)
+    overall = next(iter(analyze([str(path)], [correction]).runs.values())).overall
+    of_correction = next(iter(overall.corrections.values()))
+    return {key: found.value for key, found in (of_correction | overall.metrics).items()}
+
+
+def registry(correction: Correction) -> list[Metric]:
+    return [*MISMATCH_METRICS, *drift_metrics(), *correction_metrics(correction)]
+
+
+def names(metric: Metric, title: str) -> list[Relative]:
+    title = load(title).title
+    return [relative for relative in relatives(metric) if title in relative.frameworks]
+
+
+@pytest.mark.parametrize("title", [title for title in TITLES if title.startswith("verl")])
+@pytest.mark.parametrize("batch", ["moe", "edge", "multiturn"])
+def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: str, tmp_path: Path) -> None:
+    rows = table(batch, {"moe": 12, "edge": 1, "multiturn": 101}[batch])
+    if batch == "edge":
+        rows = rows.drop_columns("current_log_probs")  # above 0, which no dump may hold
+    correction = chosen(title)
+    values = computed(rows, correction, tmp_path)
+    compared = 0
+    for metric in registry(correction):
+        for relative in names(metric, title):
+            if relative.differences or metric.key not in values:
+                continue
+            value = load(title).measure(rows, relative.name, correction)
+            assert value == pytest.approx(values[metric.key], rel=1e-6, abs=1e-9), (metric.key, relative.name)
+            compared += 1
+    assert compared >= 6
+
+
+@pytest.mark.parametrize("title", ["verl@d", "verl@a", "slime@seed", "slime", "miles"])
+def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> None:
+    """Means over the two policies, on rows of unequal length, some of them empty."""
+    rows = table("edge", 1).drop_columns("current_log_probs")
+    correction = Correction() if title != "verl@a" else chosen(title)
+    values = computed(rows, correction, tmp_path)
+    compared = 0
+    for metric in MISMATCH_METRICS:
+        for relative in names(metric, title):
+            if relative.differences and metric.key not in ("log_ppl_diff_min", "log_ppl_diff_max", "abs_diff_mean"):
+                if relative.name == "train/train_rollout_kl":  # of a loss
+                    continue
+                value = load(title).measure(rows, relative.name, correction)
+                assert value != pytest.approx(values[metric.key], rel=1e-6), (metric.key, relative.name)
+                compared += 1
+    assert compared >= 7
+
+
+def test_the_headline_and_its_namesakes() -> None:
+    k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
+    exact = {relative.name: relative.frameworks for relative in relatives(k3) if not relative.differences}
+    assert exact == {
+        "rollout_corr/k3_kl": ("verl@d", "verl@c2", "verl@c1", "verl@b"),
+        "mismatch/mismatch_k3_kl": ("verl@a",),
+    }
+    unlike = {relative.name: relative for relative in relatives(k3) if relative.differences}
+    assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
+
+
+def test_the_command_shows_both() -> None:
+    shown = CliRunner().invoke(app, ["metrics", "k3"]).stdout
+    known, unlike = shown.split("unlike it")
+    assert "rollout_corr/k3_kl (verl d c2 c1 b)" in known
+    assert "train/mis_k3_kl (slime 2026-01" in unlike
+    assert '"names"' in CliRunner().invoke(app, ["metrics", "k3", "--json"]).stdout
+    assert "documented, not logged, by slime" in CliRunner().invoke(app, ["metrics", "mismatch_k3_kl"]).stdout
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_name_of_slimes_documents_resolves(name: str) -> None:
+    found = resolve(name, "slime" if name == "ois" else "")  # which is also a key of the registry, of a token mean
+    assert found.framework.startswith("slime")
+    assert found.status == (NEVER_LOGGED if name in slime.NEVER_LOGGED else "ok")
+    assert (found.source, found.key) == ("logged", slime.DOCUMENTED[name])
+    assert found.meanings[0].name == f"train/{name}"
+
+
+def test_names_resolve_to_where_their_number_is() -> None:
+    places = {
+        "k3": ("", "metrics", "k3"),
+        "ess_token": ("", "metrics", "ess_token"),
+        "gate3_tokens_low": ("", "corrections", "gate3_tokens_low"),
+        "rollout_corr/kl": ("verl@d", "metrics", "k1"),
+        "kl": ("verl@d", "metrics", "k1"),
+        "train/mis_kl": ("slime@2026-08", "logged", "mis_kl"),
+        "mismatch/mismatch_kl": ("verl@a", "metrics", "k1"),
+        "rollout_corr/chi2_seq": ("verl@d", "logged", "rollout_corr/chi2_seq"),
+        "rollout_corr/rollout_is_mean": ("verl@d", "logged", "rollout_corr/rollout_is_mean"),
+        "actor/pg_clipfrac": ("verl@d", "corrections", "loss_clip_fraction"),
+    }
+    for name, place in places.items():
+        found = resolve(name)
+        assert (found.framework, found.source, found.key) == place
+    assert resolve("mismatch_kl", "verl@a").key == "k1"
+    assert resolve("mis_kl", "miles").framework == "miles@2026-08"
+
+
+def test_weights_are_final_where_nothing_normalizes_them() -> None:
+    plain = load("verl").correction({"rollout_is": "token"})
+    normalized = load("verl").correction({"rollout_is": "token", "rollout_is_batch_normalize": True})
+    assert resolve("rollout_is_mean", correction=plain).key == "weight_mean"
+    assert resolve("rollout_is_mean", correction=normalized).source == "logged"
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_every_logged_name_resolves_to_its_number_in_a_result(title: str, tmp_path: Path) -> None:
+    rows = table("multiturn", 101)
+    framework, correction, path = load(title), chosen(title), tmp_path / "rows.parquet"
+    pq.write_table(rows, path)
+    run = analyze([str(path)], [correction], framework=framework).runs["rows"]
+    logged = run.logged[correction.name]
+    places = {"metrics": run.overall.metrics, "corrections": run.overall.corrections[correction.name]}
+    sources = set()
+    for name, (value,) in logged.items():
+        found = resolve(name, title, correction)
+        sources.add(found.source)
+        there = logged[found.key][0] if found.source == "logged" else places[found.source][found.key].value
+        assert there == pytest.approx(value, rel=1e-6, abs=1e-9), name
+    assert "logged" in sources
+
+
+def test_in_bypass_mode_names_of_the_mismatch_are_of_the_current_policy() -> None:
+    bypass = load("verl").correction({"bypass_mode": True})
+    assert resolve("rollout_corr/k3_kl", correction=bypass).source == "logged"
+    assert resolve("rollout_corr/k3_kl", correction=load("verl").correction({})).key == "k3"
+    assert resolve("actor/pg_clipfrac", correction=bypass).key == "loss_clip_fraction"
+
+
+def test_what_is_called_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'train/mis_kl'"):
+        resolve("train/mis_kll")
+    with pytest.raises(ConfigError, match="no metric is called 'mis_kl'"):
+        resolve("mis_kl", "verl")
+
+
+def test_one_number_by_name_from_a_table() -> None:
+    rows, verl = table("moe", 12), load("verl")
+    x = np.concatenate(rows["train_log_probs"].to_pylist()) - np.concatenate(rows["rollout_log_probs"].to_pylist())
+    assert verl.measure(rows, "rollout_corr/kl") == pytest.approx(-x.mean())
+    assert verl.measure(rows, "training/rollout_probs_diff_valid") == 1
+    assert verl.measure(rows, "actor/ppo_kl") == verl.loss(rows, Correction()).metrics["actor/ppo_kl"]
+    with pytest.raises(ConfigError, match="has no rollout_corr"):
+        verl.measure(rows, "rollout_corr/rollout_is_mean")

@@ -1,0 +1,221 @@
+"""Predictions: known laws where there are some, simulations with a known truth, and what must never matter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from mismatchctl.correction import Correction
+from mismatchctl.predict import Sample, at_length, at_step, batch_rejection, sample_of
+from mismatchctl.predict.sample import GRID
+from mismatchctl.predict.trend import student
+
+Floats = NDArray[np.float64]
+GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})
+SEQUENCE = Correction.model_validate(
+    {"name": "seq", "weight": {"level": "sequence", "truncate": 2}, "gates": [{"level": "sequence", "keep": [0.5, 2]}]}
+)
+VETO = Correction.model_validate({"name": "veto", "gates": [{"level": "min", "keep": [0.9, None]}]})
+CORRECTIONS = [GEOMETRIC, SEQUENCE, VETO]
+
+
+def write(folder: Path, sequences: list[Floats], prompts: list[str], steps: list[int], files: int = 1) -> str:
+    """A dump whose log ratios are the given ones to float32's rounding."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"step": step, "prompt_id": prompt, "rollout_log_probs": [-1.0] * len(x), "train_log_probs": (x - 1.0).tolist()}
+        for x, prompt, step in zip(sequences, prompts, steps, strict=True)
+    ]
+    for number in range(files):
+        pq.write_table(pa.Table.from_pylist(rows[number::files]), folder / f"{number}.parquet", row_group_size=7)
+    return str(folder)
+
+
+def noise(random: np.random.Generator, count: int, length: int, scale: float = 0.05) -> list[Floats]:
+    """Log ratios of which the ratio's mean is 1, as those of a rollout that sampled from its own log-probs."""
+    return [random.normal(-(scale**2) / 2, scale, length).clip(None, 0.99) for _ in range(count)]
+
+
+def sample(path: str, corrections: list[Correction] = CORRECTIONS) -> Sample:
+    found = sample_of([path], corrections)
+    return found.of_run(str(found.run[0]))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sample, str]:
+    random = np.random.default_rng(0)
+    lengths = random.integers(20, 400, 160)
+    sequences = [x for length in lengths for x in noise(random, 1, int(length))]
+    path = write(tmp_path_factory.mktemp("dumps") / "plain", sequences, [f"p{i // 4}" for i in range(160)], [0, 1] * 80)
+    return sample(path), path
+
+
+def test_kept_and_prefixes_are_what_the_tokens_say(tmp_path: Path) -> None:
+    x = np.round(np.random.default_rng(1).normal(0, 0.1, 100), 4)
+    found = sample(write(tmp_path / "run", [x, x[:10]], ["a", "b"], [0, 0]))
+    order = np.argsort(found.tokens)
+    assert found.tokens[order].tolist() == [10, 100]
+    long = order[1]
+    for octave, length in enumerate(GRID[:4]):
+        first = x[: min(length, 100)]
+        assert found.sums[long, octave, 0] == pytest.approx(first.sum(), abs=1e-6)
+        assert found.sums[long, octave, 1] == pytest.approx((np.expm1(first) - first).sum(), rel=1e-5)
+        assert found.sums[long, octave, 2] == pytest.approx(np.expm1(first).sum(), abs=1e-5)
+        assert found.lowest[long, octave] == pytest.approx(first.min(), abs=1e-6)
+        assert found.highest[long, octave] == pytest.approx(first.max(), abs=1e-6)
+    kept = [x.mean() >= math.log(0.999), abs(x.sum()) <= math.log(2), x.min() >= math.log(0.9)]
+    assert found.kept[long].tolist() == [100.0 * flag for flag in kept]
+
+
+def test_order_files_and_threads_never_matter(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    sequences = noise(random, 60, 40)
+    prompts, steps = [f"p{i // 3}" for i in range(60)], [i % 3 for i in range(60)]
+    one = sample(write(tmp_path / "a" / "run", sequences, prompts, steps))
+    mixed = random.permutation(60)
+    columns = ([values[i] for i in mixed] for values in (sequences, prompts, steps))
+    other = sample(write(tmp_path / "b" / "run", *columns, files=4))  # type: ignore[arg-type]
+    for number, correction in enumerate(CORRECTIONS):
+        assert batch_rejection(one, number, 32) == batch_rejection(other, number, 32)
+        assert at_length(one, correction, 500) == at_length(other, correction, 500)
+
+
+def rejecting(plain: Sample, flags: NDArray[np.bool_], clusters: NDArray[np.uint64]) -> Sample:
+    kept = np.where(flags, 0.0, plain.tokens)[:, None]
+    return replace(plain, kept=kept, cluster=clusters, step=np.zeros_like(plain.step))
+
+
+@pytest.mark.parametrize("rejected", [0, 1, 8, 80])
+def test_single_sequences_give_the_beta_binomial_law(plain: tuple[Sample, str], rejected: int) -> None:
+    own = plain[0]
+    flags = np.arange(len(own)) < rejected
+    alone = rejecting(own, flags, np.arange(len(own), dtype=np.uint64))
+    found = batch_rejection(alone, 0, 64)
+    law = stats.betabinom(64, rejected + 0.5, len(own) - rejected + 0.5)
+    assert found.value == rejected / len(own)
+    assert found.interval is not None
+    for end, share in zip(found.interval, (0.05, 0.95), strict=True):
+        assert law.cdf(64 * end - 1.5) < share + 0.02
+        assert law.cdf(64 * end + 1.5) > share - 0.02
+
+
+def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain: tuple[Sample, str]) -> None:
+    own = plain[0]
+    flags = np.arange(len(own)) % 4 == 0
+
+    def width(sequences: int, clusters: NDArray[np.uint64]) -> float:
+        low, high = batch_rejection(rejecting(own, flags, clusters), 0, sequences).interval or (0, 0)
+        return high - low
+
+    alone = np.arange(len(own), dtype=np.uint64)
+    together = np.where(flags, alone // 16, 1000 + alone // 16)
+    assert width(512, alone) < width(64, alone) < width(64, together)
+
+
+def test_stricter_thresholds_reject_more(plain: tuple[Sample, str]) -> None:
+    def rejected(bound: float, level: str, length: int) -> float:
+        gate = {"level": level, "keep": [bound, None]}
+        value = at_length(plain[0], Correction.model_validate({"gates": [gate]}), length)[0].value
+        assert value is not None
+        return value
+
+    for level in ("geometric", "sequence", "min"):
+        values = [rejected(bound, level, 1000) for bound in (0.1, 0.5, 0.9, 0.99, 0.999, 1.0)]
+        assert values == sorted(values), level
+
+
+def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[Sample, str]) -> None:
+    own = plain[0]
+    clusters = np.arange(len(own), dtype=np.uint64)
+    step = (np.arange(len(own)) // 20).astype(np.uint64)
+    growing = np.random.default_rng(3).random(len(own)) < (step + 1) / 10
+    flagged = replace(rejecting(own, growing, clusters), step=step)
+    assert batch_rejection(flagged, 0, 64).status.startswith("not stationary")
+    random = np.random.default_rng(4)
+    false = sum(
+        batch_rejection(replace(rejecting(own, random.random(len(own)) < 0.3, clusters), step=step), 0, 64).status
+        != "ok"
+        for _ in range(60)
+    )
+    assert false <= 8  # 5 % of 60, and luck
+
+
+def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[Sample, str]) -> None:
+    """The truth is known here: the mean log ratio of L tokens is normal, about -scale^2/2, with scale/sqrt(L)."""
+    scale, length = 0.05, 1600
+    geometric, *_ = at_length(plain[0], GEOMETRIC, length)
+    truth = stats.norm.cdf((math.log(0.999) + scale**2 / 2) / (scale / math.sqrt(length)))
+    assert geometric.value == pytest.approx(truth, abs=0.05)
+    assert geometric.interval is not None
+    assert geometric.interval[0] <= truth <= geometric.interval[1]
+    sequence, ess = at_length(plain[0], SEQUENCE, length)
+    mean, spread = -(scale**2) / 2 * length, scale * math.sqrt(length)
+    law = stats.norm(mean, spread)
+    inside = law.cdf(math.log(2)) - law.cdf(-math.log(2))
+    assert sequence.value == pytest.approx(1 - inside, abs=0.06)
+    ratios = np.exp(law.rvs(200_000, random_state=5))
+    kept = np.where((ratios >= 0.5) & (ratios <= 2), ratios, 0.0)
+    assert ess.quantity == "ess_sequence"
+    assert ess.value == pytest.approx(kept.mean() ** 2 / (kept**2).mean(), abs=0.06)
+    veto, *_ = at_length(plain[0], VETO, length)
+    token = stats.norm.cdf((math.log(0.9) + scale**2 / 2) / scale)
+    assert veto.value == pytest.approx(1 - (1 - token) ** length, abs=0.02)
+    for prediction in (geometric, sequence, veto):
+        assert prediction.check is not None
+        assert prediction.check.error < 0.12
+        assert prediction.check.lengths[0] == 2 * prediction.check.start
+
+
+def test_what_is_not_modelled_says_so(plain: tuple[Sample, str]) -> None:
+    odd = Correction.model_validate({"gates": [{"statistic": "k2", "level": "mean", "keep": [None, 0.1]}]})
+    prediction, *_ = at_length(plain[0], odd, 1000)
+    assert prediction.value is None
+    assert "not modelled: mean k2" in prediction.status
+    weights = Correction.model_validate({"weight": {"level": "token", "truncate": 2}})
+    prediction, *more = at_length(plain[0], weights, 1000)
+    assert (prediction.value, prediction.status, more) == (0.0, "no gate rejects sequences", [])
+
+
+def test_a_trend_leads_on_with_its_interval() -> None:
+    random = np.random.default_rng(6)
+    hits = 0
+    for _ in range(100):
+        steps = np.arange(30)
+        noisy = np.exp(0.05 * steps + random.normal(0, 0.2, 30))
+        found = at_step("k3", steps.tolist(), (1e-4 * noisy).tolist(), 20)
+        assert found.interval is not None
+        later = 1e-4 * math.exp(0.05 * 49 + random.normal(0, 0.2))
+        hits += found.status == "ok" and found.interval[0] <= later <= found.interval[1]
+    assert 82 <= hits <= 97
+
+
+def test_without_a_trend_it_says_so() -> None:
+    random = np.random.default_rng(7)
+    found = [at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
+    assert 88 <= sum(prediction.status == "no trend" for prediction in found) <= 99
+    constant = at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5, is_fraction=True)
+    assert constant.status == "no trend"
+    few = at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
+    assert (few.value, few.interval) == (None, None)
+    assert few.status == "2 steps with a number: too few for a trend"
+
+
+def test_fractions_stay_fractions() -> None:
+    values = [min(0.03 * step, 1.0) for step in range(1, 31)]
+    found = at_step("rejected_sequences", list(range(30)), values, 100, is_fraction=True)
+    assert found.interval is not None
+    assert 0.9 < found.interval[0] <= found.interval[1] <= 1
+
+
+@pytest.mark.parametrize("freedom", [2.0, 2.5, 4.0, 11.0, 300.0])
+def test_student(freedom: float) -> None:
+    for probability in (0.95, 0.975):
+        assert student(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-4)

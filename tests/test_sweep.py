@@ -1,0 +1,235 @@
+"""Parts of a sweep against hand calculation, and its command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_dumps import Files, Shape, make_rows, write
+from typer.testing import CliRunner
+
+from mismatchctl.analyze import analyze
+from mismatchctl.batch import Segments
+from mismatchctl.cli.main import app
+from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
+from mismatchctl.frameworks import preset, presets
+from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
+from mismatchctl.sweep.family import families
+from mismatchctl.sweep.front import marks, not_beaten
+from mismatchctl.sweep.thresholds import Intervals, Thresholds, token_table
+
+SAMPLE = str(Path(__file__).parent.parent / "sample_data" / "dense")
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["sweep", *words])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 2**16))
+@settings(deadline=None, derandomize=True)
+def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
+    table = np.random.default_rng(seed).normal(size=(3, 9, 2))
+    starts, stops = (np.array(ends) for ends in zip(*runs, strict=True))
+    found = Intervals(starts, stops).sums(table, axis=1)
+    expected = np.stack([table[:, start:stop].sum(axis=1) for start, stop in runs], axis=1)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_nothing_outside_a_run_costs_digits() -> None:
+    table = np.array([1e300, 1.0, 2.0, 1e300])
+    assert Intervals(np.array([1, 0]), np.array([3, 4])).sums(table)[0] == 3.0
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=20), st.integers(0, 2**16))
+@settings(deadline=None, derandomize=True)
+def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
+    x, rng = np.array(values), np.random.default_rng(seed)
+    gates = [
+        Gate(statistic="k1", keep=(0.0, 1.0), inclusive=(low, high)) for low in (True, False) for high in (True, False)
+    ]
+    cuts = np.sort(rng.integers(0, len(x) + 1, 2))
+    segments = Segments(np.array([0, *cuts, len(x)]))
+    thresholds = Thresholds.of_gates(gates)
+    (counts,) = token_table([(x, thresholds)], [None], segments)
+    found = thresholds.inside.sums(counts)
+    for number, gate in enumerate(gates):
+        above = x >= 0 if gate.inclusive[0] else x > 0
+        kept = above & (x <= 1 if gate.inclusive[1] else x < 1)
+        assert found[:, number].tolist() == segments.sum(kept).tolist()
+
+
+def test_points_are_the_product_of_the_axes() -> None:
+    axes = [Axis.parse("weight.clip.1", "1.1,4"), Axis.parse("gates.0.keep", "1.01:1.04:2:log")]
+    (study,) = studies([preset("miles-moe-2")], axes)
+    assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
+    last = study.corrections[-1]
+    assert last.weight is not None and last.weight.clip == (0.5, 4.0)
+    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2").gates[1:]
+    (family,) = families(study.corrections)
+    assert family.is_binned and family.grid == (2, 2, 1)
+
+
+def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
+    base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
+    (study,) = studies([base], [Axis("gates.0.keep.0", (0.1, 0.5))])
+    assert [family.is_binned for family in families(study.corrections)] == [False, False]
+
+
+def test_a_row_beats_another_only_if_it_is_nowhere_worse() -> None:
+    costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
+    assert not_beaten(costs).tolist() == [True, True, False, True, False, False]
+
+
+def test_presets_stand_where_they_say() -> None:
+    geometric = Study(preset("geo_mis"), (Axis("gates.0.keep.1", (1.0001, 1.1)), Axis("gates.1.keep.0", (1e-6, 1e-2))))
+    found = {(mark.path, mark.value): mark.presets for mark in marks([geometric], presets())}
+    assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
+    assert "miles-moe-2" in found["gates.1.keep.0", 1e-4]
+    assert (
+        marks([Study(Correction(weight=Weight(truncate=2.0)), (Axis("weight.truncate", (3.0, 4.0)),))], presets()) == ()
+    )
+
+
+def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = studies([preset("token_tis")], [Axis.parse("weight.truncate", "1.1:4:5")])
+    at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
+    monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
+    spilled = sweep([SAMPLE], chosen, threads=1)
+    assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
+    assert spilled.groups.collect().equals(at_once)
+    assert at_once["group"].dtype == pl.Int64
+
+
+WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int, tmp_path: Path) -> None:
+    """`analyze` at the threshold, and just inside it, where the wish must fail."""
+    rows = make_rows(Shape(seed, sequences=60, longest=40, flavours=("noise", "heavy", "grid"), masks=("all",)))
+    path = str(write(rows, Files(tmp_path / "run", row_group=16)))
+    found = sweep([path], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=WISHES)
+    assert len(found.targets) == 9
+    for target in found.targets:
+        assert target.status == "ok" and target.correction is not None and target.threshold is not None
+        here, tighter = (
+            correction_from_mapping(_scaled(target.correction, factor) | {"name": name})
+            for name, factor in (("here", 1.0), ("tighter", 1 - 1e-9))
+        )
+        values = analyze([path], [here, tighter]).runs["run"].overall.corrections
+        reached, beyond = (values[name][target.wish].value or 0.0 for name in ("here", "tighter"))
+        assert math.isclose(reached, target.reached or 0.0, rel_tol=1e-12)
+        if target.wish == "ess_token":
+            assert reached >= target.wanted
+        else:
+            assert reached <= target.wanted < beyond
+        low, high = target.interval or (None, None)
+        assert (low is None or low <= target.threshold) and (high is None or target.threshold <= high)
+
+
+def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
+    """The same with its threshold moved inwards by a factor on the log."""
+
+    def inwards(bound: float | None) -> float | None:
+        return None if bound is None else bound if factor == 1 else math.exp(math.log(bound) * factor)
+
+    if "weight" in correction:
+        return correction
+    (gate,) = correction["gates"]
+    return correction | {"gates": [gate | {"keep": [inwards(bound) for bound in gate["keep"]]}]}
+
+
+def test_targets_out_of_reach_say_so() -> None:
+    found = sweep(
+        [SAMPLE], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=[("ess_token", 0.1)]
+    )
+    (target,) = found.targets
+    assert target.threshold is None and target.status.startswith("met at every threshold")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-c", "token_tis"], "nothing varies"),
+        (["--vary", "weight.truncate=1:2:3"], "--vary needs --correction"),
+        (["-c", "token_tis", "--vary", "weight.truncat=1:2:3"], "did you mean 'truncate'?"),
+        (["-c", "token_tis", "--vary", "weight.truncate=1:2"], "a range is a:b:n"),
+        (["-c", "token_tis", "--vary", "weight.truncate"], "write PATH=values"),
+        (["-c", "token_tis", "--vary", "weight.truncate=0:2:3:log"], "ends above 0"),
+        (["-c", "token_tis", "--vary", "weight.truncate=a,b"], "weight.truncate"),
+        (["-c", "geo_rs", "--vary", "gates.7.keep=1.1,1.2"], "gates has no entry '7'"),
+        (["-c", "geo_rs", "--vary", "weight.truncate=1,2"], "it has no weight rule"),
+        (["-c", "geo_rs", "--vary", "gates.0.level=token,sum"], "level 'sum' does not fit"),
+        (["--target-rejection", "words=0.1"], "tokens=0.05 or sequences=0.05"),
+        (["--target-rejection", "7"], "between 0 and 1"),
+        (["-o", "sweep.xlsx"], ".parquet, .csv, .json"),
+        (["--sweep", "nowhere.yaml"], "No such file"),
+    ],
+)
+def test_wrong_words_are_one_sentence(words: list[str], message: str) -> None:
+    done = run(SAMPLE, *words)
+    assert done.exit_code == 2 and message in " ".join(done.stderr.split()), done.stderr
+    assert done.stderr.count("\n") == 1 and done.stdout == ""
+
+
+def test_a_file_of_studies(tmp_path: Path) -> None:
+    text = """
+    - correction: token_tis
+      vary: {weight.truncate: [1.5, 1e1], weight.level: "token,sequence"}
+    - correction: {name: mine, gates: [{level: token, keep: [0.5, 2]}]}
+      vary: {gates.0.keep: "1.01:3:5:log"}
+    """
+    path, out = tmp_path / "studies.yaml", tmp_path / "sweep.json"
+    path.write_text(text)
+    done = run(SAMPLE, "--sweep", str(path), "-o", str(out), "-q")
+    assert done.exit_code == 0 and done.stdout == "", done.stderr
+    data = json.loads(out.read_text())
+    table = pl.DataFrame(data["table"])
+    overall = table.filter(pl.col("scope") == "overall")
+    assert overall["correction"].to_list() == ["token_tis"] * 4 + ["mine"] * 5
+    assert overall["weight.level"].to_list()[:4] == ["token", "sequence"] * 2
+    path.write_text("- {correction: token_tis, varry: {}}")
+    assert "a study is a mapping" in run(SAMPLE, "--sweep", str(path)).stderr
+
+
+def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
+    words = [SAMPLE, "-c", "geo_rs", "--vary", "gates.0.keep.1=1.001,1.01", "--by", "worker"]
+    for name in ("a.parquet", "a.csv", "a.json"):
+        assert run(*words, "-q", "-o", str(tmp_path / name)).exit_code == 0
+    table, csv = pl.read_parquet(tmp_path / "a.parquet"), pl.read_csv(tmp_path / "a.csv", infer_schema_length=None)
+    printed = run(*words, "--json")
+    assert printed.stdout == (tmp_path / "a.json").read_text()
+    first = ["run", "correction", "point", "gates.0.keep.1", "scope", "group"]
+    assert table.columns[: len(first)] == first == csv.columns[: len(first)] and len(table) == len(csv)
+    assert set(table["scope"]) == {"overall", "group", "worker"}
+    assert csv["rejected_tokens"].to_list() == table["rejected_tokens"].to_list()
+    assert {"rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"} <= set(table.columns)
+    assert "exists already" in run(*words, "-o", str(tmp_path / "a.csv")).stderr
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_the_terminal_shows_few_points(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    done = run(SAMPLE, "--target-rejection", "0.05", "--target-rejection", "sequences=0.1", "--target-ess", "0.9")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= int(columns) and len(lines) < 110
+    assert "geometric ratio within [1/x, x]" in done.stdout and "geo_rs" in done.stdout
+    front = run(SAMPLE, "--geo", "1.001:1.1:30:log", "--pareto")
+    assert len(front.stdout.splitlines()) > 30
+
+
+def test_shortcuts_spell_one_correction() -> None:
+    done = run(
+        SAMPLE, "--is-threshold", "1.5:2:2", "--rs-upper", "2,4", "--rs-level", "token", "--veto", "1e-4", "--json"
+    )
+    (study,) = json.loads(done.stdout)["studies"]
+    assert [axis["path"] for axis in study["axes"]] == ["weight.truncate", "gates.0.keep.1", "gates.1.keep.0"]
+    assert study["correction"]["gates"][0]["keep"] == [None, 1.0] and study["correction"]["weight"]["truncate"] == 1.0
