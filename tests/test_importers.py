@@ -14,7 +14,7 @@ from mismatchctl.errors import DataError
 
 DUMPS = Path(__file__).parent / "framework_dumps"
 PEERS = DUMPS / "peers"
-SOURCES = ["nemo_rl/logs", "prime_rl/token_exports"]
+SOURCES = ["nemo_rl/logs", "prime_rl/token_exports", "trl", "openrlhf", "roll", "areal"]
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -55,3 +55,22 @@ def test_shifted_and_missing_log_probs_are_refused(shift: int, zero: bool, words
     with pytest.raises(DataError, match=words):
         convert(source, tmp_path / "out.parquet")
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "source", ["slime_seed/train_data", "slime_head/train_data", "miles_head/train_data", "miles_head/train_data_cuda"]
+)
+def test_ranks_hold_what_the_rollout_says(source: str, tmp_path: Path) -> None:
+    convert(DUMPS / "slime_miles" / source, tmp_path / "out.parquet")
+    dashboard = DUMPS / "slime_miles/miles_head/dashboard_columns/rollout_0.parquet"
+    truth = {str(row["sample_index"]): row for row in pq.read_table(dashboard).to_pylist()}
+    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert len(rows) == (4 if source.endswith("cuda") else 8)
+    for row in rows:
+        true = truth[row["sequence_id"]]
+        mask = np.array(row["response_mask"], bool)
+        if not mask.any():
+            continue
+        valid = np.array(true["loss_mask"] or [1] * true["response_length"], bool)
+        assert np.array_equal(np.array(row["rollout_log_probs"])[mask], np.array(true["rollout_log_probs"])[valid])
+        assert np.array_equal(np.array(row["token_ids"])[mask], np.array(true["tokens"])[-len(valid) :][valid])

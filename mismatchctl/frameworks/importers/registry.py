@@ -6,10 +6,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.frameworks.importers import nemo_rl, prime_rl
+from mismatchctl.frameworks.importers import areal, nemo_rl, openrlhf, prime_rl, roll, slime, trl
 from mismatchctl.frameworks.importers.layout import Layout
 
-LAYOUTS: dict[str, Layout] = {module.LAYOUT.framework: module.LAYOUT for module in (nemo_rl, prime_rl)}
+LAYOUTS: dict[str, Layout] = {
+    module.LAYOUT.framework: module.LAYOUT for module in (areal, nemo_rl, openrlhf, prime_rl, roll, slime, trl)
+}
 
 
 def sources(place: Path, framework: str = "") -> list[tuple[Path, Layout]]:
