@@ -14,7 +14,7 @@ from mismatchctl.errors import DataError
 
 DUMPS = Path(__file__).parent / "framework_dumps"
 PEERS = DUMPS / "peers"
-SOURCES = ["nemo_rl/logs", "prime_rl/token_exports", "trl", "openrlhf", "roll", "areal"]
+SOURCES = ["nemo_rl/logs", "prime_rl/token_exports", "trl", "openrlhf", "roll", "areal", "skyrl"]
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -6,11 +6,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.frameworks.importers import areal, nemo_rl, openrlhf, prime_rl, roll, slime, trl
+from mismatchctl.frameworks.importers import areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl
 from mismatchctl.frameworks.importers.layout import Layout
 
 LAYOUTS: dict[str, Layout] = {
-    module.LAYOUT.framework: module.LAYOUT for module in (areal, nemo_rl, openrlhf, prime_rl, roll, slime, trl)
+    module.LAYOUT.framework: module.LAYOUT for module in (areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl)
 }
 
 

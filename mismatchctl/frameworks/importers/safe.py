@@ -70,3 +70,32 @@ def _refusal(path: Path, error: Exception) -> DataError:
     found = _TORCH_CLASS.search(message)
     reason = f"it asks for {found[1]}" if found else message.split("\n")[0] or type(error).__name__
     return DataError(f"{path}: not read, for nothing in a file is executed: {reason}")
+
+
+_SKYRL = "skyrl.backends.skyrl_train.training_batch"
+
+
+class _SkyrlUnpickler(_Unpickler):
+    """Stand-ins for SkyRL's own names: its batch is the plain state that it would be built from."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_SKYRL, "_rebuild_tensor_batch"):
+            return lambda cls, state: state
+        if (module, name) == (_SKYRL, "TrainingInputBatch"):
+            return None
+        if (module, name) == ("torch", "device"):
+            return lambda *parts: ":".join(map(str, parts))
+        return super().find_class(module, name)
+
+
+def load_skyrl(path: Path) -> Any:
+    """The state of a SkyRL TrainingInputBatch, as plain values.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return _SkyrlUnpickler(file).load()
+    except Exception as error:
+        raise _refusal(path, error) from error
