@@ -74,3 +74,18 @@ def test_ranks_hold_what_the_rollout_says(source: str, tmp_path: Path) -> None:
         valid = np.array(true["loss_mask"] or [1] * true["response_length"], bool)
         assert np.array_equal(np.array(row["rollout_log_probs"])[mask], np.array(true["rollout_log_probs"])[valid])
         assert np.array_equal(np.array(row["token_ids"])[mask], np.array(true["tokens"])[-len(valid) :][valid])
+
+
+def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
+    source = tmp_path / "train_data"
+    source.mkdir()
+    content = (DUMPS / "slime_miles/miles_head/train_data/0_0.pt").read_bytes()
+    for rank in range(2):
+        (source / f"0_{rank}.pt").write_bytes(content)
+    assert convert(source, tmp_path / "out.parquet")[0] == 4
+
+
+def test_context_parallel_slices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="context-parallel"):
+        convert(DUMPS / "slime_miles/miles_head/cp2/train_data", tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.files import replaced_when_done
-from mismatchctl.frameworks.importers.layout import SCHEMA, check_alignment
+from mismatchctl.frameworks.importers.layout import SCHEMA, Row, check_alignment
 from mismatchctl.frameworks.importers.registry import sources
 
 ROWS = 256
@@ -28,9 +28,12 @@ def convert(
     """
     found = sources(source, framework)
     sequences = tokens = 0
+    seen: set[tuple[Path, object, object]] = set()
     with replaced_when_done(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as writer:
         for path, layout in found:
             rows = layout.read(path)
+            if layout.duplicates:
+                rows = _first_of_each(rows, path.parent, seen)
             while part := list(islice(rows, ROWS)):
                 check_alignment(path, part)
                 writer.write_batch(pa.RecordBatch.from_pylist(part, schema=SCHEMA))
@@ -39,3 +42,11 @@ def convert(
                 if progress is not None:
                     progress(tokens, tokens)
     return sequences, tokens
+
+
+def _first_of_each(rows: Iterator[Row], folder: Path, seen: set[tuple[Path, object, object]]) -> Iterator[Row]:
+    for row in rows:
+        key = (folder, row["step"], row["sequence_id"])
+        if key not in seen:
+            seen.add(key)
+            yield row

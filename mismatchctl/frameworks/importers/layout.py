@@ -45,6 +45,7 @@ class Layout:
         mask: what the mask's ones mean.
         patterns: names of its files.
         rows: what reads one file, as values of the file's own names.
+        duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
         recognizes: whether a file whose name fits none of `patterns` alone is one of these.
     """
 
@@ -56,6 +57,7 @@ class Layout:
     patterns: tuple[str, ...]
     rows: Callable[[Path], Iterator[Row]] = field(repr=False)
     next_token: frozenset[str] = frozenset()
+    duplicates: bool = False
     recognizes: Callable[[Path], bool] = field(default=lambda path: True, repr=False)
 
     def read(self, path: Path) -> Iterator[Row]:

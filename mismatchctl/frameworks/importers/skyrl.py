@@ -35,7 +35,7 @@ def _rows(path: Path) -> Iterator[Row]:
     width = columns["response_mask"].shape[1]
     count = len(columns["response_mask"]) - int(state.get("metadata", {}).get("pad_size", 0) or 0)
     for number in range(count):
-        row = {name: None if value is None else value[number] for name, value in columns.items()}
+        row: Row = {name: None if value is None else value[number] for name, value in columns.items()}
         if row.get("sequences") is not None:
             row["response_ids"] = row["sequences"][-width:]
         for name in ("rollout_logprobs", "action_log_probs"):

@@ -49,5 +49,6 @@ LAYOUT = Layout(
     mask="1 on sampled tokens, 0 on tool tokens and removed samples",
     patterns=("[0-9]*.pt",),
     rows=_rows,
+    duplicates=True,
     recognizes=lambda path: holds(path, "rollout_data") or holds(path, "format_version", "samples"),
 )
