@@ -6,12 +6,14 @@ No NaN and no infinity: an undefined value is null and its status says why. The 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer
 
 from mismatchctl import __version__
+from mismatchctl.contract import REQUIRED
 from mismatchctl.correction import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
@@ -283,6 +285,34 @@ class Result(_Model):
     def write(self, path: str | Path) -> None:
         """Write the JSON; the file appears whole or not at all."""
         write_atomically(path, self.to_json().encode())
+
+
+def storage_of(result: Result, run: str) -> dict[str, str]:
+    """What the log-probs of a run are stored as, by column: `float`, say; several if files differ.
+
+    Runs that a column names within files are stored as all files are.
+    """
+    files = [file for file in result.provenance.inputs if file.run == run] or result.provenance.inputs
+    found = {column: {_numbers(file.dtypes[column]) for file in files if column in file.dtypes} for column in REQUIRED}
+    return {column: " and ".join(sorted(dtypes)) or "unknown" for column, dtypes in found.items()}
+
+
+def _numbers(dtype: str) -> str:
+    named = re.search(r"\b(halffloat|float|double)\b", dtype)
+    return named.group() if named else dtype
+
+
+def is_result(path: str | Path) -> bool:
+    """Whether a path is a Result rather than a dump: a file that begins with a brace.
+
+    One that is empty or cannot be read goes by its suffix.
+    """
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip()
+    except OSError:
+        return Path(path).suffix == ".json" and not Path(path).is_dir()
+    return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
 
 
 def read_result(path: str | Path) -> Result:

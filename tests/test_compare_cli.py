@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from make_pair import make_tokens, write_tokens
 from make_result import HOSTILE
@@ -149,3 +151,15 @@ def test_a_matrix_is_printed_with_what_is_missing(dumps: tuple[Path, Path]) -> N
 def test_without_colour_or_unicode(dumps: tuple[Path, Path]) -> None:
     done = run(*dumps, PYTHONIOENCODING="ascii", NO_COLOR="1")
     assert done.exit_code == 0
+
+
+def test_other_storage_types_are_warned_of(dumps: tuple[Path, Path], tmp_path: Path) -> None:
+    table = pq.read_table(dumps[0])
+    column = table.schema.get_field_index("train_log_probs")
+    values = table["train_log_probs"]
+    other = pa.float32() if "double" in str(values.type) else pa.float64()
+    narrow = values.cast(pa.large_list(other) if pa.types.is_large_list(values.type) else pa.list_(other))
+    pq.write_table(table.set_column(column, "train_log_probs", narrow), tmp_path / "narrow.parquet")
+    same, found = (json.loads(run(dumps[0], path, "--json").stdout) for path in (dumps[1], tmp_path / "narrow.parquet"))
+    assert not any("is stored as" in warning for warning in same["warnings"])
+    assert any(warning.startswith("train_log_probs is stored as") for warning in found["warnings"])

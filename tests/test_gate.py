@@ -338,3 +338,18 @@ def test_rules_from_files(tmp_path: Path) -> None:
     found = [rules_from_text(str(tmp_path / name)) for name in ("rules.yaml", "rules.toml")]
     assert found[0] == found[1]
     assert [rule.text for rule in found[0]] == ["k3:per=step,increase=20%", "k2:increase=25%"]
+
+
+def test_a_run_without_clusters_is_undecided() -> None:
+    empty, some = result(table([])), result(table([1.0] * 8))
+    for new, base in ((empty, empty), (empty, some), (some, empty)):
+        check = only(verdict(new, base))
+        assert check.outcome == "undecided" and "clusters" in check.reason
+
+
+@pytest.mark.parametrize("rule", ["k3:min=1e-12", "k3:decrease=5%", "k3:increase=5%"])
+def test_what_overflows_passes_neither_side(rule: str) -> None:
+    huge, usual = result(table([1.7e308] * 8)), result(table([1.0] * 8))
+    assert verdict(huge, usual, rule).outcome != "passed"
+    if rule != "k3:min=1e-12":
+        assert verdict(usual, huge, rule).outcome != "passed"

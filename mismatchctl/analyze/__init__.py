@@ -13,7 +13,7 @@ from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions,
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
-from mismatchctl.diagnose import COLUMNS, Collector
+from mismatchctl.diagnose import COLUMNS, Collector, expected_tokens
 from mismatchctl.frameworks import Framework
 from mismatchctl.result import Result
 from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
@@ -77,10 +77,11 @@ def analyze(
     )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
-    causes = Collector(by, reading.expected)
+    tokens = expected_tokens(dump)
+    causes = Collector(by, tokens)
 
     def work(batches: Batches, run: str) -> _Done:
-        done = _Done(Collector(by, reading.expected))
+        done = _Done(Collector(by, tokens))
         for batch in batches.watched_by(done.causes.watch):
             done.sums = done.sums + reduce_batch(batch, run, plan)
             if logged is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Quiet, renamed
+from mismatchctl.cli.flags import Columns, Corrections, Quiet, renamed
 from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
@@ -29,15 +29,12 @@ class OnUndecided(str, Enum):
 
 _AGAINST, _OUT = "What to compare with", "Outputs"
 
-Paths = Annotated[list[str], typer.Argument(help="A Result (.json), or dumps: files, folders, globs.")]
+Paths = Annotated[list[str], typer.Argument(help="A Result, or dumps: files, folders, globs.")]
 Rules = Annotated[
     list[str] | None,
     typer.Option("--rule", help="METRIC:KEY=VALUE,... as in k3:max=0.01,increase=20%,per=step; or a file; repeat."),
 ]
 Bitwise = Annotated[bool, typer.Option("--expect-bitwise", help="All log-probs must agree to the bit.")]
-Corrections = Annotated[
-    list[str] | None, typer.Option("--correction", "-c", help="A correction that rules name, if it is no preset.")
-]
 Undecided = Annotated[OnUndecided, typer.Option(help="What cannot be judged: exit 4, or 0 with a warning or without.")]
 Level = Annotated[float, typer.Option(min=1e-4, max=0.5, help="Chance of any false failure that is allowed for.")]
 Plan = Annotated[
@@ -106,6 +103,8 @@ def gate(
     if regression is not None:
         _show_plan(needs(result, rules, regression, against, level), quiet, json)
         return
+    for warning in result.warnings:
+        say(f"warning: {warning}", quiet)
     verdict = judge(result, rules, against, level)
     _publish(verdict, junit, markdown, quiet=quiet, json=json)
     if save_baseline is not None:

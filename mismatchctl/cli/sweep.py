@@ -23,7 +23,7 @@ from mismatchctl.cli.flags import (
     Threads,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, progress_bar, say
+from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -51,6 +51,9 @@ ToJson = Annotated[
 Output = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="Write all rows (.parquet, .csv, .json).", rich_help_panel=OUTPUTS),
+]
+Html = Annotated[
+    Path | None, typer.Option(help="Write a page: curves, maps, the front, an explorer.", rich_help_panel=OUTPUTS)
 ]
 Front = Annotated[bool, typer.Option("--pareto", help="Show the whole front of each correction.", rich_help_panel=_ASK)]
 TargetRejection = Annotated[
@@ -95,6 +98,7 @@ def sweep(
     quiet: Quiet = False,
     json: ToJson = False,
     output: Output = None,
+    html: Html = None,
     force: Force = False,
     pareto: Front = False,
     target_rejection: TargetRejection = None,
@@ -114,7 +118,7 @@ def sweep(
 
     Without --correction, --sweep or a shortcut: token weights, sequence and geometric rejection, and the veto.
     """
-    check_places(None, output, force=force)
+    check_places(None, output, html, force=force)
     wishes = _wishes(target_rejection or [], target_ess or [])
     flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
     named = {name: text for name, text in flags.items() if text is not None}
@@ -148,6 +152,10 @@ def sweep(
 
         export.write(found, output)
         say(f"wrote {output}", quiet)
+    if html is not None:
+        from mismatchctl.render.sweep_report import render_sweep_report
+
+        write([(html, render_sweep_report(found).encode())], quiet)
     _show(found, quiet, as_json=json, front=pareto)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,7 +15,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.result import Result, RunResult, read_result
+from mismatchctl.result import Result, RunResult, is_result, read_result, storage_of
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})=(.+)", re.DOTALL)
@@ -47,7 +47,8 @@ class Reading:
 class Source:
     """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump.
 
-    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with.
+    `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with; `storage` is
+    what its log-probs are stored as, by column.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source:
     alone: bool
     corrections: tuple[Correction, ...] = ()
     reading: Reading | None = None
+    storage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def dump(self) -> Dump | None:
@@ -107,10 +109,24 @@ def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], 
         warnings += [warning for warning in result.warnings if warning not in warnings]
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
         corrections, alone = tuple(result.corrections), len(result.runs) == 1
-        sources += [Source(name, argument, name, run, alone, corrections, how) for name, run in result.runs.items()]
+        sources += [
+            Source(name, argument, name, run, alone, corrections, how, storage_of(result, name))
+            for name, run in result.runs.items()
+        ]
     if len(sources) < 2:
         raise DataError("there is only one run", file=arguments[0].path, remedy="name a second dump or Result")
-    return _named(sources), warnings
+    named = _named(sources)
+    return named, [*warnings, *_stored_otherwise(named)]
+
+
+def _stored_otherwise(sources: Sequence[Source]) -> Iterator[str]:
+    """Warnings about log-probs whose storage alone would make a difference."""
+    first, *others = sources
+    for other in others:
+        for column, there in first.storage.items():
+            here = other.storage[column]
+            if here != there:
+                yield f"{column} is stored as {here} in {other.name}, as {there} in {first.name}: rounding differs"
 
 
 def _check_pairs(arguments: Sequence[Argument]) -> None:
@@ -121,7 +137,7 @@ def _check_pairs(arguments: Sequence[Argument]) -> None:
 
 
 def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]:
-    if _is_json(argument.path):
+    if is_result(argument.path):
         return read_result(argument.path), None
     how = reading
     result = analyze(
@@ -130,15 +146,6 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
         every_cluster=True,
     )  # fmt: skip
     return result, reading
-
-
-def _is_json(path: str) -> bool:
-    """Whether a file holds JSON: its first character is a brace."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(64).lstrip().startswith(b"{")
-    except OSError:
-        return False
 
 
 def _named(sources: Sequence[Source]) -> list[Source]:

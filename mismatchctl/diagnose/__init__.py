@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
-from mismatchctl.dumps import Problems, Rows, Unit, open_dump
+from mismatchctl.dumps import Dump, Problems, Rows, Unit, open_dump
 from mismatchctl.dumps.paths import natural_key
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import DataError
@@ -22,13 +22,14 @@ COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for co
 class Collector:
     """Gathers evidence by run, from rows and from other collectors, in the order of the input."""
 
-    def __init__(self, by: Sequence[str] = (), tokens: int = 0) -> None:
-        """`tokens` is how many the dump holds, about: of more, more are sampled."""
-        self._by, self._size, self.runs = tuple(by), sample_size(tokens), dict[str, Evidence]()
+    def __init__(self, by: Sequence[str] = (), tokens: Mapping[str, int] | None = None) -> None:
+        """`tokens` is how many each run holds, about: of more in all, more are sampled of each."""
+        self._by, self._tokens, self.runs = tuple(by), dict(tokens or {}), dict[str, Evidence]()
+        self._size = sample_size(sum(self._tokens.values()))
 
     def watch(self, rows: Rows) -> None:
         """Take note of some rows."""
-        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES], self._size))
+        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES], self._size, self._tokens))
 
     def add(self, other: Collector) -> None:
         """Take over what another collector has."""
@@ -41,6 +42,15 @@ class Collector:
     def _add(self, runs: Mapping[str, Evidence]) -> None:
         for run, evidence in runs.items():
             self.runs[run] = self.runs.get(run, Evidence()) + evidence
+
+
+def expected_tokens(dump: Dump) -> dict[str, int]:
+    """Tokens of each run as far as file footers tell; all under no name where rows name their runs themselves."""
+    found: dict[str, int] = {}
+    for unit in dump.units:
+        run = "" if dump.has("run") else unit.file.run
+        found[run] = found.get(run, 0) + unit.tokens
+    return found
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,11 @@ def diagnose(
         ConfigError: a `--by` or `--column` that the dump lacks.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
-    expected, done, problems = sum(unit.tokens for unit in dump.units), 0, dump.problems
-    everything = Collector(by, expected)
+    tokens, done, problems = expected_tokens(dump), 0, dump.problems
+    everything = Collector(by, tokens)
 
     def work(unit: Unit) -> tuple[Collector, Problems]:
-        collector, left_out = Collector(by, expected), Problems()
+        collector, left_out = Collector(by, tokens), Problems()
         for rows in dump.rows(unit, left_out):
             collector.watch(rows)
         return collector, left_out
@@ -88,7 +98,7 @@ def diagnose(
         problems = problems + left_out
         done += unit.tokens
         if progress is not None:
-            progress(done, expected)
+            progress(done, sum(tokens.values()))
     if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
@@ -96,4 +106,4 @@ def diagnose(
     return Diagnosed(runs, dump.warnings, problems)
 
 
-__all__ = ["COLUMNS", "Collector", "Diagnosed", "diagnose"]
+__all__ = ["COLUMNS", "Collector", "Diagnosed", "diagnose", "expected_tokens"]

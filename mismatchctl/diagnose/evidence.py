@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Segments
+from mismatchctl.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.sums.clusters import Hashes, mix
 
 LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 19, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
 PLACES = 3
+_HEAD = 1 << 10  # where the first places of a flag that is on many tokens are found
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
 _CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
@@ -57,9 +58,15 @@ class Sample:
     size: int
 
     @classmethod
-    def of(cls, hashes: Hashes, rows: Rows, size: int) -> Sample:
-        """The rows that a sample of these would keep."""
+    def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> Sample:
+        """The rows that a sample of these would keep.
+
+        Where they are part of a run of about so many `tokens`, rows whose hash is twice as high as those of a sample
+        get are left out at once.
+        """
         order = np.lexsort((rows.rows, rows.file, hashes))
+        if 2 * size < tokens:
+            order = order[hashes[order] < np.uint64(2**65 * size // tokens)]
         before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
         order = order[before < size]
         return cls(hashes[order], rows.take(order), size)
@@ -102,25 +109,27 @@ class Evidence:
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
 
-def gather(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> dict[str, Evidence]:
-    """The evidence of some rows, by run, with samples of `size` tokens."""
+def gather(
+    rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: Mapping[str, int]
+) -> dict[str, Evidence]:
+    """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in runs.tolist()})
     parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    return {name: _of_run(part, by, flags, size) for name, part in parts.items()}
+    return {name: _of_run(part, by, flags, size, tokens.get(name, 0)) for name, part in parts.items()}
 
 
-def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int) -> Evidence:
+def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int) -> Evidence:
     parts = [_of_piece(piece, by, flags) for piece in rows.pieces()]
     hashes = np.concatenate([np.zeros(0, np.uint64), *(found for _, found in parts)])
     evidence = reduce(add, (part for part, _ in parts), Evidence())
-    return replace(evidence, sample=Sample.of(hashes, rows, size))
+    return replace(evidence, sample=Sample.of(hashes, rows, size, tokens))
 
 
 def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Evidence, Hashes]:
     """The evidence of a few rows but for the sample, and the hash of each [S]."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
-    rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
+    rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
     evidence = Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
         cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
@@ -130,9 +139,16 @@ def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Ev
     return evidence, _content(rows)
 
 
+def _at_least_single(values: Floats) -> Floats:
+    """Values that arithmetic is done in as they are: the difference of two float32 that are close is exact."""
+    return values.astype(np.float32) if values.dtype.itemsize < 4 else values
+
+
 def _tally(rows: Rows, found: Bools) -> Tally:
     tokens = int(np.count_nonzero(found))
-    first = np.flatnonzero(found[:PLACES] if tokens == len(found) else found)[:PLACES]
+    first = np.flatnonzero(found[:_HEAD])[:PLACES]
+    if len(first) < min(PLACES, tokens):
+        first = np.flatnonzero(found)[:PLACES]
     sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
     places = zip(rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position[first].tolist(), strict=True)
     some = rows.segments.nonempty if tokens == len(found) else rows.segments.max(found.view(np.uint8)) > 0
@@ -149,7 +165,7 @@ def _content(rows: Rows) -> Hashes:
     return hashes
 
 
-def level_sums(rows: Rows, rollout: Float64s, train: Float64s, sound: Bools, columns: Iterable[str]) -> Cells:
+def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str]) -> Cells:
     """By (column, step, value): sequences, sums of their level and of its square, tokens, sum of |log ratio|.
 
     The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
@@ -157,8 +173,8 @@ def level_sums(rows: Rows, rollout: Float64s, train: Float64s, sound: Bools, col
 
     Args:
         rows: the rows.
-        rollout: log-probs of the rollout engine [T], float64.
-        train: log-probs of the trainer [T], float64.
+        rollout: log-probs of the rollout engine [T], float32 or float64.
+        train: log-probs of the trainer [T].
         sound: the tokens that count [T]; such that are not finite do not.
         columns: per-sequence columns; `LAG` is the version lag.
     """

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import preset
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
 from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.judge import LEVEL, Against, judge
 from mismatchctl.gate.measure import places
+from mismatchctl.gate.names import PLAINEST, find_target
 from mismatchctl.gate.power import Need, needed
 from mismatchctl.gate.rules import (
     BITWISE,
@@ -20,13 +21,13 @@ from mismatchctl.gate.rules import (
     TOLERANCE,
     Allowance,
     Rule,
-    metric_of,
     parse_number,
     rules_from_text,
+    target_of,
 )
 from mismatchctl.gate.verdict import Check, Verdict
 from mismatchctl.resample import sample_of_run
-from mismatchctl.result import Result, read_result
+from mismatchctl.result import Result, is_result, read_result
 
 __all__ = [
     "BITWISE",
@@ -61,7 +62,7 @@ def open_result(
     """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
 
     Args:
-        paths: one Result (.json), or dumps.
+        paths: one Result, or dumps; told apart by content.
         rules: their columns and corrections are analyzed; a correction that is not given is a preset.
         corrections: further ones, for rules to name.
         rename: canonical column -> name in the dumps.
@@ -71,7 +72,7 @@ def open_result(
         DataError: what is named cannot be read or used.
         ConfigError: a Result among other paths, or a correction that does not exist.
     """
-    results = [path for path in paths if Path(path).suffix == ".json"]
+    results = [path for path in paths if is_result(path)]
     if results:
         if len(paths) > 1:
             raise ConfigError(f"{results[0]}: name one Result, or dumps")
@@ -83,7 +84,38 @@ def open_result(
     for rule in rules:
         if rule.correction is not None and rule.correction not in named:
             named[rule.correction] = preset(rule.correction)
-    return analyze(paths, list(named.values()), rename=rename, by=[*by], progress=progress, every_cluster=True)
+    framework = _logged_by(rules, named)
+    return analyze(
+        paths,
+        list(named.values()),
+        rename=rename,
+        by=[*by],
+        progress=progress,
+        framework=framework,
+        every_cluster=True,
+    )
+
+
+def _logged_by(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework | None:
+    """The framework whose logged numbers are asked for; the plainest corrections are added where a rule names none.
+
+    Raises:
+        ConfigError: there are several.
+    """
+    found: dict[str, Rule] = {}
+    for rule in rules:
+        target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
+        if target.logged_by:
+            found.setdefault(target.logged_by, rule)
+            if rule.correction is None:
+                named.update((name, preset(name)) for name in PLAINEST if name not in named)
+    if len(found) > 1:
+        one, other = list(found.items())[:2]
+        raise ConfigError(
+            f"rule {one[1].text} is of {one[0]}, rule {other[1].text} of {other[0]}: one gate replays one framework; "
+            f"framework={one[0]} in a rule says whose name is meant"
+        )
+    return load(next(iter(found))) if found else None
 
 
 def read_against(baseline: str | Path | None, history: str | Path | None = None, last: int = 10) -> Against:
@@ -92,6 +124,9 @@ def read_against(baseline: str | Path | None, history: str | Path | None = None,
     Raises:
         DataError: a file that is no Result, or a folder that holds none that was accepted.
     """
+    if baseline is not None and not Path(baseline).exists():
+        remedy = "save the first one with --save-baseline FILE --accept"
+        raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
     results = [] if history is None else read_history(Path(history), last)
     results += [] if baseline is None else [read_result(baseline)]
     name = baseline if baseline is not None else history
@@ -104,13 +139,13 @@ def plan(
     """How many sequences it takes to find a relative rise, for each rule that one can break."""
     found = []
     for rule in rules:
-        metric = metric_of(rule, result.corrections)
-        if not metric.is_resampled or (rule.increase is None and rule.max is None):
+        target = target_of(rule, result)
+        if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):
             continue
         tolerance = 0.0 if rule.increase is None else rule.increase.relative
         for name, run in result.runs.items():
             matching = matching_run(name, against.results[-1]) if against.results else None
             baseline = None if matching is None else sample_of_run(matching[1])
-            for place in list(places(rule, run))[:1]:
-                found.append(needed(name, metric, place.sample(), baseline, regression, tolerance, level))
+            for place in list(places(rule, target, run))[:1]:
+                found.append(needed(name, target.table, place.sample(), baseline, regression, tolerance, level))
     return found

@@ -42,6 +42,7 @@ def as_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_h
         inputs=_inputs(result.provenance.inputs),
         by=result.provenance.by,
         framework=result.provenance.framework,
+        replay=result.provenance.replay,
         accepted=accepted,
     )
     runs = {name: _run(run) for name, run in result.runs.items()}
@@ -65,7 +66,7 @@ def _inputs(files: Iterable[InputFile]) -> list[InputFile]:
 def _run(run: RunResult) -> RunResult:
     return RunResult(
         overall=run.overall,
-        groups=Groups(labels=[], metrics={}, corrections={}),
+        groups=Groups(labels=run.groups.labels if run.logged else [], metrics={}, corrections={}),
         by={column: _values(groups) for column, groups in run.by.items()},
         distribution=Distribution(edges=[], tokens=[], k3=[]),
         breakdowns={},
@@ -73,6 +74,7 @@ def _run(run: RunResult) -> RunResult:
         worst_tokens=[],
         worst_sequences=[],
         clusters=_clusters(run),
+        logged=run.logged,
     )
 
 

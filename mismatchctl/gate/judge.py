@@ -16,10 +16,11 @@ from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
+from mismatchctl.gate.names import Target
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable
-from mismatchctl.gate.rules import Allowance, Rule, metric_of
+from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
-from mismatchctl.resample import Draws, Sample, TableMetric, holm, interval, p_above_zero, resample
+from mismatchctl.resample import Draws, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 
 LEVEL = 0.05
@@ -43,12 +44,17 @@ class _Case:
 
     rule: Rule
     run: str
-    metric: TableMetric
+    target: Target
     kind: Kind
     bound: float | Allowance
     place: Place | None
     accepted: list[Place] = field(default_factory=list)
     reason: str = ""
+
+    @property
+    def is_resampled(self) -> bool:
+        """Whether noise is taken into account; a number that is logged is a fact, unless a baseline is at hand."""
+        return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
 
 
 def judge(result: Result, rules: Sequence[Rule], against: Against | None = None, level: float = LEVEL) -> Verdict:
@@ -59,8 +65,9 @@ def judge(result: Result, rules: Sequence[Rule], against: Against | None = None,
     """
     against = against or Against()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
-    judging = _Judging(level / max(sum(case.metric.is_resampled for case in cases), 1))
-    checks = [judging.check(case) for case in cases]
+    judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1))
+    with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
+        checks = [judging.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
@@ -71,17 +78,20 @@ def judge(result: Result, rules: Sequence[Rule], against: Against | None = None,
 
 
 def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:
-    metric = metric_of(rule, result.corrections)
+    target = target_of(rule, result)
+    lacking = _lacks_logged(target, result)
     for name, run in result.runs.items():
-        accepted, incomparable = _comparable(rule, name, result, against)
+        accepted, incomparable = _comparable(target, name, result, against)
         try:
-            found: list[Place | None] = [*places(rule, run)]
+            found: list[Place | None] = [*places(rule, target, run)]
             missing = ""
         except DataError as error:
             found, missing = [None], str(error)
+        if lacking:
+            found, missing = [None], lacking
         for place in found:
             for kind, bound in rule.bounds.items():
-                case = _Case(rule, name, metric, kind, bound, place, reason=missing)
+                case = _Case(rule, name, target, kind, bound, place, reason=missing)
                 if isinstance(bound, Allowance) and place is not None:
                     yield from _compared(case, place, accepted, incomparable)
                 else:
@@ -94,17 +104,27 @@ def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable
     history: list[Place] = []
     for run in reversed(accepted):
         try:
-            history.insert(0, counterpart(case.rule, place, run))
+            history.insert(0, counterpart(case.rule, case.target, place, run))
         except DataError as error:
             case.reason = "" if history else str(error)
             break
     case.accepted = history[-1:]
     yield case
-    if len(history) >= LEAST_HISTORY and case.rule.per != "step" and case.metric.is_resampled:
+    if len(history) >= LEAST_HISTORY and case.rule.per != "step" and case.is_resampled:
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend", accepted=history)
 
 
-def _comparable(rule: Rule, name: str, result: Result, against: Against) -> tuple[list[RunResult], str]:
+def _lacks_logged(target: Target, result: Result) -> str:
+    """Why a Result cannot hold a number that a framework logs."""
+    if not target.logged_by or result.provenance.framework == target.logged_by:
+        return ""
+    return (
+        f"the Result holds no numbers as {target.logged_by} logs them "
+        f"(analyze with --framework {target.logged_by}, or name the dump itself)"
+    )
+
+
+def _comparable(target: Target, name: str, result: Result, against: Against) -> tuple[list[RunResult], str]:
     """The accepted runs to compare with, the newest last, as far back as they are comparable; or why there is none."""
     found: list[RunResult] = []
     for accepted in reversed(against.results):
@@ -112,7 +132,7 @@ def _comparable(rule: Rule, name: str, result: Result, against: Against) -> tupl
         if matching is None:
             difference: str | None = f"it has no run {name} (it has: {', '.join(accepted.runs)})"
         else:
-            difference = first_difference(rule, name, result, matching[0], accepted)
+            difference = first_difference(target, name, result, matching[0], accepted)
         if difference is not None or matching is None:
             return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
         found.append(matching[1])
@@ -124,7 +144,7 @@ class _Judging:
 
     def __init__(self, tail: float) -> None:
         self._tail = tail
-        self._kept: dict[tuple[int, str, TableMetric], tuple[Sample, Draws]] = {}
+        self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
 
     def check(self, case: _Case) -> Check:
         """The check, not yet adjusted for the others beside it."""
@@ -133,24 +153,25 @@ class _Judging:
             run=case.run,
             place=case.place.name if case.place is not None else case.rule.per,
             metric=case.rule.metric,
-            title=case.metric.metric.title,
-            unit=case.metric.metric.unit,
+            title=case.target.metric.title,
+            unit=case.target.metric.unit,
             kind=case.kind,
             allowance=str(case.bound) if isinstance(case.bound, Allowance) else "",
             reason=case.reason,
+            meaning=case.target.words,
         )
         if case.place is None:
             return check
-        check.clustered_by = case.place.run.clusters.by
+        check.clustered_by = "step" if case.target.logged_by else case.place.run.clusters.by
         try:
-            (self._resampled if case.metric.is_resampled else _recorded)(check, case, case.place)
+            (self._resampled if case.is_resampled else _recorded)(check, case, case.place)
         except DataError as error:
             check.outcome, check.reason = "undecided", check.reason or str(error)
         return check
 
     def _resampled(self, check: Check, case: _Case, place: Place) -> None:
-        sample, value = _drawn(place, case.metric)
-        others = [self._baseline(each, case.metric) for each in case.accepted]
+        sample, value = _drawn(place, case.target)
+        others = [self._baseline(each, case.target) for each in case.accepted]
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
         if others:
             check.baseline, check.baseline_interval = _finite(others[-1][1].value), interval(others[-1][1])
@@ -164,27 +185,29 @@ class _Judging:
         excess = limit - judged if case.kind in LOWER else judged - limit
         check.limit = _finite(limit.value)
         check.reason = _too_little(check, case.rule, min([len(sample), *(len(other) for other, _ in others)]))
-        if math.isnan(excess.value):
-            status = place.recorded(case.rule.metric, case.rule.correction).status
+        if math.isnan(excess.value) and not check.reason:
+            status = place.value(case.target).status
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
         check.p = p_above_zero(excess)
         check.outcome = "failed" if excess.value > 0 else "passed"
+        if check.outcome == "passed" and (check.value is None or check.limit is None):
+            check.outcome, check.reason = "undecided", "the value or its limit is not finite"
         if case.kind in ("max", "increase") and check.limit is not None:
             noise = value / drawn[-1] if drawn else value
             check.detectable = detectable(check.limit, noise, self._tail)
 
-    def _baseline(self, place: Place, metric: TableMetric) -> tuple[Sample, Draws]:
-        key = id(place.run), place.name, metric
+    def _baseline(self, place: Place, target: Target) -> tuple[Sample, Draws]:
+        key = id(place.run), place.name, target
         if key not in self._kept:
-            self._kept[key] = _drawn(place, metric)
+            self._kept[key] = _drawn(place, target)
         return self._kept[key]
 
 
-def _drawn(place: Place, metric: TableMetric) -> tuple[Sample, Draws]:
+def _drawn(place: Place, target: Target) -> tuple[Sample, Draws]:
     sample = place.sample()
-    return sample, resample([sample], [metric])[0][0]
+    return sample, resample([sample], [target.table])[0][0]
 
 
 def _limit(case: _Case, others: list[Draws]) -> Draws:
@@ -218,13 +241,12 @@ def _mean(others: list[Draws]) -> Draws:
 
 def _recorded(check: Check, case: _Case, place: Place) -> None:
     """Judge a value that the Result holds without knowing how it scatters."""
-    key, correction = case.rule.metric, case.rule.correction
-    found = place.recorded(key, correction)
+    found = place.value(case.target)
     check.value, check.interval = found.value, found.interval
     check.sequences = int(place.recorded("sequences", None).value or 0)
-    check.clusters = int(place.recorded("prompts", None).value or 0)
-    baseline = case.accepted[-1].recorded(key, correction) if case.accepted else None
-    is_quantile = case.metric.metric.quantile is not None
+    check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts", None).value or 0)
+    baseline = case.accepted[-1].value(case.target) if case.accepted else None
+    is_quantile = case.target.metric.quantile is not None
     limits = limits_of(check, case.kind, case.bound, baseline, is_quantile=is_quantile)
     check.reason = check.reason or _too_little(check, case.rule, None)
     if limits is not None and not check.reason:

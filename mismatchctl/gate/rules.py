@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.files import parse_toml
+from mismatchctl.gate.names import Target, better_of, find_target
 from mismatchctl.gate.verdict import Kind
-from mismatchctl.resample import TableMetric, find_metric
+from mismatchctl.result import Result
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 TOLERANCE = 0.25
@@ -70,6 +70,7 @@ class Rule(_Strict):
     """One rule: a metric, where it is judged, and at least one bound on it."""
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
+    framework: str = Field(default="", description="whose name it is: verl, verl@2025-11, slime, ...; empty: of any")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
     per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
     max: Number | None = Field(default=None, description="largest value")
@@ -93,8 +94,9 @@ class Rule(_Strict):
     @property
     def text(self) -> str:
         """The rule as `--rule` takes it."""
-        settings = {"correction": self.correction, "per": None if self.per == "overall" else self.per} | self.bounds
-        settings |= {"sequences": self.sequences or None}
+        settings: dict[str, Any] = {"framework": self.framework or None, "correction": self.correction}
+        settings["per"] = None if self.per == "overall" else self.per
+        settings |= self.bounds | {"sequences": self.sequences or None}
         given = [f"{key}={_shown(value)}" for key, value in settings.items() if value is not None]
         return f"{self.metric}:{','.join(given)}"
 
@@ -171,43 +173,36 @@ def _explained(problem: Any) -> str:
 
 def _completed(rule: Rule, where: str) -> Rule:
     """A rule without any bound gets the usual tolerance, in the direction that is worse."""
+    if rule.bounds and rule.correction is not None:
+        return rule
+    better = better_of(rule.metric, rule.framework, of_correction=rule.correction is not None)
     if rule.bounds:
         return rule
-    better = metric_of(rule, None).metric.better if rule.correction is None else "low"
     if better not in ("low", "high"):
         raise ConfigError(f"{where}: says no bound; {rule.metric} can be wrong on either side: give max, min or both")
     side = "increase" if better == "low" else "decrease"
     return rule.model_copy(update={side: Allowance(relative=TOLERANCE)})
 
 
-def metric_of(rule: Rule, corrections: Iterable[Correction] | None) -> TableMetric:
-    """The metric that a rule names: the one place where names become metrics.
+def target_of(rule: Rule, result: Result) -> Target:
+    """The number of a Result that a rule judges: the one place where names become metrics.
 
-    Args:
-        rule: what is asked for.
-        corrections: those of the Result, among which the rule's is; None where only the mismatch is looked at.
+    What is logged beside every correction is taken from the first that has it, where the rule names none.
 
     Raises:
         ConfigError: there is no such metric, or no such correction.
     """
-    if rule.correction is None:
-        try:
-            return find_metric(rule.metric)
-        except ConfigError:
-            if _is_of_corrections(rule.metric):
-                problem = f"{rule.metric} is a metric of corrections: say of which, with correction=NAME"
-                raise ConfigError(problem) from None
-            raise
-    found = {correction.name: correction for correction in corrections or ()}
-    if rule.correction not in found:
+    found = {correction.name: correction for correction in result.corrections}
+    also = result.provenance.framework or ""
+    if rule.correction is not None and rule.correction not in found:
         known = ", ".join(found) or "none"
         raise ConfigError(f"rule {rule.text}: the Result has no correction {rule.correction!r} (it has: {known})")
-    return find_metric(rule.metric, found[rule.correction])
-
-
-def _is_of_corrections(key: str) -> bool:
-    try:
-        find_metric(key, Correction(name="any"))
-    except ConfigError:
-        return False
-    return True
+    if rule.correction is not None:
+        return find_target(rule.metric, rule.framework, found[rule.correction], also)
+    target = find_target(rule.metric, rule.framework, None, also)
+    if target.logged_by:
+        for correction in result.corrections:
+            each = find_target(rule.metric, rule.framework, correction, also)
+            if any(each.key in run.logged.get(correction.name, {}) for run in result.runs.values()):
+                return each
+    return target

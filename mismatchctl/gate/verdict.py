@@ -28,15 +28,15 @@ class Check(_Strict):
     Attributes:
         rule: the rule's text.
         run: which run; `place` is `overall`, `step 3` or `worker 2`.
-        metric: its key, with its `title` and `unit`.
+        metric: as the rule names it, with its `title` and `unit`; `meaning` says what a framework's name stands for.
         kind: which bound of the rule, or the trend over the accepted results of the history.
         value: None where undefined, for a trend its rise; `interval` is a 90 % interval.
         limit: what the value may reach, the baseline's allowance counted in.
         allowance: as the rule gives it.
         baseline: the baseline's value and its interval.
         p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
-        clusters: number of clusters, prompts if they are `clustered_by` prompt, and `sequences`; `pairing` says how far
-            the baseline has the same.
+        clusters: number of clusters, prompts or steps if they are `clustered_by` those, and `sequences`; `pairing` says
+            how far the baseline has the same.
         detectable: the smallest value that would have failed in four of five such dumps.
         reason: why it is undecided, or what limits the judgement.
     """
@@ -48,6 +48,7 @@ class Check(_Strict):
     title: str
     unit: str
     kind: Kind
+    meaning: str = ""
     value: float | None = None
     interval: Interval | None = None
     limit: float | None = None

@@ -19,7 +19,7 @@ from mismatchctl.render.compare_words import (
     signed_percent,
     verdict,
 )
-from mismatchctl.render.figures.canvas import Figure
+from mismatchctl.render.figures.canvas import SHADES, Figure
 from mismatchctl.render.figures.overlays import breakdowns_figure, contributions_figure, distributions_figure
 from mismatchctl.render.numbers import DASH, estimate, number
 from mismatchctl.render.page import render_page
@@ -28,8 +28,6 @@ from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount
 from mismatchctl.render.text import are_bytes, clean, token_text
 from mismatchctl.result import Value
 
-HEATS = (0, 1, 2, 3, 6, 7, 8)
-"""Steps of the ramp on which text can be read, little to much."""
 MOST_PARTS, MOST_TOKENS = 50, 30
 MAIN_CAPTION = "The main metrics, and what else changed significantly."
 
@@ -268,7 +266,7 @@ def _heat(value: float | None, known: Sequence[float], unit: str) -> Cell:
     low, high = (_scale(end, unit) for end in (min(known), max(known)))
     share = (_scale(value, unit) - low) / (high - low) if high > low else 0.0
     bad = 1 - share if unit == "fraction" else share
-    return Cell(number(value, unit), kind=f"heat{HEATS[round(bad * (len(HEATS) - 1))]}")
+    return Cell(number(value, unit), kind=f"heat{SHADES[round(bad * (len(SHADES) - 1))]}")
 
 
 def _scale(value: float, unit: str) -> float:

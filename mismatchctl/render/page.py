@@ -34,14 +34,18 @@ class Frame:
     policy: str
 
 
-def frame() -> Frame:
-    """Style, script, and the policy that knows the script by its hash."""
-    css, script = (templates_folder().joinpath(name).read_text("utf-8") for name in ("report.css", "report.js"))
+def frame(own: str = "") -> Frame:
+    """Style, script, and the policy that knows the script by its hash; `own` names files of one kind of page."""
+    names = ("report", own) if own else ("report",)
+    css, script = (
+        "\n".join(templates_folder().joinpath(f"{name}.{kind}").read_text("utf-8") for name in names)
+        for kind in ("css", "js")
+    )
     return Frame(Markup(css), Markup(script), _policy(script))
 
 
-def render_page(template: str, page: Any) -> str:
-    """One HTML document; the same page gives the same bytes."""
+def render_page(template: str, page: Any, own: str = "") -> str:
+    """One HTML document; the same page gives the same bytes. `own` names style and script beside the shared ones."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_folder()),
         autoescape=True,
@@ -54,7 +58,7 @@ def render_page(template: str, page: Any) -> str:
     environment.globals.update(
         number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE)
     )
-    return environment.get_template(template).render(page=page, frame=frame())
+    return environment.get_template(template).render(page=page, frame=frame(own))
 
 
 @cache
@@ -68,8 +72,8 @@ def templates_folder() -> Path:
 
 
 def breakable(text: str) -> Markup:
-    """A name that may break after its separators."""
-    return Markup(re.sub(r"(?<=[_/.\-])(?=\w)", "<wbr>", str(escape(clean(text)))))
+    """A name that may break after its separators, a number not at its point."""
+    return Markup(re.sub(r"(?<=[_/\-])(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(clean(text)))))
 
 
 def gauge_place(value: float) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import yaml
 
+from mismatchctl.correction import Correction
 from mismatchctl.render.figures import Figure, overview_figure
 from mismatchctl.render.notes import notes
 from mismatchctl.render.numbers import bytes_size
@@ -15,7 +16,7 @@ from mismatchctl.render.page import gauge_place, render_page
 from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
 from mismatchctl.render.text import clean
-from mismatchctl.result import Result, RunResult, Value
+from mismatchctl.result import InputFile, Result, RunResult, Value
 
 BRIEF_FROM = 9
 """With so many runs, each shows its main figures only."""
@@ -66,7 +67,7 @@ def prepare(result: Result) -> Page:
     brief = len(result.runs) >= BRIEF_FROM
     sections = [run_section(result, index, registry, brief=brief) for index in range(len(result.runs))]
     several = len(sections) > 1
-    files, kinds = _files(result)
+    files, kinds = files_table(result.provenance.inputs)
     page = Page(
         title=sections[0].name if len(sections) == 1 else f"{len(sections)} runs",
         version=clean(result.provenance.version),
@@ -80,7 +81,7 @@ def prepare(result: Result) -> Page:
         files=files,
         kinds=kinds,
         left_out=_left_out(result),
-        corrections=[(clean(c.name), _yaml(c.to_mapping() | {"name": c.name})) for c in result.corrections],
+        corrections=[(clean(c.name), correction_yaml(c)) for c in result.corrections],
     )
     page.glossary = [
         ("The mismatch, and the second drift", registry.entries("m")),
@@ -130,7 +131,7 @@ def _overview(result: Result, sections: list[RunSection], registry: Registry) ->
     return table
 
 
-def _files(result: Result) -> tuple[Table, list[tuple[str, str]]]:
+def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str]]]:
     """Input files, with their column types once per kind of file."""
     kinds: dict[str, str] = {}
     table = Table(
@@ -140,7 +141,6 @@ def _files(result: Result) -> tuple[Table, list[tuple[str, str]]]:
             Head("layout", numeric=False), Head("columns", numeric=False),
         ],
     )  # fmt: skip
-    inputs = result.provenance.inputs
     for file in inputs[:MOST_FILES]:
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
         kind = kinds.setdefault(types, f"kind {len(kinds) + 1}")
@@ -174,7 +174,8 @@ def _left_out(result: Result) -> Table | None:
     return table
 
 
-def _yaml(data: dict[str, Any]) -> str:
-    ordered = {"name": data["name"]} | data
+def correction_yaml(correction: Correction) -> str:
+    """A correction as one writes it, its name first."""
+    ordered = {"name": correction.name} | correction.to_mapping()
     text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
     return "\n".join(clean(line) for line in text.splitlines())

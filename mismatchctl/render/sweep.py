@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -24,7 +24,7 @@ SHOWN, SHOWN_OF_FRONT = 8, 40
 MOST_PRESETS = 4
 """Presets named at one place."""
 _CURVES = (("rejected tokens", "rejected_tokens"), ("ESS of tokens", "ess_token"))
-_FIGURES = (
+FIGURES = (
     ("rejected\ntokens", "rejected_tokens", "fraction", 0),
     ("rejected\nsequences", "rejected_sequences", "fraction", 4),
     ("ESS\ntokens", "ess_token", "fraction", 0),
@@ -33,8 +33,8 @@ _FIGURES = (
     ("bias of\nthe bound", "weight_bias", "ratio", 2),
     ("K3\nkept", "k3_kept", "nats/token", 1),
 )
-"""(heading, key, unit, how early it goes where there is little room)."""
-_WISHES = {
+"""What is told of a point: (heading, key, unit, how early it goes where there is little room)."""
+WISHES = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
     "ess_token": "ESS of tokens",
@@ -42,6 +42,7 @@ _WISHES = {
 _DIGITS = 6
 
 Row = Mapping[str, Any]
+Item = TypeVar("Item")
 
 
 def render_sweep(sweep: Sweep, console: Console, *, front: bool = False) -> None:
@@ -117,18 +118,34 @@ def _print_points(study: Study, rows: Sequence[Row], console: Console, front: bo
     best = [row for row in rows if row["pareto"]]
     if len(study.axes) > 1:
         best.sort(key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
-    chosen = _thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
+    chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
     paths = [axis.path for axis in study.axes]
     columns = [Column(path.replace(".", ".\n", 1), [threshold(row[path]) for row in chosen]) for path in paths[1:]]
-    for heading, key, unit, drop in _FIGURES:
-        if any(row[key] != rows[0][key] for row in rows) or key in ("rejected_tokens", "ess_token"):
-            cells = [estimate(row[key], row.get(f"{key}_se"), unit) for row in chosen]
-            columns.append(Column(heading, cells, drop=drop, brief=[number(row[key], unit) for row in chosen]))
+    for heading, key, unit, drop in telling(rows):
+        cells = [estimate(row[key], row.get(f"{key}_se"), unit) for row in chosen]
+        columns.append(Column(heading, cells, drop=drop, brief=[number(row[key], unit) for row in chosen]))
     title = f"{len(chosen)} of {len(best)} points that no other beats" if best else "no point has every figure"
     print_grid(console, title, Column(paths[0], [threshold(row[paths[0]]) for row in chosen]), columns)
 
 
-def _thinned(rows: Sequence[Row], most: int) -> list[Row]:
+def telling(rows: Sequence[Row]) -> list[tuple[str, str, str, int]]:
+    """Those of FIGURES that differ among rows, and the two that always stand there."""
+    always = ("rejected_tokens", "ess_token")
+    return [
+        figure for figure in FIGURES if figure[1] in always or any(row[figure[1]] != rows[0][figure[1]] for row in rows)
+    ]
+
+
+def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
+    """Targets by what was asked for, in order."""
+    found: dict[tuple[str, float], list[Target]] = {}
+    for target in targets:
+        found.setdefault((target.wish, target.wanted), []).append(target)
+    return found
+
+
+def thinned(rows: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of them, spread evenly."""
     if len(rows) <= most:
         return list(rows)
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
@@ -149,14 +166,13 @@ def _print_presets(sweep: Sweep, study: Study, console: Console) -> None:
 
 def _print_targets(run: str, targets: Sequence[Target], console: Console) -> None:
     """One table per wish."""
-    for key, wanted in dict.fromkeys((target.wish, target.wanted) for target in targets):
-        chosen = [target for target in targets if (target.wish, target.wanted) == (key, wanted)]
+    for (key, wanted), chosen in by_wish(targets).items():
         columns = [
             Column("x", [threshold(target.threshold) for target in chosen]),
-            Column("90 % interval", [_interval(target) for target in chosen], right=False, drop=1),
+            Column("90 % interval", [target_interval(target) for target in chosen], right=False, drop=1),
             Column("reached", [_reached(target) for target in chosen], right=False),
         ]
-        title = f"Thresholds for {number(wanted, 'fraction')} {_WISHES[key]}{f' on {run}' if run else ''}"
+        title = f"Thresholds for {number(wanted, 'fraction')} {WISHES[key]}{f' on {run}' if run else ''}"
         print_grid(console, title, Column("rule", [target.rule for target in chosen]), columns)
 
 
@@ -164,7 +180,8 @@ def _reached(target: Target) -> str:
     return number(target.reached, "fraction") if target.status == "ok" else target.status
 
 
-def _interval(target: Target) -> str:
+def target_interval(target: Target) -> str:
+    """The interval of a solved threshold, a dash without one."""
     if target.interval is None:
         return DASH
     low, high = target.interval

@@ -108,12 +108,12 @@ def _origin(check: Check) -> str:
 
 
 def basis(check: Check) -> str:
-    """What the judgement rests on: data, p-value, power."""
-    parts = []
+    """What the judgement rests on: what a framework's name means, data, p-value, power."""
+    parts = [clean(check.meaning)] if check.meaning else []
     if check.sequences:
         parts.append(f"{check.sequences:,} sequences")
     if check.clusters:
-        word = "prompts" if check.clustered_by == "prompt" else "clusters"
+        word = f"{check.clustered_by}s" if check.clustered_by in ("prompt", "step") else "clusters"
         parts.append(f"{check.clusters:,} {word}{_PAIRED[check.pairing]}")
     if check.p is not None and exceeds(check):
         parts.append(f"p = {number(check.p)}")

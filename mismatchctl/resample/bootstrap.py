@@ -31,7 +31,9 @@ def weights(keys: Hashes, start: int, stop: int) -> Float64s:
     words = mix(np.arange(first, -(-stop // _BITS), dtype=np.uint64), _SALT)
     hashes = mix(keys[None, :], words[:, None])
     bits = (hashes[:, None, :] >> np.arange(_BITS, dtype=np.uint64)[None, :, None]) & np.uint64(1)
-    drawn: Float64s = bits.reshape(-1, len(keys))[start - first * _BITS : stop - first * _BITS].astype(np.float64)
+    drawn: Float64s = bits.reshape(len(words) * _BITS, len(keys))[start - first * _BITS : stop - first * _BITS].astype(
+        np.float64
+    )
     return 2 * drawn
 
 

@@ -65,7 +65,7 @@ def marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[Mark
         for axis in study.axes:
             names: dict[float, list[str]] = {}
             for preset in presets.values():
-                for value in _values(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
+                for value in values_at(preset.correction, study.correction, axis.path) if axis.is_numeric else ():
                     names.setdefault(float(f"{value:.6g}"), []).append(preset.name)
             inside = {value: who for value, who in sorted(names.items()) if _holds(axis, value)}
             found += [Mark(study.name, axis.path, value, tuple(who)) for value, who in inside.items()]
@@ -77,7 +77,7 @@ def _holds(axis: Axis, value: float) -> bool:
     return min(numbers) <= value <= max(numbers)
 
 
-def _values(preset: Correction, base: Correction, path: str) -> list[float]:
+def values_at(preset: Correction, base: Correction, path: str) -> list[float]:
     """The values of a preset at a path, where it has a rule of the same kind."""
     rule, *rest = path.split(".")
     if rule == "weight":

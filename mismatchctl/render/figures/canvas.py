@@ -27,6 +27,8 @@ INK, MUTED, GRID, SURFACE = "#fe0100", "#fe0200", "#fe0300", "#fe0500"
 SERIES = tuple(f"#fe00{index:02x}" for index in range(10))
 RAMP = tuple(f"#fe04{index:02x}" for index in range(9))
 """Sentinels: text, secondary text, grid lines, the page; lines; a sequence from little to much."""
+SHADES = (0, 1, 2, 3, 6, 7, 8)
+"""Steps of the ramp on which text can be read, little to much."""
 
 WIDTH, HEIGHT = 5.4, 3.25
 """Inches of 72 units: what a figure measures before it is scaled to its column."""
@@ -55,6 +57,8 @@ class Canvas:
         below, beside = _MARGINS["bottom"] + bottom, max(left, _MARGINS["left"])
         self._across, self._up = self.wide - beside - _MARGINS["right"], self.high - below - _MARGINS["top"]
         self._beside, self._below = beside, below
+        self.box = (beside, _MARGINS["top"], beside + self._across, _MARGINS["top"] + self._up)
+        """Left, top, right and bottom of the axes in the units of the drawing, downwards."""
         place = (beside / self.wide, below / self.high, self._across / self.wide, self._up / self.high)
         self.axes: Any = self.figure.add_axes(place)
         for side in ("top", "right"):

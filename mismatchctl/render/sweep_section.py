@@ -1,0 +1,295 @@
+"""One correction of a sweep on one run: its curves and maps, its best points, how it differs from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.correction import correction_from_mapping
+from mismatchctl.render.figures import sweeps as draw
+from mismatchctl.render.figures.canvas import Figure, percent
+from mismatchctl.render.numbers import number
+from mismatchctl.render.sweep import MOST_PRESETS, WISHES, telling, thinned, threshold
+from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
+from mismatchctl.render.text import clean, label
+from mismatchctl.result import Value
+from mismatchctl.sweep.front import values_at
+from mismatchctl.sweep.model import GROUP, Sweep
+from mismatchctl.sweep.study import Study
+
+AFFORDABLE = 0.05
+"""A point to begin with rejects at most so many tokens, if one does."""
+SHOWN, SPREAD = 12, 5
+"""Best points in a table; those of them whose steps are told apart."""
+_BOTH_SIDES = ("clip", "zero", "keep")
+
+Row = Mapping[str, Any]
+
+
+@dataclass
+class StudySection:
+    """What stands under a correction's heading."""
+
+    anchor: str
+    number: int
+    name: str
+    lead: str
+    marked: list[str]
+    curves: list[tuple[int, draw.Drawn]]
+    best: Table
+    spread: Table | None
+    every: Table
+    figures: list[Figure] = field(default_factory=list)
+
+
+def study_section(
+    sweep: Sweep, run: str, study: Study, anchor: str, rows: Sequence[Row], start: int, registry: Registry
+) -> StudySection:
+    """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through."""
+    figures = [*_maps(study, rows, start, anchor), _front(study, rows, anchor)]
+    best = [row for row in rows if row["pareto"]]
+    chosen = thinned(sorted(best, key=lambda row: (row["rejected_tokens"], -row["ess_token"])) or rows, SHOWN)
+    words_of_best = "No point has every figure"
+    if best:
+        words_of_best = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
+    keys = [(key, unit) for _, key, unit, _ in telling(rows)]
+    return StudySection(
+        anchor=anchor,
+        number=sweep.studies.index(study),
+        name=clean(study.name),
+        lead=_lead(study, start),
+        marked=_marked(sweep, run, study),
+        curves=_curves(sweep, run, study, rows, start, anchor),
+        figures=[figure for figure in figures if figure is not None],
+        best=_points(sweep, study, keys, chosen, f"{words_of_best}.", registry),
+        spread=_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]),
+        every=_points(
+            sweep,
+            study,
+            keys,
+            rows[:MOST_ROWS],
+            f"{len(study.points):,} point{'s' * (len(study.points) != 1)}.",
+            registry,
+        ),
+    )
+
+
+def start_point(rows: Sequence[Row]) -> int:
+    """The strictest of the best points that is affordable, else the cheapest; of equals the middle one."""
+    known = [row for row in rows if row["pareto"]] or list(rows)
+    lost = [math.inf if row["rejected_tokens"] is None else row["rejected_tokens"] for row in known]
+    affordable = [share for share in lost if share <= AFFORDABLE]
+    wanted = max(affordable) if affordable else min(lost)
+    equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
+    return int(equal[len(equal) // 2])
+
+
+def at_place(study: Study, point: int) -> str:
+    """A point by its axes: `gates.0.keep 2`."""
+    values = zip(study.axes, study.points[point], strict=True)
+    return ", ".join(f"{clean(axis.path)} {clean(threshold(value))}" for axis, value in values)
+
+
+def _lead(study: Study, start: int) -> str:
+    about = f"{clean(study.correction.about).rstrip('.')}. " if study.correction.about else ""
+    both = [axis.path for axis in study.axes if axis.path.rpartition(".")[2] in _BOTH_SIDES]
+    sides = (
+        f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
+    )
+    held = f"Along each axis, the others stand as at {at_place(study, start)}." if len(study.axes) > 1 else ""
+    return clean((about[:1].upper() + about[1:] + sides + held).strip()) or "One threshold varies."
+
+
+def _floats(rows: Sequence[Row], key: str) -> Float64s:
+    return np.array([math.nan if row.get(key) is None else row[key] for row in rows], np.float64)
+
+
+def _curves(
+    sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, anchor: str
+) -> list[tuple[int, draw.Drawn]]:
+    """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left."""
+    found = []
+    for place, axis in enumerate(study.axes):
+        if not axis.is_numeric or len(axis.values) < 2:
+            continue
+        order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
+        at = list(np.unravel_index(start, study.shape))
+        points = [int(np.ravel_multi_index([*at[:place], index, *at[place + 1 :]], study.shape)) for index in order]
+        values = np.array([axis.values[index] for index in order], np.float64)
+        along = draw.Axis(clean(axis.path), values, axis.log)
+        markers = _markers(sweep, run, study, axis.path)
+        for kind, curves in enumerate(_kinds(study, [rows[point] for point in points], along, markers)):
+            drawn = draw.curves_figure(curves, f"{anchor}-{place}-{kind}")
+            if drawn is not None:
+                found.append((place, drawn))
+    return found
+
+
+def _kinds(study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]) -> list[draw.Curves]:
+    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> draw.Line:
+        return draw.Line(name, _floats(rows, key) - origin, _floats(rows, f"{key}_se") if errors else None)
+
+    rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
+    effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
+    curves = []
+    if study.correction.gates:
+        curves.append(
+            draw.Curves("Rejected", "share rejected", along, rejected, "What is thrown away.", True, markers=markers)
+        )
+    curves.append(
+        draw.Curves(
+            "Effective sample size after", "share left, in effect", along, effective,
+            "What weights and rejection leave of the data.", True, markers=markers,
+        )
+    )  # fmt: skip
+    if study.correction.weight is not None:
+        bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
+        words_of_bias = "How far weights are from 1 on average, and how far the bound alone moves them."
+        curves.append(draw.Curves("Bias", "bias", along, bias, words_of_bias, reference=True, markers=markers))
+    else:
+        kept = (line("K3 kept", "k3_kept", errors=False),)
+        words_of_k3 = "The mismatch that remains in the data that trains."
+        curves.append(draw.Curves("K3 of what is kept", "K3 (nats/token)", along, kept, words_of_k3, markers=markers))
+    return curves
+
+
+def _marked(sweep: Sweep, run: str, study: Study) -> list[str]:
+    """What the lines and letters in the curves stand for, a sentence per axis."""
+    said = []
+    for axis in study.axes:
+        markers = _markers(sweep, run, study, axis.path)
+        letters = [f"{letter} {marker.text}" for letter, marker in draw.lettered(markers)]
+        said += [f"Presets on {clean(axis.path)} (dashed): {'; '.join(letters)}."] if letters else []
+        said += [f"Upright line: {marker.text}, its 90 % interval shaded." for marker in markers if marker.solved]
+    return said
+
+
+def _markers(sweep: Sweep, run: str, study: Study, path: str) -> tuple[draw.Marker, ...]:
+    return (*_presets(sweep, study, path), *_solved(sweep, run, study, path))
+
+
+def _presets(sweep: Sweep, study: Study, path: str) -> list[draw.Marker]:
+    found = []
+    for mark in sweep.marks:
+        if (mark.correction, mark.path) == (study.name, path):
+            names, more = ", ".join(mark.presets[:MOST_PRESETS]), len(mark.presets) - MOST_PRESETS
+            text = f"{names}{f' and {more} more' if more > 0 else ''} ({threshold(mark.value)})"
+            found.append(draw.Marker(mark.value, clean(text)))
+    return found
+
+
+def _solved(sweep: Sweep, run: str, study: Study, path: str) -> list[draw.Marker]:
+    """The targets that are solved by just the rule that varies here."""
+    if (study.correction.weight is not None) + len(study.correction.gates) != 1:
+        return []
+    found = []
+    for target in sweep.targets:
+        if target.run == run and target.correction is not None and target.status == "ok":
+            solved = correction_from_mapping(target.correction, "target")
+            wish = f"{percent(target.wanted)} {WISHES[target.wish]} at {threshold(target.threshold)}"
+            for value in values_at(solved, study.correction, path):
+                found.append(draw.Marker(value, wish, target.interval, solved=True))
+    return found
+
+
+def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Figure | None]:
+    """Rejection and ESS over the first two axes, further ones held."""
+    if len(study.axes) < 2:
+        return []
+    up, across = study.axes[:2]
+    held = np.ravel_multi_index(np.unravel_index(start, study.shape)[2:], study.shape[2:]) if study.shape[2:] else 0
+    sides = [(clean(axis.path), tuple(clean(threshold(value)) for value in axis.values)) for axis in (across, up)]
+    found = []
+    for key, title, gated in (
+        ("rejected_tokens", "Rejected tokens", True),
+        ("ess_token", "Effective sample size of tokens after", False),
+    ):
+        if study.correction.gates or not gated:
+            values = _floats(rows, key).reshape(*study.shape[:2], -1)[:, :, held]
+            shown = draw.Map(title, sides[0], sides[1], values, "In percent.")
+            found.append(draw.map_figure(shown, f"{anchor}-map-{key}"))
+    return found
+
+
+def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
+    """Rejected against ESS, or the bias against ESS where nothing is rejected."""
+    rejected, ess = _floats(rows, "rejected_tokens"), _floats(rows, "ess_token")
+    bias = np.abs(_floats(rows, "weight_bias")) if study.correction.weight is not None else _floats(rows, "k3_kept")
+    name = "|bias of the bound|" if study.correction.weight is not None else "K3 of what is kept"
+    rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
+    low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
+    front = draw.Front(
+        "Points that no other beats",
+        ("tokens rejected", rejected) if rejects else (name, bias),
+        ("effective sample size of tokens", ess),
+        (bias - low) / (high - low) if high > low else np.zeros(len(bias)),
+        np.array([bool(row["pareto"]) for row in rows]),
+        tuple(", ".join(threshold(value) for value in values) for values in study.points),
+        f"Filled: no other point is as good in rejection, ESS and bias at once. A stronger colour has more of the "
+        f"{name.strip('|')}. Some are named by their thresholds.",
+        rejects,
+    )
+    return draw.front_figure(front, f"{anchor}-front")
+
+
+def _points(
+    sweep: Sweep,
+    study: Study,
+    keys: Sequence[tuple[str, str]],
+    rows: Sequence[Row],
+    caption: str,
+    registry: Registry,
+) -> Table:
+    """One row per point: its thresholds, then `keys` in their units."""
+    heads = [Head(clean(axis.path)) for axis in study.axes]
+    table = Table(caption, [*heads, *(registry.head(key, "c") for key, _ in keys)], sortable=True)
+    for row in rows:
+        values = study.points[row["point"]]
+        orders = [f"{value:.6g}" if isinstance(value, float) else "" for value in values]
+        kinds = ["name", *["number"] * (len(values) - 1)]
+        cells = [
+            Cell(clean(threshold(value)), order=order, kind=kind)
+            for value, order, kind in zip(values, orders, kinds, strict=True)
+        ]
+        table.rows.append([*cells, *(table.value(_value(sweep, row, key), unit) for key, unit in keys)])
+    if len(study.points) > len(rows) == MOST_ROWS:
+        table.left_out = f"The first {MOST_ROWS} of {len(study.points):,} points; -o writes all of them."
+    return table
+
+
+def _value(sweep: Sweep, row: Row, key: str) -> Value:
+    reason = sweep.reason(row, key)
+    return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
+
+
+def _spread(sweep: Sweep, run: str, study: Study, points: Sequence[int]) -> Table | None:
+    """How much a few points reject from step to step; None with a single step or where nothing rejects."""
+    import polars as pl
+
+    own = (pl.col("run") == run) & (pl.col("correction") == study.name) & pl.col("point").is_in(list(points))
+    steps = sweep.groups.filter((pl.col("scope") == GROUP) & own).select("point", "group", "rejected_tokens").collect()
+    if steps["group"].n_unique() < 2 or not study.correction.gates:
+        return None
+    heads = [Head("at", numeric=False), *(Head(text) for text in ("steps", "least", "median", "most"))]
+    table = Table("Tokens rejected, step by step", [*heads, Head("most at step", numeric=False), Head("steps emptied")])
+    for point in points:
+        found = steps.filter(pl.col("point") == point).drop_nulls("rejected_tokens")
+        shares = found["rejected_tokens"]
+        if len(shares):
+            values = [np.quantile(shares.to_numpy(), level) for level in (0.0, 0.5, 1.0)]
+            where = clean(label(found["group"][int(shares.arg_max() or 0)]))
+            table.rows.append(
+                [
+                    words(at_place(study, point), "name"),
+                    Cell(number(len(shares), "tokens")),
+                    *(Cell(number(float(value), "fraction")) for value in values),
+                    words(where),
+                    Cell(number(int((shares == 1).sum()), "tokens")),
+                ]
+            )
+    return table
