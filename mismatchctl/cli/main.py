@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__
-from mismatchctl.cli import analyze, compare, diagnose, gate, lint, metrics, presets, report, schema, sweep
+from mismatchctl.cli import analyze, compare, convert, diagnose, gate, lint, metrics, presets, report, schema, sweep
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
 from mismatchctl.errors import MismatchctlError
@@ -52,6 +52,7 @@ app.command("diagnose")(diagnose.diagnose)
 app.command("sweep")(sweep.sweep)
 app.command("compare")(compare.compare)
 app.command("gate")(gate.gate)
+app.command("convert")(convert.convert)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)
 app.command("metrics")(metrics.metrics)

@@ -1,0 +1,32 @@
+"""OpenRLHF: an Experience, saved with torch.save as a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mismatchctl.frameworks.importers.layout import Layout, Row
+from mismatchctl.frameworks.importers.tensors import batch_rows, holds
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    yield from batch_rows(path)
+
+
+LAYOUT = Layout(
+    framework="openrlhf",
+    columns={
+        "rollout_log_probs": "rollout_log_probs",
+        "train_log_probs": "action_log_probs",
+        "response_mask": "action_mask",
+        "token_ids": "sequences",
+        "advantages": "advantages",
+    },
+    prompt=True,
+    padding="right",
+    mask="1 on sampled tokens",
+    patterns=("*.pt",),
+    rows=_rows,
+    next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "advantages"}),
+    recognizes=lambda path: holds(path, "action_log_probs", "action_mask", "rollout_log_probs"),
+)

@@ -1,0 +1,31 @@
+"""prime-rl: `token_exports/step_*/rank_*.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mismatchctl.frameworks.importers.layout import Layout, Row
+from mismatchctl.frameworks.importers.lines import json_lines
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    for line in json_lines(path):
+        yield {**line, "sequence_id": f"{line.get('rank')}:{line.get('export_sequence_idx')}"}
+
+
+LAYOUT = Layout(
+    framework="prime-rl",
+    columns={
+        "rollout_log_probs": "inference_logprobs",
+        "train_log_probs": "trainer_logprobs",
+        "response_mask": "loss_mask",
+        "token_ids": "token_ids",
+        "advantages": "advantages",
+    },
+    prompt=True,
+    padding="none",
+    mask="true on sampled tokens that are trained on",
+    patterns=("rank_*.jsonl",),
+    rows=_rows,
+)

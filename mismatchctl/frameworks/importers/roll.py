@@ -1,0 +1,32 @@
+"""ROLL: tensors of a batch, saved with torch.save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mismatchctl.frameworks.importers.layout import Layout, Row
+from mismatchctl.frameworks.importers.tensors import batch_rows, holds
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    yield from batch_rows(path)
+
+
+LAYOUT = Layout(
+    framework="roll",
+    columns={
+        "rollout_log_probs": "infer_logprobs",
+        "train_log_probs": "old_log_probs",
+        "response_mask": "response_mask",
+        "token_ids": "input_ids",
+        "advantages": "advantages",
+    },
+    prompt=True,
+    padding="right",
+    mask="1 on sampled tokens",
+    patterns=("*.pt",),
+    rows=_rows,
+    next_token=frozenset({"rollout_log_probs", "train_log_probs", "advantages"}),
+    recognizes=lambda path: holds(path, "infer_logprobs", "old_log_probs"),
+)

@@ -1,0 +1,101 @@
+"""Pickles and torch files as data: nothing that a file names is ever run, beyond the few classes that numbers need."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.errors import DataError
+
+NUMPY: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("numpy", "dtype"),
+        ("numpy", "ndarray"),
+        ("numpy.core.multiarray", "_reconstruct"),
+        ("numpy._core.multiarray", "_reconstruct"),
+        ("numpy.core.multiarray", "scalar"),
+        ("numpy._core.multiarray", "scalar"),
+    }
+)
+"""Module and name of what plain numpy arrays and scalars are made of."""
+
+_TORCH_CLASS = re.compile(r"(?:GLOBAL|class|global) `?([\w.]+\.[\w.]+)")
+"""How torch names the class that it refuses."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in NUMPY:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+
+def load_pickle(path: Path) -> Any:
+    """A pickle of plain values and numpy arrays.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return _Unpickler(file).load()
+    except Exception as error:
+        raise _refusal(path, error) from error
+
+
+def load_torch(path: Path) -> Any:
+    """A torch file of plain values, tensors (on any device: they are loaded on the CPU) and numpy arrays.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    import numpy as np
+    import torch
+    from numpy._core import multiarray
+
+    dtypes = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdUSO"]
+    allowed: list[Any] = [np.dtype, np.ndarray, multiarray._reconstruct, multiarray.scalar, *dtypes]
+    old: list[Any] = [(function, f"numpy.core.multiarray.{function.__name__}") for function in allowed[2:4]]
+    try:
+        with torch.serialization.safe_globals([*allowed, *old]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: Path, error: Exception) -> DataError:
+    message = str(error).strip()
+    found = _TORCH_CLASS.search(message)
+    reason = f"it asks for {found[1]}" if found else message.split("\n")[0] or type(error).__name__
+    return DataError(f"{path}: not read, for nothing in a file is executed: {reason}")
+
+
+_SKYRL = "skyrl.backends.skyrl_train.training_batch"
+
+
+class _SkyrlUnpickler(_Unpickler):
+    """Stand-ins for SkyRL's own names: its batch is the plain state that it would be built from."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (_SKYRL, "_rebuild_tensor_batch"):
+            return lambda cls, state: state
+        if (module, name) == (_SKYRL, "TrainingInputBatch"):
+            return None
+        if (module, name) == ("torch", "device"):
+            return lambda *parts: ":".join(map(str, parts))
+        return super().find_class(module, name)
+
+
+def load_skyrl(path: Path) -> Any:
+    """The state of a SkyRL TrainingInputBatch, as plain values.
+
+    Raises:
+        DataError: it asks for any other class, which is named, or it is damaged.
+    """
+    try:
+        with path.open("rb") as file:
+            return _SkyrlUnpickler(file).load()
+    except Exception as error:
+        raise _refusal(path, error) from error
