@@ -39,7 +39,7 @@ def test_readme_shows_commands_of_every_verb() -> None:
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the README's relative paths exist and outputs may be left."""
     folder = tmp_path_factory.mktemp("readme")
-    for name in ("sample_data", "Makefile", "pyproject.toml", "constraints.txt"):
+    for name in ("sample_data", "tests", "Makefile", "pyproject.toml", "constraints.txt"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 

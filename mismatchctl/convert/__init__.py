@@ -28,12 +28,12 @@ def convert(
     """
     found = sources(source, framework)
     sequences = tokens = 0
-    seen: set[tuple[Path, object, object]] = set()
+    seen: dict[tuple[object, ...], Path] = {}
     with replaced_when_done(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as writer:
         for path, layout in found:
             rows = layout.read(path)
             if layout.duplicates:
-                rows = _first_of_each(rows, path.parent, seen)
+                rows = _first_of_each(rows, path, seen)
             while part := list(islice(rows, ROWS)):
                 check_alignment(path, part)
                 writer.write_batch(pa.RecordBatch.from_pylist(part, schema=SCHEMA))
@@ -44,9 +44,10 @@ def convert(
     return sequences, tokens
 
 
-def _first_of_each(rows: Iterator[Row], folder: Path, seen: set[tuple[Path, object, object]]) -> Iterator[Row]:
+def _first_of_each(rows: Iterator[Row], path: Path, seen: dict[tuple[object, ...], Path]) -> Iterator[Row]:
+    """The rows that no other file of the folder has: the same sample, with the same values."""
     for row in rows:
-        key = (folder, row["step"], row["sequence_id"])
-        if key not in seen:
-            seen.add(key)
+        values = (row[name].tobytes() for name in ("rollout_log_probs", "train_log_probs", "response_mask"))
+        key = (path.parent, row["step"], row["sequence_id"], *values)
+        if seen.setdefault(key, path) == path:
             yield row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,14 @@ _TORCH_CLASS = re.compile(r"(?:GLOBAL|class|global) `?([\w.]+\.[\w.]+)")
 """How torch names the class that it refuses."""
 
 
+_ASKS = "it asks for "
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in NUMPY:
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"{_ASKS}{module}.{name}")
 
 
 def load_pickle(path: Path) -> Any:
@@ -53,8 +57,8 @@ def load_torch(path: Path) -> Any:
     """
     import numpy as np
     import torch
-    from numpy._core import multiarray
 
+    multiarray = import_module("numpy._core.multiarray" if hasattr(np, "_core") else "numpy.core.multiarray")
     dtypes = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdUSO"]
     allowed: list[Any] = [np.dtype, np.ndarray, multiarray._reconstruct, multiarray.scalar, *dtypes]
     old: list[Any] = [(function, f"numpy.core.multiarray.{function.__name__}") for function in allowed[2:4]]
@@ -68,8 +72,14 @@ def load_torch(path: Path) -> Any:
 def _refusal(path: Path, error: Exception) -> DataError:
     message = str(error).strip()
     found = _TORCH_CLASS.search(message)
-    reason = f"it asks for {found[1]}" if found else message.split("\n")[0] or type(error).__name__
-    return DataError(f"{path}: not read, for nothing in a file is executed: {reason}")
+    if found or message.startswith(_ASKS):
+        wanted = found[1] if found else message.removeprefix(_ASKS)
+        remedy = "save plain tensors, arrays and numbers"
+        return DataError(f"it asks for {wanted}, and nothing in a file is executed", file=str(path), remedy=remedy)
+    reason = message.split("\n")[0] or type(error).__name__
+    return DataError(
+        f"cannot be read: {reason}", file=str(path), remedy="it is damaged or of another kind: save it again"
+    )
 
 
 _SKYRL = "skyrl.backends.skyrl_train.training_batch"
