@@ -29,7 +29,8 @@ _FLOOR, _SMALLEST_DOUBT = 1e-9, 0.02
 
 Value = str | int | float | bool | None
 Cells = dict[tuple[str, Value, Value], Float64s]
-Flags = Callable[[Rows], dict[str, Bools]]
+Flags = Callable[[Rows], Mapping[str, Bools] | Mapping[str, int]]
+"""Tokens that a cause has counted, by name: as flags [T], or just how many where nobody asks which."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Ev
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
     evidence = Evidence(
-        tallies={name: _tally(rows, found) for name, found in marked.items() if found.any()},
+        tallies={name: _tally(rows, found) for name, found in marked.items() if np.any(found)},
         cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
@@ -144,7 +145,9 @@ def _at_least_single(values: Floats) -> Floats:
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
-def _tally(rows: Rows, found: Bools) -> Tally:
+def _tally(rows: Rows, found: Bools | int) -> Tally:
+    if isinstance(found, int):
+        return Tally(found)
     tokens = int(np.count_nonzero(found))
     first = np.flatnonzero(found[:_HEAD])[:PLACES]
     if len(first) < min(PLACES, tokens):
@@ -181,9 +184,11 @@ def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.minimum(np.abs(train - rollout), _CAP)
         doubt = 1.0 + _SMALLEST_DOUBT - np.exp(np.minimum(train, 0.0))
-    sound = sound & np.isfinite(size)
-    counts, total = rows.segments.sum(sound), rows.segments.sum(np.where(sound, size, 0.0))
-    expected = rows.segments.sum(np.where(sound, doubt, 0.0))
+    counts, total, expected = (rows.segments.sum(values) for values in (sound, size, doubt))
+    if not (sound.all() and np.isfinite(total).all()):
+        sound = sound & np.isfinite(size)
+        kept = sound, np.where(sound, size, 0.0), np.where(sound, doubt, 0.0)
+        counts, total, expected = map(rows.segments.sum, kept)
     some = counts > 0
     level = np.log(total[some] / expected[some] + _FLOOR)
     sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)

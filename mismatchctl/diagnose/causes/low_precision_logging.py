@@ -19,13 +19,13 @@ _LEAST_SHARE, _ALL = 0.02, 0.995
 _DECIMALS = range(1, 6)
 
 
-def _flags(rows: Rows) -> dict[str, Bools]:
-    found: dict[str, Bools] = {}
+def _counts(rows: Rows) -> dict[str, int]:
+    found: dict[str, int] = {}
     for side, values in (("rollout", rows.rollout), ("train", rows.train)):
         used = rows.mask & (values < 0)  # 0 lies on every lattice, NaN on some
-        found[f"nonzero_{side}"] = used
-        found[f"bfloat16_{side}"] = _on_lattice(values, "bfloat16") & used
-        found[f"float16_{side}"] = _on_lattice(values, "float16") & used
+        found[f"nonzero_{side}"] = int(np.count_nonzero(used))
+        for name in _BITS:
+            found[f"{name}_{side}"] = int(np.count_nonzero(_on_lattice(values, name) & used))
     return found
 
 
@@ -106,5 +106,5 @@ CAUSE = Cause(
     "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
     "trainer help too.",
     pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
-    flags=_flags,
+    flags=_counts,
 )
