@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Corrections, Quiet, renamed
+from mismatchctl.cli.flags import OUTPUTS, Columns, Corrections, Quiet, renamed
 from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
@@ -27,7 +27,7 @@ class OnUndecided(str, Enum):
     passes = "pass"
 
 
-_AGAINST, _OUT = "What to compare with", "Outputs"
+_AGAINST = "What to compare with"
 
 Paths = Annotated[list[str], typer.Argument(help="A Result, or dumps: files, folders, globs.")]
 Rules = Annotated[
@@ -54,10 +54,10 @@ SaveBaseline = Annotated[
 ]
 Accept = Annotated[bool, typer.Option("--accept", help="Save it whatever the verdict.", rich_help_panel=_AGAINST)]
 
-ToJson = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.", rich_help_panel=_OUT)]
-JUnit = Annotated[Path | None, typer.Option(help="Write JUnit XML.", rich_help_panel=_OUT)]
-Markdown = Annotated[Path | None, typer.Option(help="Write Markdown; - is stdout.", rich_help_panel=_OUT)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and baselines.", rich_help_panel=_OUT)]
+ToJson = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.", rich_help_panel=OUTPUTS)]
+JUnit = Annotated[Path | None, typer.Option(help="Write JUnit XML.", rich_help_panel=OUTPUTS)]
+Markdown = Annotated[Path | None, typer.Option(help="Write Markdown; - is stdout.", rich_help_panel=OUTPUTS)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and baselines.", rich_help_panel=OUTPUTS)]
 
 
 def gate(

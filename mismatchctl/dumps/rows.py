@@ -86,9 +86,8 @@ class Rows:
 
     def take(self, chosen: Ints) -> Rows:
         """Some of the sequences, in the order given."""
-        lengths = self.segments.lengths[chosen]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        where = np.arange(offsets[-1]) + np.repeat(self.segments.offsets[chosen] - offsets[:-1], lengths)
+        offsets = np.concatenate([[0], np.cumsum(self.segments.lengths[chosen])]).astype(np.int64)
+        where = self.segments.members(chosen)
         return replace(
             self,
             segments=Segments(offsets),
