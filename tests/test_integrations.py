@@ -1,0 +1,112 @@
+"""The snippets of docs/integrations record what the frameworks' tensors mean, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+from integrations.canonical import steps, truth
+from integrations.reading import recorded
+from integrations.snippet import PAGES, Case, Snippet, blocks
+
+from mismatchctl.dumps import Problems
+
+MODULES = (
+    "verl",
+    "slime",
+    "trl",
+    "nemo_rl",
+    "openrlhf",
+    "areal",
+    "prime_rl",
+    "skyrl",
+    "roll",
+    "tinker",
+    "open_instruct",
+)
+CASES: list[Case] = [case for name in MODULES for case in importlib.import_module(f"integrations.{name}").CASES]
+BY_NAME = {case.name: case for case in CASES}
+FRAMEWORKS = {
+    "verl", "slime", "miles", "trl", "nemo-rl", "openrlhf", "areal", "prime-rl", "skyrl", "roll", "tinker-cookbook",
+    "open-instruct",
+}  # fmt: skip
+OUTLINE = (
+    "Where to call it",
+    "Snippet",
+    "Tensors",
+    "Mask",
+    "What else can be recorded",
+    "Check it",
+    "Known traps",
+)
+MOST_LINES, WIDEST = 10, 120
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # snippets record into dumps/
+
+
+def matches(case: Case) -> bool:
+    """Whether the dump holds the truth; a dump that cannot be read does not."""
+    problems = Problems()
+    found = recorded(Path("dumps"), case.columns, problems)
+    return found == truth(steps(), case.columns, case.keep)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_recorded_is_what_was_sampled_and_scored(name: str) -> None:
+    case = BY_NAME[name]
+    case.train(case.snippet, steps())
+    assert recorded(Path("dumps"), case.columns) == truth(steps(), case.columns, case.keep)
+
+
+@pytest.mark.parametrize(("name", "mistake"), [(case.name, mistake[0]) for case in CASES for mistake in case.mistakes])
+def test_mistakes_in_a_snippet_show(name: str, mistake: str) -> None:
+    case = BY_NAME[name]
+    _, old, new = next(known for known in case.mistakes if known[0] == mistake)
+    case.train(case.snippet.changed(old, new), steps())
+    assert not matches(case)
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.late is not None])
+def test_a_snippet_that_stands_too_late_shows(name: str) -> None:
+    case = BY_NAME[name]
+    assert case.late is not None
+    case.late(case.snippet, steps())
+    assert not matches(case)
+
+
+def test_missing_log_probs_of_skyrl_are_bad_values_not_tokens() -> None:
+    from integrations import skyrl
+
+    case, problems = BY_NAME["skyrl"], Problems()
+    skyrl.train(case.snippet, steps(), missing=2)
+    found = recorded(Path("dumps"), case.columns, problems)
+    expected = truth(steps(), case.columns)
+    assert found == [record for row, record in enumerate(expected) if row % 6 != 2]
+    assert problems.sequences == 2
+
+
+def test_every_framework_has_its_page_and_its_row() -> None:
+    assert {page.stem for page in PAGES.glob("*.md")} - {"README"} == FRAMEWORKS
+    assert {case.page for case in CASES} == FRAMEWORKS
+    index = (PAGES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[[^]]+\]\(([a-z-]+)\.md[^)]*\) \|", index, flags=re.MULTILINE)) == FRAMEWORKS
+
+
+@pytest.mark.parametrize("page", sorted(FRAMEWORKS))
+def test_pages_follow_the_outline(page: str) -> None:
+    text = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    assert tuple(re.findall(r"^## (.+)$", text, flags=re.MULTILINE)) == OUTLINE
+    assert "mismatchctl diagnose dumps/" in text
+
+
+@pytest.mark.parametrize("page", sorted(FRAMEWORKS))
+def test_snippets_are_short_and_all_of_them_run_here(page: str) -> None:
+    assert sorted(case.number for case in CASES if case.page == page) == list(range(len(blocks(page))))
+    for code in blocks(page):
+        assert len(Snippet(code).lines) <= MOST_LINES
+        assert max(map(len, code.splitlines())) <= WIDEST
