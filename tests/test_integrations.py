@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from integrations import samples, skyrl
 from integrations.canonical import steps, truth
 from integrations.reading import recorded
 from integrations.snippet import PAGES, Case, Snippet, blocks
@@ -80,14 +81,18 @@ def test_a_snippet_that_stands_too_late_shows(name: str) -> None:
 
 
 def test_missing_log_probs_of_skyrl_are_bad_values_not_tokens() -> None:
-    from integrations import skyrl
-
     case, problems = BY_NAME["skyrl"], Problems()
     skyrl.train(case.snippet, steps(), missing=2)
     found = recorded(Path("dumps"), case.columns, problems)
     expected = truth(steps(), case.columns)
     assert found == [record for row, record in enumerate(expected) if row % 6 != 2]
     assert problems.sequences == 2
+
+
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_snippets_read_the_sample_files(name: str) -> None:
+    samples.SAMPLES[name](BY_NAME[name].snippet)
+    assert recorded(Path("dumps"), ("token_ids",)) == samples.truth()
 
 
 def test_every_framework_has_its_page_and_its_row() -> None:
@@ -110,3 +115,9 @@ def test_snippets_are_short_and_all_of_them_run_here(page: str) -> None:
     for code in blocks(page):
         assert len(Snippet(code).lines) <= MOST_LINES
         assert max(map(len, code.splitlines())) <= WIDEST
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES.glob("*.md"):
+        links = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        assert not [link for link in links if not (PAGES / link).exists()], page.name
