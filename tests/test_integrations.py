@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from integrations import samples, skyrl
+from integrations import samples, skyrl, slime
 from integrations.canonical import steps, truth
 from integrations.reading import recorded
 from integrations.snippet import PAGES, Case, Snippet, blocks
@@ -93,6 +93,16 @@ def test_missing_log_probs_of_skyrl_are_bad_values_not_tokens() -> None:
 def test_snippets_read_the_sample_files(name: str) -> None:
     samples.SAMPLES[name](BY_NAME[name].snippet)
     assert recorded(Path("dumps"), ("token_ids",)) == samples.truth()
+
+
+@pytest.mark.parametrize(("name", "project"), [("slime", "slime_seed"), ("miles", "miles_head")])
+def test_snippets_read_what_ranks_held(name: str, project: str) -> None:
+    ranks = samples.megatron_ranks(project)
+    run = {"slime": slime.postprocess, "miles": slime.train_actor}[name]
+    run(BY_NAME[name].snippet, [(0, ranks)])
+    found = recorded(Path("dumps"), ("token_ids",))
+    expected = samples.megatron_truth([index for rank in ranks for index in rank["sample_indices"]])
+    assert [{"rollout": record["rollout"], "token_ids": record["token_ids"]} for record in found] == expected
 
 
 def test_every_framework_has_its_page_and_its_row() -> None:

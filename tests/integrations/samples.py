@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,8 @@ from integrations.tinker import TensorData
 
 DUMPS = Path(__file__).parent.parent / "framework_dumps"
 PEERS = DUMPS / "peers"
+REMOVED = 6
+"""Sample with remove_sample."""
 
 
 def truth() -> list[dict[str, Any]]:
@@ -123,6 +125,27 @@ def tinker(snippet: Snippet) -> None:
         data.append(SimpleNamespace(loss_fn_inputs=inputs))
         scored.append(TensorData(**line["loss_fn_outputs"]["logprobs"]).to_torch())
     _inline(snippet, {"i_batch": 1, "data_D": data, "training_logprobs_D": scored})
+
+
+def megatron_ranks(project: str) -> list[dict[str, Any]]:
+    """What each data-parallel rank of slime (`slime_seed`) or Miles (`miles_head`) held, from its own train dump."""
+    files = sorted((DUMPS / "slime_miles" / project / "train_data").glob("0_*.pt"))
+    ranks = [torch.load(file, weights_only=True, map_location="cpu")["rollout_data"] for file in files]
+    for data in ranks:  # the trainer's values are made up, some of them above 0, which no log-prob is
+        data["log_probs"] = [values.clamp(max=0) for values in data["log_probs"]]
+    return ranks
+
+
+def megatron_truth(samples: Sequence[int]) -> list[dict[str, Any]]:
+    """Rollout log-probs and ids of these samples, as another file of the framework, the dashboard's, has them."""
+    dashboard = pq.read_table(DUMPS / "slime_miles/miles_head/dashboard_columns/rollout_0.parquet").to_pylist()
+    records = []
+    for row in (next(row for row in dashboard if row["sample_index"] == index) for index in samples):
+        mask = np.array(row["loss_mask"] or [1] * row["response_length"], bool)
+        mask &= row["sample_index"] != REMOVED
+        rollout, ids = np.array(row["rollout_log_probs"], np.float32), np.array(row["tokens"])[-len(mask) :]
+        records.append({"rollout": rollout[mask].tolist(), "token_ids": ids[mask].tolist()})
+    return records
 
 
 SAMPLES: dict[str, Callable[[Snippet], None]] = {

@@ -13,6 +13,9 @@ import torch
 from integrations.canonical import GROUP, Step
 from integrations.snippet import Case, Snippet
 
+Rollouts = list[tuple[int, list[dict[str, Any]]]]
+"""The columns that each data-parallel rank holds, of every rollout."""
+
 
 def _data(step: Step, rank: int) -> dict[str, list[Any]]:
     rows = step.sequences[3 * rank : 3 * rank + 3]
@@ -29,9 +32,9 @@ def _data(step: Step, rank: int) -> dict[str, list[Any]]:
     }
 
 
-def _ranks() -> Iterator[tuple[int, ModuleType]]:
-    """Two data-parallel ranks, each on two tensor-parallel ones."""
-    for data_rank in range(2):
+def _ranks(number: int) -> Iterator[tuple[int, ModuleType]]:
+    """So many data-parallel ranks, each on two tensor-parallel ones."""
+    for data_rank in range(number):
         for tensor_rank in range(2):
             mpu = ModuleType("megatron.core.mpu")
             mpu.get_data_parallel_rank = lambda rank=data_rank: rank  # type: ignore[attr-defined]
@@ -43,27 +46,30 @@ def _args() -> SimpleNamespace:
     return SimpleNamespace(n_samples_per_prompt=GROUP)
 
 
-def slime(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """The function of --rollout-data-postprocess-path, as MegatronTrainRayActor.train_actor calls it."""
-    for rank, mpu in _ranks():
+def postprocess(snippet: Snippet, rollouts: Rollouts) -> None:
+    """slime: the function of --rollout-data-postprocess-path, as MegatronTrainRayActor.train_actor calls it."""
+    for rank, mpu in _ranks(len(rollouts[0][1])):
         core = ModuleType("megatron.core")
         core.mpu = mpu  # type: ignore[attr-defined]
         names: dict[str, Any] = {}
         with patch.dict(sys.modules, {"megatron": ModuleType("megatron"), "megatron.core": core}):
             snippet.setup(names)
             snippet.hook(names)
-        for step in steps:
-            names["record"](_args(), step.number, _data(step, rank))
+        for rollout_id, ranks in rollouts:
+            names["record"](_args(), rollout_id, ranks[rank])
 
 
-def miles(snippet: Snippet, steps: Sequence[Step]) -> None:
-    """MegatronTrainRayActor.train_actor, which knows `mpu` and names the columns `rollout_data`."""
-    for rank, mpu in _ranks():
+def train_actor(snippet: Snippet, rollouts: Rollouts) -> None:
+    """Miles: MegatronTrainRayActor.train_actor, which knows `mpu` and calls the columns `rollout_data`."""
+    for rank, mpu in _ranks(len(rollouts[0][1])):
         names: dict[str, Any] = {"self": SimpleNamespace(args=_args()), "mpu": mpu}
         snippet.setup(names)
-        for step in steps:
-            names |= {"rollout_id": step.number, "rollout_data": _data(step, rank)}
-            snippet.hook(names)
+        for rollout_id, ranks in rollouts:
+            snippet.hook(names | {"rollout_id": rollout_id, "rollout_data": ranks[rank]})
+
+
+def _rollouts(steps: Sequence[Step]) -> Rollouts:
+    return [(step.number, [_data(step, rank) for rank in range(2)]) for step in steps]
 
 
 _COLUMNS = ("token_ids", "advantages", "prompt_id")
@@ -72,7 +78,7 @@ CASES = (
     Case(
         "slime",
         "slime",
-        slime,
+        lambda snippet, steps: postprocess(snippet, _rollouts(steps)),
         columns=_COLUMNS,
         mistakes=(
             ("ids of the prompt", "t[len(t) - n :]", "t[:n]"),
@@ -86,7 +92,7 @@ CASES = (
     Case(
         "miles",
         "miles",
-        miles,
+        lambda snippet, steps: train_actor(snippet, _rollouts(steps)),
         columns=_COLUMNS,
         mistakes=(("no mask", 'rollout_data["loss_masks"]', "None"),),
     ),
