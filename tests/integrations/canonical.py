@@ -45,7 +45,7 @@ class Sampled:
         """Prompt and response."""
         return self.prompt + self.response
 
-    def whole(self, values: Sequence[Any], before: Any) -> list[Any]:
+    def whole(self, values: Iterable[Any], before: Any) -> list[Any]:
         """A list over the response as one over prompt and response."""
         return [before] * len(self.prompt) + list(values)
 

@@ -17,7 +17,7 @@ from integrations.snippet import Case, Snippet
 class TensorData:
     """What the service sends: a flat list with its type and shape."""
 
-    data: list[float]
+    data: Sequence[float]
     dtype: str
     shape: list[int]
 
