@@ -6,6 +6,8 @@ import importlib
 import re
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from integrations import samples, skyrl, slime
 from integrations.canonical import steps, truth
@@ -78,6 +80,16 @@ def test_a_snippet_that_stands_too_late_shows(name: str) -> None:
     assert case.late is not None
     case.late(case.snippet, steps())
     assert not matches(case)
+
+
+def test_experts_are_recorded_as_the_page_says() -> None:
+    case = BY_NAME["nemo-rl"]
+    column = 'rollout_experts=train_data["routed_experts"]'
+    assert f"`{column}`" in (PAGES / "nemo-rl.md").read_text(encoding="utf-8")
+    case.train(case.snippet.changed("reward=rewards", f"reward=rewards, {column}"), steps())
+    for row in pq.read_table("dumps").to_pylist():
+        flat = [np.ravel(experts).tolist() for experts in row["rollout_experts"]]
+        assert flat == [[token, token + 1, token + 2, token + 3] for token in row["token_ids"]]
 
 
 def test_missing_log_probs_of_skyrl_are_bad_values_not_tokens() -> None:

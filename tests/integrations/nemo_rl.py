@@ -10,6 +10,9 @@ import torch
 from integrations.canonical import GARBAGE, Sampled, Step, padded
 from integrations.snippet import Case, Snippet
 
+EXPERTS = torch.tensor([[0, 1], [2, 3]])
+"""Layers x choices; added to a token's id, they are the experts that the engine chose for it."""
+
 
 def _token_mask(row: Sampled) -> list[int]:
     """A sequence that is left out keeps its token mask: sample_mask says it."""
@@ -30,6 +33,7 @@ def train(snippet: Snippet, steps: Sequence[Step], after: bool = False) -> None:
             "prev_logprobs": padded(([0.0, *row.whole(row.train, GARBAGE)[1:]] for row in rows), GARBAGE),
             "token_mask": padded((_token_mask(row) for row in rows), 0, torch.int64),
             "sample_mask": torch.tensor(kept),
+            "routed_experts": padded((row.ids for row in rows), 0, torch.int64)[..., None, None] + EXPERTS,
         }
         names["repeated_batch"] = {"idx": [100 * step.number + row.prompt_id for row in rows]}
         names["rewards"] = torch.tensor([row.reward for row in rows])
