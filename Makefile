@@ -30,6 +30,7 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep and recording cost, into 
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
 	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
+	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .
