@@ -24,8 +24,9 @@ def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
             if pa.types.is_floating(getattr(field.type, "value_type", field.type))
         ],
         "write_statistics": ["step"],
-        "write_page_checksum": True,
     }
+    if int(pa.__version__.partition(".")[0]) >= 15:  # older ones cannot
+        chosen["write_page_checksum"] = True
     pq.write_table(table, handle, **{**chosen, **settings})
 
 

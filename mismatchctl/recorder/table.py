@@ -32,7 +32,8 @@ def table_of(columns: dict[str, Any]) -> pa.Table:
         for name, value in cells.items()
     }
     fields = [
-        pa.field(name, array.type, nullable=False, metadata=_original(columns[name])) for name, array in arrays.items()
+        pa.field(name, array.type, nullable=False, metadata=_original(columns[name], array.type))
+        for name, array in arrays.items()
     ]
     return pa.table(list(arrays.values()), schema=pa.schema(fields))
 
@@ -52,10 +53,10 @@ class Responses:
         widths = np.array([len(row) for row in rows], np.int64)
         if isinstance(rows, list):
             return cls(reference, widths, np.zeros_like(widths), widths)
-        places = np.arange(rows.shape[1])
-        stops = np.where(rows != 0, places + 1, 0).max(axis=1, initial=0)
-        starts = np.where(rows != 0, places, rows.shape[1]).min(axis=1, initial=rows.shape[1])
-        return cls(reference, widths, np.minimum(starts, stops), stops)
+        valid = np.pad(rows != 0, ((0, 0), (0, 1)))  # a last place that is not valid: a row without any has length 0
+        starts = valid.argmax(axis=1)
+        stops = len(valid[0]) - valid[:, ::-1].argmax(axis=1) if len(valid) else starts
+        return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
 
     def lists(self, name: str, rows: Cells) -> pa.Array:
         """The list column of a per-token column: lists of values, or of a token's experts."""
@@ -86,12 +87,12 @@ def _per_token(cells: Cells) -> bool:
     return isinstance(cells, list) or cells.ndim > 1
 
 
-def _original(value: Any) -> dict[str, str] | None:
+def _original(value: Any, stored: pa.DataType) -> dict[str, str] | None:
     """The type that floats came in, such as bfloat16, as metadata of their column."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     name = str(getattr(value, "dtype", "")).rpartition(".")[2]
-    return {"dtype": name} if "float" in name else None
+    return {"dtype": name} if name and pa.types.is_floating(getattr(stored, "value_type", stored)) else None
 
 
 def _array(value: Any) -> Array:
