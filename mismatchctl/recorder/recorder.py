@@ -19,7 +19,7 @@ import pyarrow as pa
 from mismatchctl.recorder.formats import write_arrow, write_parquet
 from mismatchctl.recorder.table import table_of
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mismatchctl.recorder")
 
 
 class Recorder:
