@@ -2,8 +2,8 @@
 
     python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write docs/benchmarks-recorder.md
 
-One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a round. Files lie in
-the page cache; a disk has a speed of its own.
+One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a
+round. Files lie in the page cache; a disk has a speed of its own.
 """
 
 from __future__ import annotations

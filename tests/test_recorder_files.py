@@ -119,6 +119,16 @@ def test_a_full_disk_is_one_clear_error(
     assert names(tmp_path) == ["step_00000.parquet"]
 
 
+def test_rows_that_came_after_lost_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Recorder(tmp_path, file_bytes=1 << 20) as recorder:
+        recorder.write(step=0, **COLUMNS)
+        with monkeypatch.context() as patch:
+            patch.setattr(pq, "write_table", full_disk)
+            with pytest.raises(OSError, match="1 call"):
+                recorder.write(step=1, **COLUMNS, reward=1.0)  # other columns end the file
+    assert recorder.lost == 1 and steps(tmp_path) == [1, 1, 1]
+
+
 def test_the_error_of_a_block_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pq, "write_table", full_disk)
     with pytest.raises(KeyError), Recorder(tmp_path, background=1) as recorder:

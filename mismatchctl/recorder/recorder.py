@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
@@ -19,7 +20,7 @@ import pyarrow as pa
 from mismatchctl.recorder.formats import write_arrow, write_parquet
 from mismatchctl.recorder.table import table_of
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("mismatchctl.recorder")
 
 
 class Recorder:
@@ -180,19 +181,21 @@ class Recorder:
         if self.on_error == "raise":
             raise error
         if first:  # logged, since a warning can be made an error
-            log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", error)
+            what = f"{type(error).__name__}: {error}"
+            log.warning("not recorded: %s (training goes on; Recorder.lost counts this and further losses)", what)
 
     def _save(self, table: pa.Table) -> Path | None:
         """Let the table wait for its file; returns the file that is thereby complete."""
         done = None
         if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
-            done = self._flush()
-        self._waiting.append(table)
+            done = self._flush(then=[table])
+        else:
+            self._waiting.append(table)
         return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
-    def _flush(self) -> Path | None:
-        """Make a file of the tables that wait."""
-        tables, self._waiting = self._waiting, []
+    def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
+        """Make a file of the tables that wait; whatever comes of it, `then` wait next."""
+        tables, self._waiting = self._waiting, list(then)
         if not tables:
             return None
         try:
