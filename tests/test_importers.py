@@ -48,7 +48,7 @@ def _nemo(path: Path, shift: int, zero: bool = False) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shift", "zero", "words"), [(1, False, "shifted by"), (-1, False, "shifted by"), (0, True, "zero")]
+    ("shift", "zero", "words"), [(1, False, "shifted by one token"), (-1, False, "shifted by one token"), (0, True, "zero")]
 )
 def test_shifted_and_missing_log_probs_are_refused(shift: int, zero: bool, words: str, tmp_path: Path) -> None:
     source = _nemo(tmp_path / "train_data_step3.jsonl", shift, zero)
@@ -82,26 +82,11 @@ def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
     content = (DUMPS / "slime_miles/miles_head/train_data/0_0.pt").read_bytes()
     for rank in range(2):
         (source / f"0_{rank}.pt").write_bytes(content)
-    assert convert(source, tmp_path / "out.parquet")[0] == 4
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.sequences, done.copies) == (4, 4)
 
 
 def test_context_parallel_slices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="context-parallel"):
         convert(DUMPS / "slime_miles/miles_head/cp2/train_data", tmp_path / "out.parquet")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_copies_in_another_file_are_left_out(tmp_path: Path) -> None:
-    from mismatchctl.convert import _first_of_each
-
-    def row(value: float) -> dict[str, object]:
-        values = np.array([value], np.float32)
-        return {
-            "step": 1, "sequence_id": "7",
-            "rollout_log_probs": values, "train_log_probs": values, "response_mask": np.array([True]),
-        }  # fmt: skip
-
-    seen: dict[tuple[object, ...], Path] = {}
-    first = list(_first_of_each(iter([row(-1.0), row(-2.0), row(-2.0)]), tmp_path / "0_0.pt", seen))
-    other = list(_first_of_each(iter([row(-2.0), row(-3.0)]), tmp_path / "0_1.pt", seen))
-    assert [float(found["rollout_log_probs"][0]) for found in (*first, *other)] == [-1.0, -2.0, -2.0, -3.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ def convert(
     framework: Annotated[
         str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
     ] = "",
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Files read at once, by as many processes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -25,9 +27,13 @@ def convert(
     from mismatchctl.convert import convert as run
 
     check_places(None, out, force=force)
-    with progress_bar(quiet) as progress:
-        sequences, tokens = run(source, out, framework, progress)
+    with progress_bar(quiet, unit="bytes") as progress:
+        done = run(source, out, framework, jobs=jobs, progress=progress)
     if json:
-        print_json({"out": str(out), "sequences": sequences, "tokens": tokens})
-    else:
-        say(f"wrote {out}: {sequences:,} sequences, {tokens:,} valid tokens", quiet)
+        print_json({"out": str(out), **asdict(done)})
+        return
+    say(f"wrote {out}: {done.sequences:,} sequences, {done.tokens:,} valid tokens", quiet)
+    if done.missing:
+        say(f"{done.missing:,} tokens without a log-prob were masked out", quiet)
+    if done.copies:
+        say(f"{done.copies:,} sequences that several files hold were written once", quiet)

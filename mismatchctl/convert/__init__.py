@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.frameworks.importers.layout import SCHEMA, Row, check_alignment
-from mismatchctl.frameworks.importers.registry import sources
+from mismatchctl.frameworks.importers.batches import parquet_writer
+from mismatchctl.frameworks.importers.reading import Source, watched, workers
+from mismatchctl.frameworks.importers.registry import LAYOUTS, candidates
 
-ROWS = 256
-"""Rows held in memory and checked at a time."""
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: sequences and valid tokens; tokens masked out and sequences left out."""
+
+    sequences: int
+    tokens: int
+    missing: int = 0
+    copies: int = 0
 
 
 def convert(
-    source: Path, out: Path, framework: str = "", progress: Callable[[int, int], None] | None = None
-) -> tuple[int, int]:
-    """Write the rows of `source` to `out`, whole or not at all; returns how many sequences and tokens.
+    place: Path,
+    out: Path,
+    framework: str = "",
+    *,
+    jobs: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Converted:
+    """Write the sequences of a file or folder to `out`, whole or not at all; the same bytes whatever `jobs`.
+
+    Args:
+        place: what a framework wrote.
+        out: the Parquet file.
+        framework: whose files these are; empty: as they are recognized.
+        jobs: processes that read files side by side.
+        progress: is told how many bytes were read, of how many.
 
     Raises:
         DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
         ConfigError: an unknown framework, or `out` cannot be written.
     """
-    found = sources(source, framework)
-    sequences = tokens = 0
-    seen: dict[tuple[object, ...], Path] = {}
-    with replaced_when_done(out) as temporary, pq.ParquetWriter(temporary, SCHEMA) as writer:
-        for path, layout in found:
-            rows = layout.read(path)
-            if layout.duplicates:
-                rows = _first_of_each(rows, path, seen)
-            while part := list(islice(rows, ROWS)):
-                check_alignment(path, part)
-                writer.write_batch(pa.RecordBatch.from_pylist(part, schema=SCHEMA))
-                sequences += len(part)
-                tokens += sum(int(row["response_mask"].sum()) for row in part)
-                if progress is not None:
-                    progress(tokens, tokens)
-    return sequences, tokens
-
-
-def _first_of_each(rows: Iterator[Row], path: Path, seen: dict[tuple[object, ...], Path]) -> Iterator[Row]:
-    """The rows that no other file of the folder has: the same sample, with the same values."""
-    for row in rows:
-        values = (row[name].tobytes() for name in ("rollout_log_probs", "train_log_probs", "response_mask"))
-        key = (path.parent, row["step"], row["sequence_id"], *values)
-        if seen.setdefault(key, path) == path:
-            yield row
+    if not place.exists():
+        raise DataError("there is no such file or folder", file=str(place))
+    paths = candidates(place, framework)
+    if not paths:
+        known = ", ".join(LAYOUTS)
+        raise DataError("holds no file that is recognized", file=str(place), remedy=f"name its framework: {known}")
+    with ExitStack() as stack:
+        temporary = stack.enter_context(replaced_when_done(out))
+        reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)
+        source = Source(str(place), framework, raw=stack.enter_context(reader))
+        writer = None
+        for path in paths:
+            for batch in source.read(path):
+                writer = writer or stack.enter_context(parquet_writer(temporary, batch.schema))
+                writer.write_batch(batch)
+        source.finish()
+    return Converted(source.sequences, source.tokens, source.missing, source.copies)

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from mismatchctl.errors import DataError
+from mismatchctl.files import natural_key
 
 SUFFIXES = (".parquet", ".pq")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
-
-NaturalKey = tuple[tuple[str | int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,6 @@ class _Argument:
 def printable(text: str) -> str:
     """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def natural_key(path: str) -> NaturalKey:
-    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
-    return tuple(
-        tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
-        for name in path.split(os.sep)
-    )
 
 
 def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
