@@ -48,7 +48,8 @@ def _nemo(path: Path, shift: int, zero: bool = False) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shift", "zero", "words"), [(1, False, "shifted by one token"), (-1, False, "shifted by one token"), (0, True, "zero")]
+    ("shift", "zero", "words"),
+    [(1, False, "shifted by one token"), (-1, False, "shifted by one token"), (0, True, "zero")],
 )
 def test_shifted_and_missing_log_probs_are_refused(shift: int, zero: bool, words: str, tmp_path: Path) -> None:
     source = _nemo(tmp_path / "train_data_step3.jsonl", shift, zero)
@@ -84,9 +85,3 @@ def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
         (source / f"0_{rank}.pt").write_bytes(content)
     done = convert(source, tmp_path / "out.parquet")
     assert (done.sequences, done.copies) == (4, 4)
-
-
-def test_context_parallel_slices_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="context-parallel"):
-        convert(DUMPS / "slime_miles/miles_head/cp2/train_data", tmp_path / "out.parquet")
-    assert list(tmp_path.iterdir()) == []

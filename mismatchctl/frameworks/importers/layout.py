@@ -92,11 +92,18 @@ class Layout:
         Raises:
             DataError: a column is missing, lengths differ, the file cannot be read, or it is not as declared.
         """
-        for number, raw in enumerate(self.rows(path)):
+        for number, raw in enumerate(self._raw(path)):
             try:
                 yield self._row(path, number, raw)
             except (TypeError, ValueError) as error:
                 raise DataError(f"holds what is no number: {error}", file=str(path), row=number) from error
+
+    def _raw(self, path: Path) -> Iterator[Row]:
+        try:
+            yield from self.rows(path)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            problem = f"is not laid out as files of {self.framework} are ({type(error).__name__}: {error})"
+            raise DataError(problem, file=str(path)) from error
 
     def _row(self, path: Path, number: int, raw: Row) -> Row:
         def refuse(problem: str, column: str | None = None, remedy: str | None = None) -> DataError:

@@ -9,6 +9,7 @@ from typing import Any
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.tensors import array, holds, loaded
+from mismatchctl.frameworks.importers.zigzag import ranks, responses
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -22,13 +23,13 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _of_rank(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The samples of one rank; none of a pipeline stage that computes no log-probs, where another one did."""
+    """The samples of one rank; none where another rank's file gives them.
+
+    A pipeline stage that computes no log-probs has none; of context-parallel ranks the first one has all.
+    """
     data = content["rollout_data"]
-    if content.get("cp_size", 1) > 1:
-        remedy = "save with one context-parallel rank"
-        raise DataError("holds context-parallel slices, which are not reassembled", file=str(path), remedy=remedy)
     if "log_probs" not in data:
-        if any("log_probs" in other.get("rollout_data", {}) for other in _other_ranks(path)):
+        if any(rank.log_probs for rank in ranks(path)):
             return []
         remedy = "let the trainer recompute them"
         problem = "no rank has log_probs of this rollout (--use-rollout-logprobs?)"
@@ -36,14 +37,12 @@ def _of_rank(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     count = len(data["tokens"])
     columns = {name: value for name, value in data.items() if hasattr(value, "__len__") and len(value) == count}
     columns.pop("raw_reward", None)  # of the whole batch, not of this rank
+    if content.get("cp_size", 1) > 1:
+        whole = responses(path, content)
+        if not whole:
+            return []
+        columns |= whole
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
-
-
-def _other_ranks(path: Path) -> Iterator[dict[str, Any]]:
-    rollout = path.stem.partition("_")[0]
-    for other in sorted(path.parent.glob(f"{rollout}_*.pt")):
-        if other != path and isinstance(content := loaded(other), dict):
-            yield content
 
 
 def _recognizes(path: Path) -> bool:
