@@ -48,7 +48,7 @@ def _nemo(path: Path, shift: int, zero: bool = False) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("shift", "zero", "words"), [(1, False, "shifted by one token"), (-1, False, "shifted by one token"), (0, True, "zero")]
+    ("shift", "zero", "words"), [(1, False, "shifted by one"), (-1, False, "shifted by one"), (0, True, "zero")]
 )
 def test_shifted_and_missing_log_probs_are_refused(shift: int, zero: bool, words: str, tmp_path: Path) -> None:
     source = _nemo(tmp_path / "train_data_step3.jsonl", shift, zero)
@@ -83,7 +83,7 @@ def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
     for rank in range(2):
         (source / f"0_{rank}.pt").write_bytes(content)
     done = convert(source, tmp_path / "out.parquet")
-    assert (done.sequences, done.copies) == (4, 4)
+    assert (done.rows, done.copies) == (4, 4)
 
 
 def test_context_parallel_slices_are_refused(tmp_path: Path) -> None:
