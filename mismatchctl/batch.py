@@ -48,6 +48,10 @@ class Segments:
         """Which segments hold at least one token, [S]."""
         return self.lengths > 0
 
+    def take(self, chosen: Ints) -> Segments:
+        """Some of the segments, by index, one after the other."""
+        return Segments(np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64, copy=False))
+
     def members(self, chosen: Bools | Ints) -> Ints:
         """Tokens of the segments chosen by flags [S] or by index, one segment after the other."""
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
@@ -159,6 +163,25 @@ class TokenBatch:
             advantages=cut(self.advantages),
             columns={name: values[start:stop] for name, values in self.columns.items()},
             rows=self.rows[start:stop],
+        )
+
+    def take(self, chosen: Ints) -> TokenBatch:
+        """Some of the sequences, by index, in the order given."""
+        tokens = self.segments.members(chosen)
+
+        def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
+            return None if values is None else values[tokens]
+
+        return replace(
+            self,
+            segments=self.segments.take(chosen),
+            rollout=self.rollout[tokens],
+            train=self.train[tokens],
+            current=pick(self.current),
+            position=pick(self.position),
+            advantages=pick(self.advantages),
+            columns={name: values[chosen] for name, values in self.columns.items()},
+            rows=self.rows[chosen],
         )
 
     def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, TokenBatch]]:

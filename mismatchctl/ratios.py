@@ -72,10 +72,6 @@ class Ratios:
         self.given = policy, reference
         self.segments = segments
 
-    def know(self, **values: Float64s) -> None:
-        """Keep properties that have been computed elsewhere."""
-        vars(self).update(values)
-
     @cached_property
     def policy(self) -> Float64s:
         """Log-probs of the policy [T]."""
@@ -153,6 +149,36 @@ class Ratios:
         """Sum of the log ratio over each sequence [S]."""
         return self.segments.sum(self.log_ratio)
 
+    @cached_property
+    def absolute_sum(self) -> Float64s:
+        """Sum of |log ratio| over each sequence [S]."""
+        return self.segments.sum(self.absolute)
+
+    @cached_property
+    def square_sum(self) -> Float64s:
+        """Sum of the squared log ratio over each sequence [S]."""
+        return self.segments.sum(self.log_ratio * self.log_ratio)
+
+    @cached_property
+    def k3_sum(self) -> Float64s:
+        """Sum of K3 over each sequence [S]."""
+        return self.segments.sum(self.k3)
+
+    @cached_property
+    def excess_sum(self) -> Float64s:
+        """Sum of the token ratio minus 1 over each sequence [S]."""
+        return self.segments.sum(self.excess)
+
+    @cached_property
+    def squared_excess_sum(self) -> Float64s:
+        """Sum of the square of the token ratio minus 1 over each sequence [S]."""
+        return self.segments.sum(self.excess * self.excess)
+
+    def take(self, chosen: Ints) -> Ratios:
+        """Those of some of the sequences, by index, in the order given."""
+        policy, reference = (values[self.segments.members(chosen)] for values in self.given)
+        return type(self)(policy, reference, self.segments.take(chosen))
+
 
 STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "k1": lambda r: -r.log_ratio,
@@ -166,3 +192,12 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "rollout_prob": lambda r: r.reference_prob,
 }
 """Per-token statistics that a gate may look at beside the ratio itself; they aggregate arithmetically."""
+
+SUMS: dict[str, Callable[[Ratios], Float64s]] = {
+    "ratio": lambda r: r.log_ratio_sum,
+    "k1": lambda r: -r.log_ratio_sum,
+    "k2": lambda r: 0.5 * r.square_sum,
+    "k3": lambda r: r.k3_sum,
+    "abs_log_ratio": lambda r: r.absolute_sum,
+}
+"""Of the ratio (in log space) and of statistics, the sum over each sequence, where it is at hand."""

@@ -18,6 +18,9 @@ def convert(
     framework: Annotated[
         str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
     ] = "",
+    join: Annotated[
+        Path | None, typer.Option(help="Take columns that SOURCE lacks from here, by sequence_id (and step).")
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Files read at once, by as many processes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: Json = False,
@@ -28,11 +31,11 @@ def convert(
 
     check_places(None, out, force=force)
     with progress_bar(quiet, unit="bytes") as progress:
-        done = run(source, out, framework, jobs=jobs, progress=progress)
+        done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
     if json:
         print_json({"out": str(out), **asdict(done)})
         return
-    say(f"wrote {out}: {done.sequences:,} sequences, {done.tokens:,} valid tokens", quiet)
+    say(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
     if done.missing:
         say(f"{done.missing:,} tokens without a log-prob were masked out", quiet)
     if done.copies:

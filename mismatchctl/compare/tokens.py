@@ -23,7 +23,6 @@ from mismatchctl.compare.sources import Source
 from mismatchctl.dumps import Problems
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums.clusters import Hashes, hash_values, mix
-from mismatchctl.sums.reduce import gather
 
 MOST_HELD = 1 << 24
 """Tokens of the reference in memory at once."""
@@ -75,7 +74,7 @@ def _batches(source: Source) -> Iterator[TokenBatch]:
         for batch in dump.read(unit, Problems()):
             chosen = np.flatnonzero(batch.segments.nonempty & _is_of_run(batch, unit.file.run, source.run_name))
             if len(chosen):
-                yield batch if len(chosen) == len(batch) else gather(batch, chosen)
+                yield batch if len(chosen) == len(batch) else batch.take(chosen)
 
 
 def _is_of_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
@@ -189,7 +188,7 @@ def _chosen(source: Source, keys: Hashes, wanted: Hashes) -> Iterator[tuple[Toke
         start += len(batch)
         rows = np.flatnonzero(np.isin(own, wanted))
         if len(rows):
-            yield gather(batch, rows), own[rows]
+            yield batch.take(rows), own[rows]
 
 
 def _held(source: Source, keys: Hashes, wanted: Hashes) -> _Held:

@@ -1,24 +1,39 @@
-"""Files that frameworks write, converted to one Parquet file of the contract."""
+"""Files that frameworks write, and Parquet of the contract, converted to one Parquet file of the contract."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatchctl.convert.joining import Joined
+from mismatchctl.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.frameworks.importers.batches import parquet_writer
-from mismatchctl.frameworks.importers.reading import Source, watched, workers
-from mismatchctl.frameworks.importers.registry import LAYOUTS, candidates
+from mismatchctl.frameworks.importers.batches import fitted, parquet_writer
+from mismatchctl.frameworks.importers.reading import Raw, Source, watched, workers
+from mismatchctl.frameworks.importers.registry import candidates
+
+Progress = Callable[[int, int], None]
+Batches = Iterator[tuple[Path, pa.RecordBatch]]
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: sequences and valid tokens; tokens masked out and sequences left out."""
+    """What was written.
 
-    sequences: int
+    Attributes:
+        rows: sequences, or tokens of Parquet that has one per row.
+        tokens: valid ones.
+        missing: tokens masked out since the framework had no log-prob of them.
+        copies: sequences left out since another file had them, with the same values.
+    """
+
+    rows: int
     tokens: int
     missing: int = 0
     copies: int = 0
@@ -29,15 +44,17 @@ def convert(
     out: Path,
     framework: str = "",
     *,
+    join: Path | None = None,
     jobs: int = 1,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Converted:
     """Write the sequences of a file or folder to `out`, whole or not at all; the same bytes whatever `jobs`.
 
     Args:
-        place: what a framework wrote.
+        place: what a framework wrote, or Parquet of the contract, which is written anew.
         out: the Parquet file.
         framework: whose files these are; empty: as they are recognized.
+        join: more columns of the same sequences, by `sequence_id` (and `step`, where both name it).
         jobs: processes that read files side by side.
         progress: is told how many bytes were read, of how many.
 
@@ -45,20 +62,49 @@ def convert(
         DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
         ConfigError: an unknown framework, or `out` cannot be written.
     """
-    if not place.exists():
-        raise DataError("there is no such file or folder", file=str(place))
     paths = candidates(place, framework)
-    if not paths:
-        known = ", ".join(LAYOUTS)
-        raise DataError("holds no file that is recognized", file=str(place), remedy=f"name its framework: {known}")
     with ExitStack() as stack:
+        joined = stack.enter_context(Joined(join)) if join is not None else None
+        source = Source(str(place), joined)
+        if paths:
+            reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)
+            batches = _read(source, paths, stack.enter_context(reader))
+        else:
+            batches = _rewritten(place, joined, progress)
         temporary = stack.enter_context(replaced_when_done(out))
-        reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)
-        source = Source(str(place), framework, raw=stack.enter_context(reader))
-        writer = None
-        for path in paths:
-            for batch in source.read(path):
-                writer = writer or stack.enter_context(parquet_writer(temporary, batch.schema))
-                writer.write_batch(batch)
-        source.finish()
-    return Converted(source.sequences, source.tokens, source.missing, source.copies)
+        writer, rows, tokens = None, 0, 0
+        for path, batch in batches:
+            writer = writer or stack.enter_context(parquet_writer(temporary, batch.schema))
+            writer.write_batch(fitted(batch, writer.schema, path))
+            rows, tokens = rows + len(batch), tokens + _tokens(batch)
+        if writer is None:
+            raise DataError("holds no sequence", file=str(place))
+    return Converted(rows, tokens, source.missing, source.copies)
+
+
+def _read(source: Source, paths: Sequence[Path], raw: Raw) -> Batches:
+    for path in paths:
+        for batch in source.read(path, raw):
+            yield path, batch
+    source.finish()
+
+
+def _rewritten(place: Path, joined: Joined | None, progress: Progress | None) -> Batches:
+    dump, done = open_parquet(place), 0
+    total = sum(file.size for file in dump.files)
+    for file in dump.files:
+        for batch in parquet_batches(file):
+            yield Path(file.path), batch if joined is None else joined(batch, Path(file.path))
+        done += file.size
+        if progress is not None:
+            progress(done, total)
+
+
+def _tokens(batch: pa.RecordBatch) -> int:
+    """Valid tokens; all, where there is no mask."""
+    if "response_mask" in batch.schema.names:
+        mask = batch["response_mask"]
+        valid = mask.flatten() if pa.types.is_list(mask.type) else mask
+        return int(pc.sum(valid.cast(pa.int64())).as_py() or 0)
+    column = batch["rollout_log_probs"]
+    return len(column.flatten()) if pa.types.is_list(column.type) else len(column)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.correction.model import Correction, Gate, Weight
-from mismatchctl.ratios import LOG_RATIO_BOUND, STATISTICS, Ratios, bounded_excess
+from mismatchctl.ratios import LOG_RATIO_BOUND, STATISTICS, SUMS, Ratios, bounded_excess
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,31 @@ class Weights:
 
     Attributes:
         rule: what made them.
-        log_ratio: the log ratio at the rule's level, not clamped.
-        raw_excess: the weights before their bound, minus 1: weights lie near 1, and what they exceed it by
-            keeps the digits of their spread.
+        ratios: what they were made from.
+        calm: whether it is known that no weight per token lies beyond a bound.
     """
 
     rule: Weight
-    log_ratio: Float64s
-    raw_excess: Float64s
+    ratios: Ratios
+    calm: bool = False
 
     @property
     def per_token(self) -> bool:
         """Whether there is one weight per token, not per sequence."""
         return self.rule.level == "token"
+
+    @cached_property
+    def log_ratio(self) -> Float64s:
+        """The log ratio at the rule's level, not clamped."""
+        if self.per_token:
+            return self.ratios.log_ratio
+        lengths = self.ratios.segments.lengths if self.rule.level == "geometric" else 1
+        return self.ratios.log_ratio_sum / np.maximum(lengths, 1)
+
+    @cached_property
+    def raw_excess(self) -> Float64s:
+        """The weights before their bound, minus 1: near 1, what they exceed it by keeps the digits of their spread."""
+        return self.ratios.excess if self.per_token else bounded_excess(self.log_ratio)
 
     @cached_property
     def low(self) -> Bools:
@@ -144,36 +156,34 @@ class Applied:
         return bounded if self.weights.per_token else self.kept.segments.spread(bounded)
 
 
-def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Applied:
+def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, calm: bool = False) -> Applied:
     """Apply `correction` to a block.
 
     Args:
         correction: the rules.
         ratios: one `Ratios` per source that the correction names (`train/rollout`, ...).
         batch: the block; gives positions (segments) and advantages (advantage-dependent gates).
+        calm: take it that no token lies beyond a bound of a rule on tokens: then none is looked at.
 
     Raises:
         KeyError: a source of the correction is missing from `ratios`.
     """
     everything = Selection.everything(batch.segments)
-    weights = None if correction.weight is None else weigh(correction.weight, ratios[correction.weight.source])
+    nothing = Selection(batch.segments, np.zeros(len(batch), np.bool_))
+    rule = correction.weight
+    weights = None if rule is None else Weights(rule, ratios[rule.source], calm)
     kept = counted = everything
     outcomes = []
     for gate in correction.gates:
-        outcome = judge(gate, ratios[gate.source], batch, kept if gate.sees == "remaining" else everything)
+        if calm and gate.level == "token":
+            outcome = GateOutcome(gate, nothing, nothing)
+        else:
+            outcome = judge(gate, ratios[gate.source], batch, kept if gate.sees == "remaining" else everything)
         outcomes.append(outcome)
         kept = kept.without(outcome.low).without(outcome.high)
         if gate.effect == "mask":
             counted = counted.without(outcome.low).without(outcome.high)
     return Applied(weights, tuple(outcomes), kept, counted)
-
-
-def weigh(rule: Weight, ratios: Ratios) -> Weights:
-    """The weights of one block under a weight rule, before normalization."""
-    if rule.level == "token":
-        return Weights(rule, ratios.log_ratio, ratios.excess)
-    log_ratio = _aggregate(rule.level, ratios.log_ratio, Selection.everything(ratios.segments))
-    return Weights(rule, log_ratio, bounded_excess(log_ratio))
 
 
 def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
@@ -191,22 +201,57 @@ def measure(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     """The statistic that a gate compares: of each token [T] at token level, else of each of the view's segments."""
     if gate.clamp == "token":
         ratios = _clamped(ratios)
-    if gate.statistic == "ratio":
-        measured = _aggregate(gate.level, ratios.log_ratio, view)
-        return np.clip(measured, -LOG_RATIO_BOUND, LOG_RATIO_BOUND) if gate.clamp == "aggregate" else measured
-    return _aggregate(gate.level, STATISTICS[gate.statistic](ratios), view)
+    measured = _aggregate(gate, ratios, view)
+    bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
+    return np.clip(measured, -LOG_RATIO_BOUND, LOG_RATIO_BOUND) if bounded else measured
 
 
-def _aggregate(level: str, values: Float64s, view: Selection) -> Float64s:
-    """Aggregate per-token values over the view: `token` leaves them, the rest give one value per segment."""
-    if level == "token":
-        return values
-    segments = view.segments
-    if level in ("min", "max"):
-        reduce, neutral = (segments.min, np.inf) if level == "min" else (segments.max, -np.inf)
-        return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
-    total = view.sum(values)
+def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+    """Aggregate over the view: `token` leaves values as they are, the rest give one value per segment."""
+    segments, level = view.segments, gate.level
+    whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
+    if whole and gate.statistic == "ratio" and level in ("min", "max"):
+        return ratios.lowest if level == "min" else ratios.highest
+    if whole and level not in ("token", "min", "max") and gate.statistic in SUMS:
+        total = SUMS[gate.statistic](ratios)
+    else:
+        values = ratios.log_ratio if gate.statistic == "ratio" else STATISTICS[gate.statistic](ratios)
+        if level == "token":
+            return values
+        if level in ("min", "max"):
+            reduce, neutral = (segments.min, np.inf) if level == "min" else (segments.max, -np.inf)
+            return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
+        total = view.sum(values)
     return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
+
+
+_NEAR = 1e-9
+"""Log ratios that are nearer to a bound than this count as beyond it, until the rule itself has looked."""
+
+
+def reaching(correction: Correction, ratios: Mapping[str, Ratios]) -> Bools:
+    """Sequences [S] that may hold a token beyond a bound of a rule on tokens; all, where extremes can't tell."""
+    segments = next(iter(ratios.values())).segments
+    found = np.zeros(len(segments), np.bool_)
+    rule = correction.weight
+    if rule is not None and rule.level == "token":
+        found |= _beyond(ratios[rule.source], rule.watch_low or rule.bounds[0], rule.bounds[1])
+    for gate in correction.gates:
+        if gate.level == "token" and gate.statistic == "ratio":
+            low, high = gate.keep
+            found |= _beyond(ratios[gate.source], low or 0.0, math.inf if high is None else high)
+        elif gate.level == "token" or gate.over == "segment" or gate.when != "always":
+            found |= True
+    return found
+
+
+def _beyond(ratios: Ratios, low: float, high: float) -> Bools:
+    """Sequences [S] of which an extreme reaches the interval's ends, which are ratios."""
+    lower, upper = (math.log(bound) if bound > 0 else -math.inf for bound in (low, high))
+    if not (lower <= LOG_RATIO_BOUND and upper >= -LOG_RATIO_BOUND):  # NaN, or clamped ratios never lie within
+        return np.ones(len(ratios.segments), np.bool_)
+    reached: Bools = (ratios.lowest <= lower + _NEAR) | (ratios.highest >= upper - _NEAR)
+    return reached & ratios.segments.nonempty
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
@@ -241,6 +286,8 @@ def _rejected(gate: Gate, flags: Bools, segments: Segments, view: Selection, bat
 
 
 def _clamped(ratios: Ratios) -> Ratios:
+    if np.abs(ratios.extent).max() <= LOG_RATIO_BOUND:
+        return ratios
     clamped = Ratios(ratios.policy, ratios.reference, ratios.segments)
     clamped.log_ratio = np.clip(ratios.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return clamped

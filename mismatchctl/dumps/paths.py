@@ -13,10 +13,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote
 
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
+from mismatchctl.frameworks.importers.registry import candidates
 
 SUFFIXES = (".parquet", ".pq")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -33,25 +35,31 @@ class Found:
         path: the path as shown to users; free of control characters.
         run: the run that its path argument names.
         partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
+        foreign: whether it is in a framework's own layout, and no Parquet.
+        size: bytes of the original, where `location` is of its conversion.
     """
 
     location: str
     path: str
     run: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    foreign: bool = False
+    size: int | None = None
 
 
 @dataclass(frozen=True)
 class _Argument:
     """One run: what names it, and its files as paths the way the user wrote them.
 
-    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart.
+    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart. `foreign` says
+    that the files are in a framework's own layout.
     """
 
     shown: str
     parts: tuple[str, ...]
     exact: tuple[str, ...]
     files: tuple[str, ...]
+    foreign: bool = False
 
     @property
     def is_file(self) -> bool:
@@ -75,7 +83,7 @@ def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
     names = _run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
     found = [
-        Found(os.path.abspath(file), printable(file), printable(name), _partition(file))
+        Found(os.path.abspath(file), printable(file), printable(name), _partition(file), argument.foreign)
         for name, argument in runs
         for file in argument.files
     ]
@@ -87,7 +95,7 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
     known: dict[str, _Argument] = {}
     strangers = []
     for path in sorted({os.path.normpath(path) for path in paths if path}, key=lambda path: (len(path), path)):
-        if os.path.isfile(path) and not _is_parquet(path):
+        if os.path.isfile(path) and not _is_parquet(path) and not _foreign(path):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand(path):
@@ -112,7 +120,7 @@ def _expand(path: str) -> Iterator[_Argument]:
         yield _folder(path)
     elif os.path.isfile(path):
         parts = _parts(path)
-        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,))
+        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not _is_parquet(path))
     elif glob.has_magic(path):
         yield from _glob(path)
     else:
@@ -121,11 +129,18 @@ def _expand(path: str) -> Iterator[_Argument]:
 
 def _folder(path: str) -> _Argument:
     files = tuple(sorted(_walk(path), key=natural_key))
+    if not files and (foreign := _foreign(path)):
+        return _Argument(path, _parts(path), _parts(path), foreign, True)
     if not files:
         names = sorted(os.listdir(path), key=natural_key)
         problem = f"this folder holds no Parquet file, only {_some(names)}" if names else "this folder is empty"
         raise DataError(problem, file=printable(path), remedy=f"name a folder that holds {' or '.join(SUFFIXES)} files")
     return _Argument(path, _parts(path), _parts(path), files)
+
+
+def _foreign(path: str) -> tuple[str, ...]:
+    """Files that may be in a framework's own layout, by their names."""
+    return tuple(os.path.normpath(file) for file in candidates(Path(path)))
 
 
 def _walk(path: str) -> Iterator[str]:

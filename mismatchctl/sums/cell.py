@@ -56,7 +56,6 @@ class PairCollector:
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
         sums, maxima = self._kernel.reduce(ratios, position, buckets, self._tables, run)
-        ratios.know(log_ratio_sum=sums[0], highest=maxima[0], lowest=-maxima[1])
         threshold = self._tokens.threshold
         if threshold == -np.inf:  # the first block: its histogram says where its tail begins
             threshold = bins.reached_by(self._tables.counts.sum(axis=0), TAIL_VALUES)

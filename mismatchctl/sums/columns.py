@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, TokenBatch
-from mismatchctl.correction import Applied, Correction, Selection
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.correction import Applied, Correction, Selection, apply
+from mismatchctl.correction.apply import Weights, reaching
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
 from mismatchctl.sums.kernel import TOKEN_MAXIMA, TOKEN_SUMS
-
-Columns = dict[str, Float64s]
+from mismatchctl.sums.losses import Columns, TokenLoss, loss_columns
 
 _CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
 COMPARED = ("reward", "advantage", "length")
@@ -92,9 +92,50 @@ def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s,
 
 
 def correction_columns(
-    correction: Correction, applied: Applied, ratios: Mapping[str, Ratios], pair: Columns, batch: TokenBatch
-) -> Columns:
-    """What a correction does to each sequence, before normalization; `pair` holds the mismatch's own columns."""
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: TokenLoss | None = None,
+    *,
+    losses: bool = False,
+) -> tuple[Columns, Columns]:
+    """What a correction does to each sequence, before normalization: columns that add, and the largest of each.
+
+    Only the tokens of sequences that reach a bound of a rule on tokens are looked at: sums over the others are known.
+
+    Args:
+        correction: the rules.
+        ratios: one per source that the correction looks at.
+        k3: sum of the mismatch's K3 over each sequence [S].
+        batch: the block.
+        plain: its loss without any correction, where it is known.
+        losses: whether the dump has current log-probs, so that there are columns of losses.
+    """
+    if losses:
+        applied = apply(correction, ratios, batch)
+        columns, maxima = _columns(correction, applied, ratios, k3, batch)
+        return columns | loss_columns(correction, applied, plain, batch), maxima
+    reached = np.flatnonzero(reaching(correction, ratios))
+    calm = apply(correction, ratios, batch, calm=len(reached) < len(batch))
+    columns, maxima = _columns(correction, calm, ratios, k3, batch)
+    if 0 < len(reached) < len(batch):
+        part, own = batch.take(reached), {source: found.take(reached) for source, found in ratios.items()}
+        found = _columns(correction, apply(correction, own, part), own, k3[reached], part)
+        columns, maxima = _replaced(columns, reached, found[0]), _replaced(maxima, reached, found[1])
+    return columns, maxima
+
+
+def _replaced(columns: Columns, where: Ints, values: Columns) -> Columns:
+    replaced = {name: column.copy() for name, column in columns.items()}
+    for name, column in replaced.items():
+        column[where] = values[name]
+    return replaced
+
+
+def _columns(
+    correction: Correction, applied: Applied, ratios: Mapping[str, Ratios], k3: Float64s, batch: TokenBatch
+) -> tuple[Columns, Columns]:
     lengths = batch.segments.lengths.astype(np.float64)
     some, n = (lengths > 0).astype(np.float64), np.maximum(lengths, 1.0)
     kept, share = applied.kept.counts, applied.kept.counts / n
@@ -102,7 +143,7 @@ def correction_columns(
     columns |= {
         "kept": kept,
         "counted": applied.counted.counts,
-        "kept_k3": _kept(pair["k3"], ratios["train/rollout"].k3, applied.kept),
+        "kept_k3": _kept(k3, ratios["train/rollout"], applied.kept),
         "share": share,
         "touched": (kept < lengths).astype(np.float64),
         "emptied": ((kept == 0) & (lengths > 0)).astype(np.float64),
@@ -127,29 +168,27 @@ def correction_columns(
         for side, part in (("kept", share), ("rejected", some - share)):
             columns[f"{side}_{name}"] = filled * part
             columns[f"{side}_{name}_known"] = known * part
-    return columns
+    return columns, _weight_extremes(applied.weights, batch.segments)
 
 
-def correction_maxima(correction: Correction, applied: Applied, ratios: Ratios | None) -> Columns:
+def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
     """Largest and smallest (negated) weight of each sequence, before and after the bound."""
-    segments = applied.kept.segments
     empty = ~segments.nonempty
-    weights = applied.weights
-    if weights is None or ratios is None:
+    if weights is None:
         ones = np.where(empty, -np.inf, 1.0)
         lows = np.where(empty, -np.inf, -1.0)
         return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
     clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     if weights.per_token:
-        high = np.exp(np.clip(ratios.highest, *clamp))
-        low = np.exp(np.clip(ratios.lowest, *clamp))
+        high = np.exp(np.clip(weights.ratios.highest, *clamp))
+        low = np.exp(np.clip(weights.ratios.lowest, *clamp))
     else:
         high = low = np.exp(np.clip(weights.log_ratio, *clamp))
     result = {"raw_weight": high, "-raw_weight": -low}
-    if correction.weight is not None and correction.weight.zero is not None and weights.per_token:
+    if weights.per_token and weights.rule.zero is not None and not weights.calm:
         result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
     elif weights.per_token:
-        bounds = correction.weight.bounds if correction.weight else (0.0, np.inf)
+        bounds = weights.rule.bounds
         result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
     else:
         result |= {"weight": weights.bounded, "-weight": -weights.bounded}
@@ -165,12 +204,21 @@ def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
     if weights is None:
         return columns
     everything = Selection.everything(kept.segments)
-    for name, values in (("raw_weight_excess", weights.raw_excess), ("weight_excess", weights.excess)):
-        columns[name] = weights.total(values, everything)
-        columns[f"squared_{name}"] = weights.total(values * values, everything)
-    for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
-        if flags.any():
-            columns[name] = weights.total(flags, everything)
+    if weights.per_token:
+        columns["raw_weight_excess"] = weights.ratios.excess_sum
+        columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
+    else:
+        columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
+        columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
+    if weights.per_token and weights.calm:
+        for name in ("weight_excess", "squared_weight_excess"):
+            columns[name] = columns[name.replace("weight", "raw_weight")]
+    else:
+        columns["weight_excess"] = weights.total(weights.excess, everything)
+        columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
+        for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
+            if flags.any():
+                columns[name] = weights.total(flags, everything)
     if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
         columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
         columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
@@ -180,9 +228,9 @@ def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
     return columns
 
 
-def _kept(total: Float64s, values: Float64s, kept: Selection) -> Float64s:
-    """Sum of per-token `values` over the kept tokens, given their `total` over all tokens."""
-    return np.where(kept.sequences, total, 0.0) if kept.tokens is None else kept.sum(values)
+def _kept(k3: Float64s, ratios: Ratios, kept: Selection) -> Float64s:
+    """Sum of K3 over the kept tokens of each sequence, given that over all of them."""
+    return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios.k3)
 
 
 def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Columns:

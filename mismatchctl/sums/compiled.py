@@ -19,6 +19,7 @@ from numba.extending import intrinsic
 from mismatchctl.batch import Float64s, Floats, Ints, Segments
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sums import bins
+from mismatchctl.sums.columns import correction_columns
 from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -278,7 +279,8 @@ def _reduce(
             _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i])
             _raise_maxima(own, p_own, q_own, maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
-            _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
+            if len(counts):
+                _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, lanes, where)
                 _tally_joint(p_own, q_own, joint, where)
@@ -294,6 +296,12 @@ def _reduce(
 _NOWHERE = np.zeros(0, np.int64)
 
 
+def _summed(name: str) -> Any:
+    """A property of the sums of each sequence."""
+    index = TOKEN_SUMS.index(name)
+    return property(lambda ratios: ratios.sums[0][index])
+
+
 class CompiledRatios(Ratios):
     """Ratios of which the elementwise terms are made at once, when a correction asks for one."""
 
@@ -304,6 +312,27 @@ class CompiledRatios(Ratios):
     def has_unlikely(self) -> bool:
         """Whether some token's probability is too small to make the policy's from it."""
         return bool(self.given[1].min(initial=0.0) < _UNLIKELY)
+
+    @cached_property
+    def sums(self) -> tuple[Float64s, Float64s]:
+        """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S]; the neighbours as if there were no gap."""
+        buckets = np.zeros(len(self.segments), np.int64)
+        return _reduced(self, _NOWHERE, buckets, _NO_COUNTS, np.zeros(0), _NO_RUN, _NOWHERE)
+
+    log_ratio_sum, absolute_sum, square_sum = _summed("log_ratio"), _summed("abs"), _summed("square")
+    k3_sum, excess_sum, squared_excess_sum = _summed("k3"), _summed("excess"), _summed("squared_excess")
+
+    @cached_property
+    def highest(self) -> Float64s:
+        """Largest log ratio of each sequence, [S]; -inf where it is empty."""
+        highest: Float64s = self.sums[1][0]
+        return highest
+
+    @cached_property
+    def lowest(self) -> Float64s:
+        """Smallest log ratio of each sequence, [S]; +inf where it is empty."""
+        lowest: Float64s = -self.sums[1][1]
+        return lowest
 
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
@@ -350,14 +379,20 @@ def reduce_tokens(
     """As the interface says."""
     assert isinstance(ratios, CompiledRatios)
     places = _NOWHERE if position is None else np.ascontiguousarray(position)
+    joint = _NOWHERE if run is None else run.joint.reshape(-1)
+    ratios.sums = _reduced(ratios, places, buckets, pair.counts, pair.k3, run or _NO_RUN, joint)
+    return ratios.sums
+
+
+def _reduced(
+    ratios: CompiledRatios, places: Ints, buckets: Ints, counts: Ints, k3: Float64s, run: RunTables, joint: Ints
+) -> tuple[Float64s, Float64s]:
+    """TOKEN_SUMS and TOKEN_MAXIMA; tables without a row are left as they are."""
     sums = np.zeros((len(buckets), len(TOKEN_SUMS)))
     maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
-    tables = _NO_RUN if run is None else run
-    joint = _NOWHERE if run is None else tables.joint.reshape(-1)
-    by_surprisal, by_position = tables.breakdowns["surprisal"], tables.breakdowns["position"]
     _reduce(
         *ratios.given, places, ratios.segments.offsets, buckets, ratios.has_unlikely,
-        sums, maxima, pair.counts, pair.k3, by_surprisal, by_position, joint,
+        sums, maxima, counts, k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint,
     )  # fmt: skip
     return sums.T, maxima.T
 
@@ -380,5 +415,5 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return found[: _search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
 
 
-_NO_RUN = RunTables()
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, block_tokens=1 << 18)
+_NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
+COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, block_tokens=1 << 18)

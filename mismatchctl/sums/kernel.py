@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Floats, Ints, Segments
+from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.correction import Correction
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
+from mismatchctl.sums.losses import Columns, TokenLoss
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
@@ -82,6 +84,22 @@ class Beyond(Protocol):
         """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
 
 
+class Correct(Protocol):
+    """What a correction does to each sequence."""
+
+    def __call__(
+        self,
+        correction: Correction,
+        ratios: Mapping[str, Ratios],
+        k3: Float64s,
+        batch: TokenBatch,
+        plain: TokenLoss | None = None,
+        *,
+        losses: bool = False,
+    ) -> tuple[Columns, Columns]:
+        """Columns that add, before normalization, and those of which the largest counts: as `correction_columns`."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The arithmetic over tokens.
@@ -90,12 +108,14 @@ class Kernel:
         ratios: makes Ratios from policy and reference log-probs [T] and their segments.
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
+        correct: what a correction does.
         block_tokens: how many tokens it likes to be given at once.
     """
 
     ratios: Callable[[Floats, Floats, Segments], Ratios]
     reduce: Reduce
     beyond: Beyond
+    correct: Correct
     block_tokens: int
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.batch import Bools, Floats, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Floats, TokenBatch
 from mismatchctl.correction import Applied, Correction
 from mismatchctl.losses import ppo, reinforce
-from mismatchctl.sums.columns import Columns
 
+Columns = dict[str, Float64s]
+"""Values per sequence [S], by name."""
 _NAMES = ("loss", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted", "loss_tokens")
 
 

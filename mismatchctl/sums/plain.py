@@ -7,6 +7,7 @@ import numpy as np
 from mismatchctl.batch import BLOCK_TOKENS, Float64s, Ints, Segments
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
+from mismatchctl.sums.columns import correction_columns
 from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
 
 
@@ -26,11 +27,11 @@ def _token_sums(ratios: Ratios, position: Ints | None) -> tuple[Float64s, Float6
     policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
     sums = [
         ratios.log_ratio_sum,
-        total(ratios.absolute),
-        total(x * x),
-        total(ratios.k3),
-        total(ratios.excess),
-        total(ratios.excess * ratios.excess),
+        ratios.absolute_sum,
+        ratios.square_sum,
+        ratios.k3_sum,
+        ratios.excess_sum,
+        ratios.squared_excess_sum,
         total(x == 0),
         total(difference),
         total(difference * difference),
@@ -90,4 +91,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return tokens[(x <= low) | (x >= high)]
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, BLOCK_TOKENS)
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, BLOCK_TOKENS)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.correction import Correction, apply
+from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.correction import Correction
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
 from mismatchctl.sums.clusters import DETAILED_CAP, OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
 from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
-from mismatchctl.sums.losses import loss_columns, plain_loss_columns, token_loss
+from mismatchctl.sums.losses import plain_loss_columns, token_loss
 from mismatchctl.sums.plain import PLAIN
 
 MISMATCH, DRIFT = "mismatch", "drift"
@@ -114,7 +114,7 @@ def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, C
             labels = labels * (codes.max(initial=0) + 1) + codes
     order = np.argsort(labels, kind="stable")
     if np.any(np.diff(labels) < 0):
-        batch, labels = gather(batch, order), labels[order]
+        batch, labels = batch.take(order), labels[order]
         keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
     bounds = [*starts.tolist(), len(batch)]
@@ -129,27 +129,6 @@ def _told_apart(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype != object:
         return values.astype(str)
     return np.array(["\0" if value is None else str(value) for value in values])
-
-
-def gather(batch: TokenBatch, order: Ints) -> TokenBatch:
-    """The batch with its sequences in another order."""
-    offsets = np.concatenate([[0], np.cumsum(batch.segments.lengths[order])])
-    tokens = batch.segments.members(order)
-
-    def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
-        return None if values is None else values[tokens]
-
-    return replace(
-        batch,
-        segments=Segments(offsets),
-        rollout=batch.rollout[tokens],
-        train=batch.train[tokens],
-        current=pick(batch.current),
-        position=pick(batch.position),
-        advantages=pick(batch.advantages),
-        columns={name: values[order] for name, values in batch.columns.items()},
-        rows=batch.rows[order],
-    )
 
 
 def _plain(value: Any) -> Value:
@@ -223,12 +202,7 @@ def _block_columns(
     if plan.drift:
         additive |= plain_loss_columns(plain, block)
     for index, correction in enumerate(plan.corrections):
-        applied = apply(correction, ratios, block)
-        columns = cols.correction_columns(correction, applied, ratios, additive, block)
-        if plan.drift:
-            columns |= loss_columns(correction, applied, plain, block)
-        weighed = ratios[correction.weight.source] if correction.weight else None
-        largest = cols.correction_maxima(correction, applied, weighed)
+        columns, largest = plan.kernel.correct(correction, ratios, additive["k3"], block, plain, losses=plan.drift)
         additive |= {f"{index}/{name}": values for name, values in columns.items()}
         maxima |= {f"{index}/{name}": values for name, values in largest.items()}
     return additive, maxima

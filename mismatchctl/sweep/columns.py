@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, TokenBatch
-from mismatchctl.correction import Selection, apply
-from mismatchctl.correction.apply import Weights, measure, weigh
+from mismatchctl.correction import Selection
+from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.sums.columns import compared, correction_columns, correction_maxima
-from mismatchctl.sums.losses import TokenLoss, loss_columns, token_loss
+from mismatchctl.sums.columns import compared, correction_columns
+from mismatchctl.sums.losses import TokenLoss, token_loss
 from mismatchctl.sweep.family import Family
 from mismatchctl.sweep.thresholds import BoundedSums, token_table
 
@@ -106,12 +106,8 @@ def _applied(
 ) -> BlockColumns:
     """The one point of a family as `analyze` applies it."""
     correction, trivial = family.correction, (1,) * len(family.grid)
-    applied = apply(correction, ratios, batch)
-    mismatch = ratios["train/rollout"]
-    columns = correction_columns(correction, applied, ratios, {"k3": batch.segments.sum(mismatch.k3)}, batch)
-    if losses:
-        columns |= loss_columns(correction, applied, plain, batch)
-    maxima = correction_maxima(correction, applied, ratios[correction.weight.source] if correction.weight else None)
+    k3 = ratios["train/rollout"].k3_sum
+    columns, maxima = correction_columns(correction, ratios, k3, batch, plain, losses=losses)
     return BlockColumns(
         fixed={name: values.reshape(-1, *trivial) for name, values in columns.items()},
         maxima={name: np.full(trivial, values.max(initial=-np.inf)) for name, values in maxima.items()},
@@ -228,9 +224,9 @@ class _Binned:
             made.maxima = dict.fromkeys(("raw_weight", "weight"), self._extreme(1.0))
             made.maxima |= dict.fromkeys(("-raw_weight", "-weight"), self._extreme(-1.0))
         elif rule.level == "token":
-            self._token_weights(weigh(rule, self.ratios[rule.source]), zero)
+            self._token_weights(Weights(rule, self.ratios[rule.source]), zero)
         else:
-            self._sequence_weights(weigh(rule, self.ratios[rule.source]), kept)
+            self._sequence_weights(Weights(rule, self.ratios[rule.source]), kept)
         n = self._wide(self.n)
         made.fixed["mean_excess"] = made.fixed["weight_excess"] / n
         made.passing["sequence_weight"] = (kept["count"] + made.passing["kept_excess"]) / n

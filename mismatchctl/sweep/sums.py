@@ -16,7 +16,7 @@ from mismatchctl.sums import Plan
 from mismatchctl.sums.clusters import ClusterTable, Hashes, add_rows
 from mismatchctl.sums.columns import base_columns
 from mismatchctl.sums.losses import TokenLoss, plain_loss_columns, token_loss
-from mismatchctl.sums.reduce import Cell, cluster_hashes, cut, gather, ratios_of, scopes_of
+from mismatchctl.sums.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
 from mismatchctl.sweep.columns import Arrays, BlockColumns, block_columns
 from mismatchctl.sweep.family import Family
 
@@ -143,7 +143,7 @@ def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, T
         yield scopes[0], batch
         return
     for scope in np.unique(scopes):
-        yield scope, gather(batch, np.flatnonzero(scopes == scope))
+        yield scope, batch.take(np.flatnonzero(scopes == scope))
 
 
 def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:

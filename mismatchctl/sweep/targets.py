@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight
-from mismatchctl.correction.apply import measure, weigh
+from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sums.reduce import cut
 from mismatchctl.sweep.model import Target
@@ -63,7 +63,7 @@ class Rule:
         """What is compared with the threshold's distance, and the mass that is rejected or bounded with each."""
         everything = Selection.everything(batch.segments)
         if self.correction.weight is not None:
-            weights = weigh(self.correction.weight, ratios)
+            weights = Weights(self.correction.weight, ratios)
             return weights.log_ratio, np.ones(batch.tokens)
         gate = self.correction.gates[0]
         measured = measure(gate, ratios, everything)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 
 ROWS, TOKENS = 512, 1 << 21
@@ -41,19 +42,44 @@ def parquet_writer(place: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]
 def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:
     """The rows of one file; where batches end depends on the file alone.
 
+    A column that the first of them has no value of is left out.
+
     Raises:
         DataError: the file cannot be read, or it is not as its layout says.
     """
-    rows: list[Row] = []
+    schema: pa.Schema | None = None
+    for rows in _parts(layout.read(path)):
+        batch = _batch(rows, layout.schema)
+        if schema is None:
+            schema = pa.schema([one for one in batch.schema if batch[one.name].null_count < len(batch)])
+        yield fitted(batch, schema, path)
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    """The columns of `schema`, null where the batch has none.
+
+    Raises:
+        DataError: it has a column that is not there.
+    """
+    for name in batch.schema.names:
+        if name not in schema.names and batch[name].null_count < len(batch):
+            problem = f"has {name}, while what was read before it has none"
+            raise DataError(problem, file=str(path), column=name, remedy="convert files alike on their own")
+    columns = [batch[one.name] if one.name in batch.schema.names else pa.nulls(len(batch), one.type) for one in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    part: list[Row] = []
     tokens = 0
-    for row in layout.read(path):
-        rows.append(row)
+    for row in rows:
+        part.append(row)
         tokens += len(row["response_mask"])
-        if len(rows) == ROWS or tokens >= TOKENS:
-            yield _batch(rows, layout.schema)
-            rows, tokens = [], 0
-    if rows:
-        yield _batch(rows, layout.schema)
+        if len(part) == ROWS or tokens >= TOKENS:
+            yield part
+            part, tokens = [], 0
+    if part:
+        yield part
 
 
 def _batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:

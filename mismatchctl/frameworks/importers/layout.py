@@ -123,7 +123,9 @@ class Layout:
             raise refuse(f"lists differ in length: {lengths}")
         given["response_mask"] = mask = given.get("response_mask", np.ones(len(next(iter(given.values()))))) > 0
         if problem := self._misfit(mask, raw.get("attention_mask")):
-            raise refuse(problem, self.columns.get("response_mask"), "name the framework with --from")
+            raise refuse(
+                problem, self.columns.get("response_mask"), "another framework wrote it: name it with convert --from"
+            )
         window = slice(0, len(mask))
         if self.prompt or self.padding != "none":
             inside = np.flatnonzero(mask)
@@ -141,10 +143,10 @@ class Layout:
             return "the mask is 1 on the first token of the prompt, which no model predicts"
         if attention is not None and len(attention) == len(mask):
             inside = np.asarray(attention) != 0
-            if (mask & ~inside).any():
-                return "the mask is 1 on padding"
             if inside.any() and self.padding != "none" and not inside[0 if self.padding == "right" else -1]:
                 return f"rows are not padded on the {self.padding}, as {self.framework} does"
+            if (mask & ~inside).any():
+                return "the mask is 1 on padding"
         return None
 
 

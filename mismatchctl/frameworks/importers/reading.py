@@ -7,14 +7,13 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mismatchctl.errors import DataError
@@ -33,36 +32,36 @@ class Source:
     """Files that are read as one: a run.
 
     Attributes:
-        sequences: how many were read.
-        tokens: how many valid ones.
         missing: tokens masked out since the framework had no log-prob of them.
         copies: sequences left out since another file had them, with the same values.
     """
 
-    def __init__(self, place: str, framework: str = "", *, raw: Raw | None = None, join: Join | None = None) -> None:
+    def __init__(self, place: str, join: Join | None = None) -> None:
         """Begin.
 
         Args:
             place: what errors about all files name.
-            framework: whose files these are; empty: as they are recognized.
-            raw: how one file is read; from `workers`, where they are read by several processes.
             join: adds columns to a batch of a file.
         """
-        self.sequences = self.tokens = self.missing = self.copies = 0
-        self._place, self._framework, self._join = place, framework, join
-        self._raw: Raw = raw or (lambda path: _raw(path, framework))
+        self.missing = self.copies = 0
+        self._place, self._join = place, join
         self._sums = np.zeros((len(LAGS), 6))
+        self._sequences = 0
         self._first: tuple[Path, Layout] | None = None
         self._seen: dict[bytes, Path] = {}
         self._seen_step: object = None
 
-    def read(self, path: Path) -> Batches:
+    def read(self, path: Path, raw: Raw) -> Batches:
         """The sequences of a file; none where it is no framework's.
+
+        Args:
+            path: the file.
+            raw: how it is read: `read_file`, or from `watched` or `workers`.
 
         Raises:
             DataError: the file cannot be read, is of another framework than the others, or its columns are shifted.
         """
-        layout, raw = self._raw(path)
+        layout, batches = raw(path)
         if layout is None:
             return
         first, known = self._first = self._first or (path, layout)
@@ -70,15 +69,14 @@ class Source:
             problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
             raise DataError(problem, file=str(path), remedy="name one framework with convert --from, or one file")
         sums = np.zeros_like(self._sums)
-        for number, batch in enumerate(raw):
+        for number, batch in enumerate(batches):
             batch = batch if self._join is None else self._join(batch, path)
             _check_complete(batch, layout, path)
             batch = self._without_copies(self._without_missing(batch, layout), layout, path)
             sums += _sums(batch)
             if number == 0:
                 _check(sums, str(path), layout)
-            self.sequences += len(batch)
-            self.tokens += pc.sum(batch["response_mask"].flatten()).as_py() or 0
+            self._sequences += len(batch)
             if len(batch):
                 yield batch
         _check(sums, str(path), layout)
@@ -90,7 +88,7 @@ class Source:
         Raises:
             DataError: there was no sequence, or columns are shifted.
         """
-        if self._first is None or not self.sequences:
+        if self._first is None or not self._sequences:
             known = ", ".join(LAYOUTS)
             problem = "holds no sequence" if self._first else "holds no file that is recognized"
             raise DataError(problem, file=self._place, remedy=f"name its framework with convert --from: {known}")
@@ -155,7 +153,8 @@ def _check(sums: NDArray[Any], place: str, layout: Layout) -> None:
     check_alignment(sums, place, rollout, train)
 
 
-def _raw(path: Path, framework: str) -> tuple[Layout | None, Batches]:
+def read_file(path: Path, framework: str = "") -> tuple[Layout | None, Batches]:
+    """How a file is read, by its name or content, and its batches; neither where it is no framework's."""
     layout = recognize(path, framework)
     return layout, raw_batches(path, layout) if layout else iter(())
 
@@ -173,7 +172,7 @@ def watched(paths: Sequence[Path], framework: str, progress: Callable[[int, int]
             progress(before + inside, total)
 
     def raw(path: Path) -> tuple[Layout | None, Batches]:
-        layout, batches = _raw(path, framework)
+        layout, batches = read_file(path, framework)
 
         def counted() -> Batches:
             nonlocal before, inside
@@ -221,9 +220,10 @@ def workers(
 
             def batches() -> Batches:
                 nonlocal done
-                with pa.OSFile(str(place)) as file, pa.ipc.open_stream(file) as stream:
-                    yield from stream
-                place.unlink()
+                if place.exists():
+                    with pa.OSFile(str(place)) as file, pa.ipc.open_stream(file) as stream:
+                        yield from stream
+                    place.unlink()
                 done += sizes[number]
                 if progress is not None:
                     progress(done, total)
@@ -240,10 +240,12 @@ def workers(
 
 def _read_into(path: Path, framework: str, place: Path) -> str | None:
     """Read a file to a place, in another process; returns its framework's name."""
-    layout, batches = _raw(path, framework)
+    layout, batches = read_file(path, framework)
     if layout is None:
         return None
-    with pa.OSFile(str(place), "wb") as file, pa.ipc.new_stream(file, layout.schema) as stream:
+    with ExitStack() as stack:
+        stream = None
         for batch in batches:
+            stream = stream or stack.enter_context(pa.ipc.new_stream(str(place), batch.schema))
             stream.write_batch(batch)
     return layout.framework
