@@ -37,7 +37,7 @@ TYPES: dict[str, pa.DataType] = {
     "rollout_version": pa.int64(),
     "train_version": pa.int64(),
     "worker": pa.string(),
-    "micro_batch": pa.int64(),
+    "micro_batch": pa.string(),
     "rollout_ids": pa.string(),
 }
 """Columns that a converted file may have, in their order there."""
@@ -60,7 +60,7 @@ class Layout:
         prompt: whether the token axis begins with the prompt.
         padding: the side that rows are padded on.
         mask: what the mask's ones mean.
-        patterns: names of its files.
+        patterns: names of its files, with folders above them where these belong to the name.
         rows: what reads one file, as values of the file's own names.
         next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
         missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
@@ -79,6 +79,11 @@ class Layout:
     missing: tuple[float, ...] = ()
     duplicates: bool = False
     recognizes: Callable[[Path], bool] = field(default=lambda path: True, repr=False)
+
+    @property
+    def rollout_only(self) -> bool:
+        """Whether its files hold no train log-probs, so that there is nothing to compare until they are joined."""
+        return "train_log_probs" not in self.columns
 
     @property
     def schema(self) -> pa.Schema:

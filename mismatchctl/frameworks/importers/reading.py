@@ -48,6 +48,7 @@ class Source:
         self._sums = np.zeros((len(LAGS), 6))
         self._sequences = 0
         self._first: tuple[Path, Layout] | None = None
+        self._alone: tuple[Path, Layout] | None = None
         self._seen: dict[bytes, Path] = {}
         self._seen_step: object = None
 
@@ -64,10 +65,13 @@ class Source:
         layout, batches = raw(path)
         if layout is None:
             return
+        if layout.rollout_only and self._join is None:
+            self._alone = self._alone or (path, layout)  # no matter, where it lies beside what the trainer wrote
+            return
         first, known = self._first = self._first or (path, layout)
         if layout is not known:
             problem = f"is {layout.framework}'s, while {first} is {known.framework}'s"
-            raise DataError(problem, file=str(path), remedy="name one framework with convert --from, or one file")
+            raise DataError(problem, file=str(path), remedy="name the folder of one, or choose with convert --from")
         sums = np.zeros_like(self._sums)
         for number, batch in enumerate(batches):
             batch = batch if self._join is None else self._join(batch, path)
@@ -88,6 +92,8 @@ class Source:
         Raises:
             DataError: there was no sequence, or columns are shifted.
         """
+        if self._first is None and self._alone is not None:
+            raise _incomplete("train", *self._alone)
         if self._first is None or not self._sequences:
             known = ", ".join(LAYOUTS)
             problem = "holds no sequence" if self._first else "holds no file that is recognized"
@@ -112,10 +118,10 @@ class Source:
         if not layout.duplicates:
             return batch
         keep = np.ones(len(batch), bool)
-        keys = zip(*(batch[name].to_pylist() for name in ("step", "sequence_id")), strict=True)
+        steps = batch["step"].to_pylist() if "step" in batch.schema.names else [None] * len(batch)
         offsets = batch["response_mask"].offsets.to_numpy()
         values = [_flat(batch, name) for name in ("rollout_log_probs", "train_log_probs", "response_mask")]
-        for row, (step, name) in enumerate(keys):
+        for row, (step, name) in enumerate(zip(steps, batch["sequence_id"].to_pylist(), strict=True)):
             if step != self._seen_step:  # files come step by step, so that earlier ones can be forgotten
                 self._seen, self._seen_step = {}, step
             key = hashlib.blake2b(repr((str(path.parent), name)).encode(), digest_size=16)
@@ -129,12 +135,15 @@ class Source:
 def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
     for name in ("rollout_log_probs", "train_log_probs"):
         if name not in batch.schema.names:
-            what = name.removesuffix("_log_probs")
-            raise DataError(
-                f"files of {layout.framework} hold no {what} log-probs, so there is nothing to compare",
-                file=str(path),
-                remedy=f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
-            )
+            raise _incomplete(name.removesuffix("_log_probs"), path, layout)
+
+
+def _incomplete(what: str, path: Path, layout: Layout) -> DataError:
+    return DataError(
+        f"files of {layout.framework} hold no {what} log-probs, so there is nothing to compare",
+        file=str(path),
+        remedy=f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
+    )
 
 
 def _flat(batch: pa.RecordBatch, name: str) -> NDArray[Any]:

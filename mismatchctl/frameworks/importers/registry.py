@@ -9,11 +9,40 @@ from pathlib import Path
 
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.files import natural_key
-from mismatchctl.frameworks.importers import areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl
+from mismatchctl.frameworks.importers import (
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    policy_loss,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    slime_rollout,
+    tinker,
+    trl,
+    verl,
+)
 from mismatchctl.frameworks.importers.layout import Layout
 
+_MODULES = (
+    verl,  # first, since its files are told by their names
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    policy_loss,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    slime_rollout,
+    tinker,
+    trl,
+)
 LAYOUTS: dict[str, Layout] = {
-    module.LAYOUT.framework: module.LAYOUT for module in (areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl)
+    layout.framework: layout for layout in (*(module.LAYOUT for module in _MODULES), slime_rollout.DASHBOARD)
 }
 
 
@@ -53,16 +82,22 @@ def candidates(place: Path, framework: str = "") -> list[Path]:
 
 
 def recognize(path: Path, framework: str = "") -> Layout | None:
-    """How a file is read: by its name, then by its content; None where it is nobody's.
+    """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
+
+    A file that nobody recognizes is taken to be of `framework`.
 
     Raises:
         ConfigError: an unknown framework.
         DataError: it may be a framework's, and cannot be read.
     """
-    if framework:
-        return layouts(framework)[0]
-    return next((one for one in layouts() if _named(path, one.patterns) and one.recognizes(path)), None)
+    chosen = layouts(framework)[0] if framework else None
+    if chosen is not None and chosen.recognizes(path):
+        return chosen
+    found = next((one for one in layouts() if _named(path, one.patterns) and one.recognizes(path)), None)
+    return found if chosen is None else chosen if found is None else None
 
 
 def _named(path: Path, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(path.name, pattern) for pattern in patterns)
+    """Whether a file's name fits one of them, with as many folders above it as the pattern has."""
+    parts = path.absolute().parts
+    return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)
