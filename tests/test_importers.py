@@ -28,6 +28,7 @@ OF_PEERS = {
     "roll": "roll",
     "areal": "areal",
     "skyrl": "skyrl",
+    "tinker": "tinker",
 }
 OF_SLIME = [
     "slime_seed/train_data",
@@ -100,10 +101,13 @@ def test_every_token_of_slime_is_the_true_one(source: str, tmp_path: Path) -> No
 def _shift_json(path: Path, column: str) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
-        wrapped = isinstance(line[column][0], list)
-        values = line[column][0] if wrapped else line[column]
+        holder, name = line, column
+        for part in column.split(".")[:-1]:  # tinker's
+            holder, name = line[part][column.split(".")[-1]], "data"
+        wrapped = isinstance(holder[name][0], list)
+        values = holder[name][0] if wrapped else holder[name]
         moved = [*values[1:], 0.0]
-        line[column] = [moved] if wrapped else moved
+        holder[name] = [moved] if wrapped else moved
     path.write_text("\n".join(map(json.dumps, lines)))
 
 

@@ -2,8 +2,8 @@
 
     python verl_to_parquet.py dumps/ FILE...
 
-FILE is what `DataProto.save_to_disk` wrote after advantages were computed, or a `tq_batch.pt` of the TransferQueue. Both
-are pickles: opening one runs what it says, so open only what your own runs wrote.
+FILE is what `DataProto.save_to_disk` wrote after advantages were computed, or a `tq_batch.pt` of the TransferQueue.
+Both are pickles: opening one runs what it says, so open only what your own runs wrote.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def main(out: str, *files: str) -> None:
     with Recorder(out) as recorder:
         for path in map(Path, files):
             tensors, others, step = load(path)
-            if missing := {"rollout_log_probs", "old_log_probs"} - set(tensors.keys()):
+            has = set(tensors.keys())
+            if missing := {"rollout_log_probs", "old_log_probs"} - has:
                 sys.exit(f"{path}: holds no {' and no '.join(sorted(missing))}: save it after the trainer has them")
-            found = {name: [one for one in names if one in tensors.keys()] for name, names in PER_TOKEN.items()}
+            found = {name: [one for one in names if one in has] for name, names in PER_TOKEN.items()}
             rest = {name: tensors[names[0]] for name, names in found.items() if names}
             if "uid" in others:
                 rest["prompt_id"] = list(map(str, others["uid"]))

@@ -1,4 +1,4 @@
-"""Miles: `policy_loss_debug/rank_{rank}_call_{call}.pt`, one micro-batch of a rank; the only dump of current log-probs."""
+"""Miles: `policy_loss_debug/rank_{rank}_call_{call}.pt`, a micro-batch of a rank, with current log-probs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
-from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.tensors import array, holds, loaded
+from mismatchctl.frameworks.importers.zigzag import check_whole
 
 
 def _rows(path: Path) -> Iterator[Row]:
     content = loaded(path)
     for number, sample in enumerate(content["samples"]):
         row = {name: array(value) for name, value in sample.items()}
-        have, length = len(row["old_log_probs"]), int(row["response_length"])
-        if have != length:
-            problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
-            remedy = "convert train_data instead, which is put together, or save with one context-parallel rank"
-            raise DataError(problem, file=str(path), row=number, remedy=remedy)
+        have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
+        check_whole(path, number, have, int(row["response_length"]), remedy)
         # The file names no samples: tensor-parallel copies have the same values, data-parallel ranks have others.
         values = crc32(row["old_log_probs"].tobytes())
         name = f"{content['call']}:{row['index']}:{values:08x}"

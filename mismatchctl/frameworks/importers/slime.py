@@ -9,7 +9,7 @@ from typing import Any
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.tensors import array, holds, loaded
-from mismatchctl.frameworks.importers.zigzag import ranks, responses
+from mismatchctl.frameworks.importers.zigzag import check_whole, ranks, responses
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -42,6 +42,9 @@ def _of_rank(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
         if not whole:
             return []
         columns |= whole
+    elif "cp_size" not in content:
+        for number, (values, length) in enumerate(zip(columns["log_probs"], columns["response_lengths"], strict=True)):
+            check_whole(path, number, len(values), int(length), "save with a version that saves cp_rank and cp_size")
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.lines import json_lines
@@ -13,23 +12,20 @@ from mismatchctl.frameworks.importers.tensors import step_of
 
 def _rows(path: Path) -> Iterator[Row]:
     for line in json_lines(path):
-        inputs, outputs = line["loss_fn_inputs"], line["loss_fn_outputs"]
-        row = {name: _values(inputs.get(name)) for name in ("target_tokens", "logprobs", "advantages", "mask")}
-        yield {**row, "trainer_logprobs": _values(outputs.get("logprobs")), "step": step_of(path)}
-
-
-def _values(tensor: Any) -> Any:
-    return None if tensor is None else tensor["data"]
+        row: Row = {"step": step_of(path)}
+        for part in ("loss_fn_inputs", "loss_fn_outputs"):
+            row |= {f"{part}.{name}": tensor["data"] for name, tensor in line[part].items()}
+        yield row
 
 
 LAYOUT = Layout(
     framework="tinker",
     columns={
-        "rollout_log_probs": "logprobs",
-        "train_log_probs": "trainer_logprobs",
-        "response_mask": "mask",
-        "token_ids": "target_tokens",
-        "advantages": "advantages",
+        "rollout_log_probs": "loss_fn_inputs.logprobs",
+        "train_log_probs": "loss_fn_outputs.logprobs",
+        "response_mask": "loss_fn_inputs.mask",
+        "token_ids": "loss_fn_inputs.target_tokens",
+        "advantages": "loss_fn_inputs.advantages",
     },
     prompt=True,
     padding="none",

@@ -1,7 +1,7 @@
 """Context-parallel slices of slime and Miles put together again.
 
-The axis of prompt and response is cut into 2 * cp_size chunks, of which rank r has chunk r and chunk 2 * cp_size - 1 - r.
-A position's logits are about the token after it, so a rank has the log-probs of the tokens that follow its positions.
+The axis of prompt and response is cut into 2 * cp_size chunks; rank r has chunk r and chunk 2 * cp_size - 1 - r.
+Logits are about the token after their position, so a rank has the log-probs of the tokens that follow its own.
 """
 
 from __future__ import annotations
@@ -81,6 +81,17 @@ def responses(path: Path, content: Mapping[str, Any]) -> dict[str, list[NDArray[
             slices = [np.asarray(array(rank[name][number])) for rank in data]
             column.append(_joined(slices, places, length, name, number, [by_rank[rank] for rank in range(size)]))
     return columns
+
+
+def check_whole(path: Path, row: int, have: int, length: int, remedy: str) -> None:
+    """Refuse a slice of a response in a file that does not say which one it is.
+
+    Raises:
+        DataError: there are fewer values than tokens.
+    """
+    if have < length:
+        problem = f"holds {have} of the {length} tokens of a response, and not which: a context-parallel slice"
+        raise DataError(problem, file=str(path), row=row, remedy=f"{remedy}, or with one context-parallel rank")
 
 
 def positions(total: int, response: int, axis: int, rank: int, size: int) -> NDArray[np.int64]:
