@@ -35,12 +35,10 @@ class Joined:
         Raises:
             DataError: nothing there can be read, or it names no sequences.
         """
-        self._place, self._stack = place, ExitStack()
-        try:
-            self._files = [pq.ParquetFile(path) for path in self._parquet()]
-        except (OSError, pa.ArrowException) as error:
-            self._stack.close()
-            raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(place)) from error
+        self._place = place
+        with ExitStack() as stack:  # what was made goes away again if it cannot be opened
+            self._files = self._open(stack)
+            self._stack = stack.pop_all()
         self._rows: dict[tuple[str, ...], dict[Key, tuple[int, int, int]]] = {}
         self._group = lru_cache(_ROW_GROUPS_HELD)(self._read_group)
         aliases = column_aliases()
@@ -57,24 +55,31 @@ class Joined:
         """Remove what was made."""
         self._stack.close()
 
-    def _parquet(self) -> list[Path]:
+    def _open(self, stack: ExitStack) -> list[pq.ParquetFile]:
+        try:
+            return [stack.enter_context(pq.ParquetFile(path)) for path in self._parquet(stack)]
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(self._place)) from error
+
+    def _parquet(self, stack: ExitStack) -> list[Path]:
         if self._place.is_file() and not candidates(self._place):
             return [self._place]
         found = sorted(self._place.rglob("*.parquet"))
         if found:
             return found
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
         for number, path in enumerate(candidates(self._place)):
             layout = recognize(path)
             if layout is None:
                 continue
-            with ExitStack() as stack:
+            place = folder / f"{number}.parquet"
+            with ExitStack() as writing:
                 writer = None
                 for batch in raw_batches(path, layout):
-                    place = folder / f"{number}.parquet"
-                    writer = writer or stack.enter_context(parquet_writer(place, batch.schema))
+                    writer = writer or writing.enter_context(parquet_writer(place, batch.schema))
                     writer.write_batch(batch)
-                    found = [*found, place] if place not in found else found
+            if writer is not None:
+                found.append(place)
         if not found:
             raise DataError("holds nothing that can be joined", file=str(self._place))
         return found
