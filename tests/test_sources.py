@@ -335,22 +335,23 @@ def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, 
 
 
 MEASURE = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from mismatchctl.convert import convert
 convert(Path(sys.argv[1]), Path(sys.argv[2]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """Eight times the lines: not a third more memory. Larger ones are measured by benchmarks/convert.py."""
+    """Four times the lines: hardly more memory. Larger files are measured by benchmarks/convert.py."""
     peaks = []
-    line = nemo(tmp_path / "train_data_step0.jsonl", sequences=1, length=900).read_text()
-    for step, lines in ((1, 200), (2, 1600)):
+    line = nemo(tmp_path / "train_data_step0.jsonl", sequences=1, length=300).read_text()
+    for step, lines in ((1, 1500), (2, 6000)):
         source = tmp_path / f"train_data_step{step}.jsonl"
         source.write_text(line * lines)
         words = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / f"{step}.parquet")]
         done = subprocess.run(words, check=True, capture_output=True, text=True, cwd=ROOT)
         peaks.append(int(done.stdout))
-    assert peaks[1] < 1.33 * peaks[0]
+    assert peaks[1] < 1.25 * peaks[0]
