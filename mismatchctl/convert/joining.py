@@ -17,7 +17,7 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks.importers.batches import parquet_writer
-from mismatchctl.frameworks.importers.layout import TYPES
+from mismatchctl.frameworks.importers.layout import NEEDED, TYPES
 from mismatchctl.frameworks.importers.reading import read_file
 from mismatchctl.frameworks.importers.registry import candidates
 
@@ -101,7 +101,8 @@ class Joined:
             if name in self._names and name not in batch.schema.names:
                 values = [self._group(file, group)[self._names[name]][row].as_py() for file, group, row in places]
                 self._check(name, values, lengths, batch, path)
-                batch = batch.append_column(pa.field(name, TYPES[name]), pa.array(values, TYPES[name]))
+                column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
+                batch = batch.append_column(column, pa.array(values, TYPES[name]))
         return batch
 
     def _find(self, keys: tuple[str, ...], key: Key, path: Path) -> tuple[int, int, int]:
