@@ -13,7 +13,9 @@ from mismatchctl.cli.output import check_places, print_json, progress_bar, say
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file or folder that a framework wrote.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(help="A file or folder that a framework wrote, or Parquet.", show_default=False)
+    ],
     out: Annotated[Path, typer.Argument(help="The Parquet file to write.", show_default=False)],
     framework: Annotated[
         str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
@@ -26,7 +28,12 @@ def convert(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert what a framework wrote to Parquet that every verb reads; nothing in a file is executed."""
+    """Convert what a framework wrote to one Parquet file that every verb reads; nothing in a file is executed.
+
+    Every verb takes SOURCE itself too; converting saves reading it again. Parquet of a run becomes one file.
+
+    Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
+    """
     from mismatchctl.convert import convert as run
 
     check_places(None, out, force=force)

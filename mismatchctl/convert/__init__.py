@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatchctl.convert.joining import Joined
+from mismatchctl.convert.joining import Joined, joining
 from mismatchctl.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
@@ -64,7 +64,7 @@ def convert(
     """
     paths = candidates(place, framework)
     with ExitStack() as stack:
-        joined = stack.enter_context(Joined(join)) if join is not None else None
+        joined = stack.enter_context(joining(join)) if join is not None else None
         source = Source(str(place), joined)
         if paths:
             reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatchctl.contract import REQUIRED
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.frameworks.importers.batches import parquet_writer, raw_batches
-from mismatchctl.frameworks.importers.layout import TYPES
-from mismatchctl.frameworks.importers.registry import candidates, recognize
+from mismatchctl.frameworks.importers.batches import parquet_writer
+from mismatchctl.frameworks.importers.layout import NEEDED, TYPES
+from mismatchctl.frameworks.importers.reading import read_file
+from mismatchctl.frameworks.importers.registry import candidates
 
 KEYS = ("step", "sequence_id")
 _ROW_GROUPS_HELD = 8
@@ -26,58 +27,61 @@ _ROW_GROUPS_HELD = 8
 Key = tuple[Any, ...]
 
 
-class Joined:
-    """Parquet, or what a framework wrote, whose sequences are looked up one by one; memory holds their ids."""
+@contextmanager
+def joining(place: Path) -> Iterator[Joined]:
+    """Open Parquet, or what a framework wrote, of which temporary Parquet is made.
 
-    def __init__(self, place: Path) -> None:
-        """Open it; of what a framework wrote, a temporary Parquet file is made.
+    Raises:
+        DataError: nothing there can be read, or it names no sequences.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))
+        paths = sorted(place.rglob("*.parquet")) if place.is_dir() else []
+        if place.is_file() and not candidates(place):
+            paths = [place]
+        paths = paths or list(_converted(place, Path(folder)))
+        if not paths:
+            raise DataError("holds nothing that can be joined", file=str(place))
+        try:
+            files = [stack.enter_context(pq.ParquetFile(path)) for path in paths]
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(place)) from error
+        yield Joined(place, files)
+
+
+def _converted(place: Path, folder: Path) -> Iterator[Path]:
+    """One Parquet file of each file that a framework wrote; what they lack, others may have."""
+    for number, path in enumerate(candidates(place)):
+        layout, batches = read_file(path)
+        out = folder / f"{number}.parquet"
+        with ExitStack() as stack:
+            writer = None
+            for batch in batches if layout else ():
+                writer = writer or stack.enter_context(parquet_writer(out, batch.schema))
+                writer.write_batch(batch)
+        if writer is not None:
+            yield out
+
+
+class Joined:
+    """Sequences that are looked up one by one; memory holds their ids, and a few row groups."""
+
+    def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
+        """Tell columns apart; a name of the contract goes before what frameworks call it.
 
         Raises:
-            DataError: nothing there can be read, or it names no sequences.
+            DataError: there are no ids.
         """
-        self._place, self._stack = place, ExitStack()
-        try:
-            self._files = [pq.ParquetFile(path) for path in self._parquet()]
-        except (OSError, pa.ArrowException) as error:
-            self._stack.close()
-            raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(place)) from error
+        self._place, self._files = place, files
         self._rows: dict[tuple[str, ...], dict[Key, tuple[int, int, int]]] = {}
         self._group = lru_cache(_ROW_GROUPS_HELD)(self._read_group)
         aliases = column_aliases()
-        self._names = {aliases.get(name, name): name for name in self._files[0].schema_arrow.names}
+        shared = set.intersection(*(set(file.schema_arrow.names) for file in files))
+        ordered = sorted(shared, key=lambda name: (name in TYPES, name))
+        self._names = {aliases.get(name, name): name for name in ordered}
         if "sequence_id" not in self._names:
             remedy = "write the ids that the other file has"
             raise DataError("there is no such column", file=str(place), column="sequence_id", remedy=remedy)
-
-    def __enter__(self) -> Joined:
-        """Itself."""
-        return self
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Remove what was made."""
-        self._stack.close()
-
-    def _parquet(self) -> list[Path]:
-        if self._place.is_file() and not candidates(self._place):
-            return [self._place]
-        found = sorted(self._place.rglob("*.parquet"))
-        if found:
-            return found
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
-        for number, path in enumerate(candidates(self._place)):
-            layout = recognize(path)
-            if layout is None:
-                continue
-            with ExitStack() as stack:
-                writer = None
-                for batch in raw_batches(path, layout):
-                    place = folder / f"{number}.parquet"
-                    writer = writer or stack.enter_context(parquet_writer(place, batch.schema))
-                    writer.write_batch(batch)
-                    found = [*found, place] if place not in found else found
-        if not found:
-            raise DataError("holds nothing that can be joined", file=str(self._place))
-        return found
 
     def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
         """The batch with the columns that it lacks.
@@ -89,12 +93,16 @@ class Joined:
         if "sequence_id" not in keys:
             raise DataError("names no sequences, so nothing can be joined", file=str(path))
         places = [self._find(keys, key, path) for key in zip(*(_texts(batch[name]) for name in keys), strict=True)]
-        lengths = np.diff(batch["response_mask"].offsets.to_numpy())
+        known = next(batch[name] for name in REQUIRED if name in batch.schema.names)
+        if not pa.types.is_list(known.type):
+            raise DataError("has one row per token, and joining is by sequence", file=str(path))
+        lengths = np.diff(known.offsets.to_numpy())
         for name in TYPES:
             if name in self._names and name not in batch.schema.names:
                 values = [self._group(file, group)[self._names[name]][row].as_py() for file, group, row in places]
                 self._check(name, values, lengths, batch, path)
-                batch = batch.append_column(pa.field(name, TYPES[name]), pa.array(values, TYPES[name]))
+                column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
+                batch = batch.append_column(column, pa.array(values, TYPES[name]))
         return batch
 
     def _find(self, keys: tuple[str, ...], key: Key, path: Path) -> tuple[int, int, int]:

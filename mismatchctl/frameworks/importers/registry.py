@@ -72,6 +72,8 @@ def candidates(place: Path, framework: str = "") -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
 
+    if not place.exists():
+        return []
     if place.is_file():
         return [place] if framework or _named(place, patterns) else []
     files: list[Path] = []
