@@ -111,6 +111,15 @@ def test_rollouts_beside_what_the_trainer_wrote_are_no_obstacle(tmp_path: Path) 
     assert both == converted(SLIME, tmp_path, framework="slime") == converted(SLIME / "train_data", tmp_path)
 
 
+def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
+    """Its dashboard's Parquet is no dump of the contract, and no reason to leave the rest unread."""
+    done = CliRunner().invoke(app, ["analyze", str(MILES)])
+    assert done.exit_code == 4
+    words = " ".join(done.stderr.split())
+    assert "is miles-policy-loss's, while" in words
+    assert "name the folder of one" in words
+
+
 def test_micro_batches_of_miles_have_three_policies(tmp_path: Path) -> None:
     """What the file calls train_log_probs is the current policy, and old_log_probs the trainer's recomputation."""
     source = tmp_path / "policy_loss_debug"

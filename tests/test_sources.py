@@ -30,10 +30,13 @@ SOURCES = [
     "peers/roll/batch_tensors_step1.pt",
     "peers/areal",
     "peers/skyrl",
+    "peers/tinker",
     "slime_miles/slime_seed/train_data",
     "slime_miles/slime_head/train_data",
     "slime_miles/miles_head/train_data",
     "slime_miles/miles_head/train_data_cuda",
+    "slime_miles/miles_head/cp2/train_data",
+    "slime_miles/miles_head/policy_loss_debug",
 ]
 
 

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
-from mismatchctl.frameworks.importers.registry import candidates
+from mismatchctl.frameworks.importers.registry import candidates, rollout_only
 
 SUFFIXES = (".parquet", ".pq")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -158,8 +158,9 @@ def _walk(path: str) -> Iterator[str]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith((".", "_")):
-                yield os.path.normpath(os.path.join(folder, name))
+            path = os.path.normpath(os.path.join(folder, name))
+            if name.lower().endswith(SUFFIXES) and not name.startswith((".", "_")) and not rollout_only(path):
+                yield path
 
 
 def _glob(pattern: str) -> Iterator[_Argument]:

@@ -99,6 +99,11 @@ def recognize(path: Path, framework: str = "") -> Layout | None:
     return found if chosen is None else chosen if found is None else None
 
 
+def rollout_only(path: str) -> bool:
+    """Whether a file's name, which may be that of Parquet, is one of those that hold no train log-probs."""
+    return any(one.rollout_only and _named(Path(path), one.patterns) for one in LAYOUTS.values())
+
+
 def _named(path: Path, patterns: Sequence[str]) -> bool:
     """Whether a file's name fits one of them, with as many folders above it as the pattern has."""
     parts = path.absolute().parts

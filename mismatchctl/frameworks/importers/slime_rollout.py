@@ -32,6 +32,8 @@ def _rows(path: Path) -> Iterator[Row]:
 
 
 def _dashboard_rows(path: Path) -> Iterator[Row]:
+    if path.name.startswith("rollout_eval_"):
+        return  # nothing is trained on it
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(256):
@@ -72,6 +74,6 @@ DASHBOARD = Layout(
     prompt=False,
     padding="none",
     mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",
-    patterns=("dashboard_columns/rollout_[0-9]*.parquet",),
+    patterns=("dashboard_columns/rollout_*.parquet",),
     rows=_dashboard_rows,
 )
