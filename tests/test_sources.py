@@ -134,6 +134,22 @@ def test_errors_name_the_original(logs: Path) -> None:
     assert len(skipped["provenance"]["inputs"]) == 2
 
 
+def test_what_is_left_out_of_a_source_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "train_data"
+    shutil.copytree(DUMPS / "slime_miles/slime_seed/train_data", place)
+    shutil.copy(place / "0_0.pt", place / "0_2.pt")
+    result = json.loads(run("analyze", place, "--json", "--on-bad", "skip").stdout)
+    assert f"{place}: 4 sequences that several files hold are read once" in result["warnings"]
+    done = run("convert", place, tmp_path / "out.parquet")
+    assert "4 sequences that several files hold are read once" in done.stderr
+
+
+def test_paths_are_shown_as_they_were_given(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(logs.parent)
+    (logs / "train_data_step2.jsonl").write_text("[]")
+    assert run("analyze", "logs").stderr.startswith("error: logs/train_data_step2.jsonl, row 0: ")
+
+
 def test_nothing_is_left_behind(logs: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -43,7 +43,5 @@ def convert(
         print_json({"out": str(out), **asdict(done)})
         return
     say(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
-    if done.missing:
-        say(f"{done.missing:,} tokens without a log-prob were masked out", quiet)
-    if done.copies:
-        say(f"{done.copies:,} sequences that several files hold were written once", quiet)
+    for note in done.notes:
+        say(note, quiet)

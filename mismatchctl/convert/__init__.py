@@ -15,7 +15,7 @@ from mismatchctl.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
 from mismatchctl.frameworks.importers.batches import fitted, parquet_writer
-from mismatchctl.frameworks.importers.reading import Raw, Source, watched, workers
+from mismatchctl.frameworks.importers.reading import Raw, Source, left_out, watched, workers
 from mismatchctl.frameworks.importers.registry import candidates
 
 Progress = Callable[[int, int], None]
@@ -37,6 +37,11 @@ class Converted:
     tokens: int
     missing: int = 0
     copies: int = 0
+
+    @property
+    def notes(self) -> list[str]:
+        """What was left out, in sentences."""
+        return left_out(self.missing, self.copies)
 
 
 def convert(

@@ -29,6 +29,7 @@ class Catalog:
     files: list[DumpFile] = field(default_factory=list)
     footers: list[Footer] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list)
 
     def reject(self, error: DataError, skip: bool) -> None:
         """Leave a file out, or stop with its error."""
@@ -46,7 +47,7 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
         ConfigError: a column named with `--by` that can't be had.
     """
     result = Catalog()
-    for one in native(found, skip):
+    for one in native(found, skip, result.notes.append):
         try:
             if isinstance(one, DataError):
                 raise one

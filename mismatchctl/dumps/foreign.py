@@ -9,7 +9,7 @@ import atexit
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
@@ -20,21 +20,23 @@ from mismatchctl.dumps.paths import Found
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
 from mismatchctl.frameworks.importers.batches import parquet_writer
-from mismatchctl.frameworks.importers.reading import Source, read_file
+from mismatchctl.frameworks.importers.reading import Source, left_out, read_file
 
 Outcome = Path | DataError | None
 
-_converted: dict[tuple[tuple[str, int, int], ...], list[Outcome]] = {}
-"""By place, size and time of a run's files, what became of each: a verb that opens them twice converts them once."""
+_converted: dict[tuple[tuple[str, int, int], ...], tuple[list[Outcome], list[str]]] = {}
+"""By place, size and time of a run's files, what became of each, and what to say about them: a verb that opens them
+twice converts them once."""
 _numbers = count()
 
 
-def native(found: Sequence[Found], skip: bool) -> Iterator[Found | DataError]:
+def native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> Iterator[Found | DataError]:
     """The files as Parquet; those that are no framework's, or whose sequences other files have too, are left out.
 
     Args:
         found: files of all runs, run by run.
         skip: whether errors of files are handed on in their place, or raised.
+        note: is told what else was left out, as a sentence.
 
     Raises:
         DataError: a file that cannot be read, unless `skip`; a run of which no file can, or whose log-probs are
@@ -48,7 +50,10 @@ def native(found: Sequence[Found], skip: bool) -> Iterator[Found | DataError]:
         stamps = tuple(_stamp(one) for one in run)
         if stamps not in _converted:
             _converted[stamps] = _convert(run, skip)
-        for one, (_, size, _), outcome in zip(run, stamps, _converted[stamps], strict=True):
+        outcomes, notes = _converted[stamps]
+        for text in notes:
+            note(text)
+        for one, (_, size, _), outcome in zip(run, stamps, outcomes, strict=True):
             if isinstance(outcome, DataError):
                 yield outcome
             elif outcome is not None:
@@ -63,21 +68,21 @@ def _stamp(one: Found) -> tuple[str, int, int]:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-def _convert(run: Sequence[Found], skip: bool) -> list[Outcome]:
+def _convert(run: Sequence[Found], skip: bool) -> tuple[list[Outcome], list[str]]:
     """The Parquet file made of each file of a run: its place, why there is none, or None where it holds nothing."""
-    source = Source(os.path.commonpath([one.path for one in run]))
+    place = os.path.commonpath([one.path for one in run])
+    source = Source(place)
     outcomes: list[Outcome] = []
     for one in run:
         try:
-            outcomes.append(_write(source, Path(one.location)))
+            outcomes.append(_write(source, Path(one.path if os.path.exists(one.path) else one.location)))
         except DataError as error:
-            named = DataError(error.problem, file=one.path, row=error.row, column=error.column, remedy=error.remedy)
             if not skip:
-                raise named from error
-            outcomes.append(named)
+                raise
+            outcomes.append(error)
     if not all(isinstance(outcome, DataError) for outcome in outcomes):
         source.finish()
-    return outcomes
+    return outcomes, [f"{place}: {text}" for text in left_out(source.missing, source.copies)]
 
 
 def _write(source: Source, path: Path) -> Path | None:

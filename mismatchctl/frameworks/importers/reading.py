@@ -132,6 +132,12 @@ class Source:
         return batch if keep.all() else batch.filter(pa.array(keep))
 
 
+def left_out(missing: int, copies: int) -> list[str]:
+    """What a `Source` left out, in sentences."""
+    notes = [f"{missing:,} tokens that have no log-prob in the source are masked out"] if missing else []
+    return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
+
+
 def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
     for name in ("rollout_log_probs", "train_log_probs"):
         if name not in batch.schema.names:
