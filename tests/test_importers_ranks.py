@@ -138,3 +138,13 @@ def test_a_slice_that_does_not_say_its_rank_is_refused(tmp_path: Path) -> None:
         torch.save({name: content[name] for name in ("rollout_id", "rank", "rollout_data")}, path)
     with pytest.raises(DataError, match=r"of the \d+ tokens of a response, and not which"):
         convert(tmp_path / "train_data", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "says"), [(0, 10**15, "rank 1, 2, 3"), (7, 2, "rank 7 of 2"), (0, "2", "laid out")]
+)
+def test_ranks_that_cannot_be_are_refused(rank: Any, size: Any, says: str, tmp_path: Path) -> None:
+    content = torch.load(MILES / "cp2/train_data/0_0.pt", weights_only=True)
+    torch.save(content | {"cp_rank": rank, "cp_size": size}, tmp_path / "0_0.pt")
+    with pytest.raises(DataError, match=says):
+        convert(tmp_path / "0_0.pt", tmp_path / "out.parquet")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from mismatchctl.frameworks.importers.tensors import array, loaded
 
 SLICED = ("rollout_log_probs", "log_probs", "ref_log_probs", "advantages", "returns", "values", "entropy", "kl")
 """Columns of which every rank has its slices only; the others are whole."""
+NAMED = 8
+"""Missing ranks that an error names: a damaged file may say that there are any number."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,9 @@ def responses(path: Path, content: Mapping[str, Any]) -> dict[str, list[NDArray[
     samples = tuple(int(index) for index in content["rollout_data"]["sample_indices"])
     alike = [rank for rank in ranks(path) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
     by_rank = {rank.cp_rank: rank.path for rank in reversed(alike)} | {own: path}
-    if missing := [str(rank) for rank in range(size) if rank not in by_rank]:
+    if not 0 <= own < size:
+        raise DataError(f"says that it is context-parallel rank {own} of {size}", file=str(path))
+    if missing := list(islice((str(rank) for rank in range(size) if rank not in by_rank), NAMED)):
         raise DataError(
             f"is context-parallel rank {own} of {size}, and rank {', '.join(missing)} of the same samples is missing",
             file=str(path),
