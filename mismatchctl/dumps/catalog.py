@@ -11,9 +11,10 @@ import pyarrow as pa
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
-from mismatchctl.dumps.paths import Found, printable
+from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.stores import printable
 
 ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
 """Optional columns that are read wherever they are."""
