@@ -386,13 +386,12 @@ def _remote_error(scheme: str, error: BaseException, path: str) -> DataError:
     shown, text = printable(path), str(error)
     if isinstance(error, FileNotFoundError):
         return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
-    for pattern, problem, about in _REASONS:
-        if re.search(pattern, text):
-            return DataError(
-                problem, file=shown, remedy=_CREDENTIALS[scheme] if about == "credentials" else _REMEDIES[about]
-            )
-    code = re.search(r"AWS Error (\w+)|HTTP status (\d+)", text)
-    kind = (code[1] or code[2]) if code else type(error).__name__
+    for pattern, (problem, about) in _REASONS.items():
+        if re.search(pattern, text, re.IGNORECASE):
+            remedy = _CREDENTIALS[scheme] if about == "credentials" else _REMEDIES[about]
+            return DataError(problem, file=shown, remedy=remedy)
+    code = re.search(r"AWS Error \w+|HTTP status \d+", text)
+    kind = code[0] if code else type(error).__name__
     return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the store")
 
 

@@ -40,12 +40,13 @@ class Lists:
 
     @classmethod
     def of(cls, array: pa.Array) -> Lists:
-        """Take a list, large_list or fixed_size_list array apart, sliced or not."""
+        """Take an array of any kind of lists apart, sliced or not."""
         # `values` is the whole child array even of a slice, and `flatten` drops what null rows hide: only
         # `values` together with the slice's own offsets is safe.
-        if is_list_view(array.type):
-            array = array.cast(pa.large_list(array.type.value_type))
-        if pa.types.is_fixed_size_list(array.type):
+        if is_list_view(array.type):  # a cast to lists would take them to lie in order
+            starts = array.offsets.to_numpy().astype(np.int64, copy=False)
+            lengths = array.sizes.to_numpy().astype(np.int64, copy=False)
+        elif pa.types.is_fixed_size_list(array.type):
             size = array.type.list_size
             starts = (np.arange(len(array), dtype=np.int64) + array.offset) * size
             lengths = np.full(len(array), size, np.int64)

@@ -20,6 +20,7 @@ from mismatchctl.dumps.kinds import is_list
 
 MAGIC = b"ARROW1"
 _FIRST_READ = 4096
+_ENDS = (b"\xff\xff\xff\xff\0\0\0\0", bytes(4))
 _SCHEMA, _BATCH = 1, 3
 """What a message can hold: these, and dictionaries."""
 
@@ -58,21 +59,22 @@ class Arrow(Contents):
             ValueError: truncated, damaged, or not Arrow.
         """
         stream = file.read_at(len(MAGIC), 0) != MAGIC
-        reader = None if stream else pa.ipc.open_file(file)  # verifies the footer
         try:
-            found = list(_messages(file, 0 if stream else 8))
+            if stream:
+                found = list(_stream(file))
+                if not found or found[0].kind != _SCHEMA:
+                    raise ValueError("it does not begin with a schema")
+                schema = _opened(file, found[:1]).schema
+            else:
+                schema = pa.ipc.open_file(file).schema  # verifies the footer
+                found = [_message(file, start) for start in _blocks(file)]
         except struct.error:
             raise ValueError("a message is damaged") from None
-        if not found or found[0].kind != _SCHEMA:
-            raise ValueError("it does not begin with a schema")
-        schema = _opened(file, found[:1]).schema if reader is None else reader.schema
         batches = tuple(message for message in found if message.kind == _BATCH)
         others = tuple(message for message in found if message.kind != _BATCH)
         arrays = sum(_arrays(kind) for kind in schema.types)
-        if any(len(batch.lengths) != arrays for batch in batches) or (
-            reader is not None and reader.num_record_batches != len(batches)
-        ):
-            raise ValueError("its record batches do not fit its schema or footer")
+        if any(batch.rows < 0 or len(batch.lengths) != arrays for batch in batches):
+            raise ValueError("its record batches do not fit its schema")
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
     def elements(self, group: int, column: str) -> int:
@@ -102,7 +104,8 @@ class Arrow(Contents):
                 batch = _opened(file, [*before, self.batches[group]], options).read_next_batch()
             else:
                 batch = reader.get_batch(group)
-            batch.validate(full=True)
+            for array in batch.columns:
+                _verify(array)
             table = pa.Table.from_batches([batch]).select(columns)
             size = rows or max(len(table), 1)
             for first in range(0, max(len(table), 1), size):
@@ -123,6 +126,13 @@ def _opened(file: pa.NativeFile, parts: Sequence[Message], options: Any = None) 
     return pa.ipc.open_stream(pa.py_buffer(content), options=options)
 
 
+def _verify(array: pa.Array) -> None:
+    """Refuse offsets that lead out of the buffers; text that is not UTF-8 does no harm."""
+    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+        array = array.view(pa.binary() if pa.types.is_string(array.type) else pa.large_binary())
+    array.validate(full=True)
+
+
 def _storage(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
@@ -133,40 +143,48 @@ def _arrays(kind: pa.DataType) -> int:
     return 1 + sum(_arrays(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def _messages(file: pa.NativeFile, start: int) -> Iterator[Message]:
-    size = file.size()
-    while start + 8 <= size:
-        head = file.read_at(_FIRST_READ, start)
-        first, second = struct.unpack_from("<ii", head)
-        prefix, length = (8, second) if first == -1 else (4, first)  # before 0.15 there was no mark
-        if length == 0:
-            return
-        if length < 0 or start + prefix + length > size:
-            raise ValueError("it is truncated, or not Arrow")
-        if prefix + length > len(head):
-            head = file.read_at(prefix + length, start)
-        message = _message(head[prefix : prefix + length], start, prefix + length)
-        if start + message.size > size:
-            raise ValueError("it is truncated")
+def _stream(file: pa.NativeFile) -> Iterator[Message]:
+    """The messages of a stream, up to its mark of the end or the end of the file."""
+    start, size = 0, file.size()
+    while start < size and file.read_at(8, start) not in _ENDS:
+        message = _message(file, start)
         yield message
         start += message.size
 
 
-def _message(buffer: bytes, start: int, before: int) -> Message:
-    """Parse a message's flatbuffer (Message.fbs of the Arrow format); its body begins `before` bytes after `start`."""
+def _blocks(file: pa.NativeFile) -> list[int]:
+    """Where the record batches of a file begin, as its footer (Footer table of File.fbs) says."""
+    tail = len(MAGIC) + 4
+    (length,) = struct.unpack("<i", file.read_at(4, file.size() - tail))
+    footer = file.read_at(length, file.size() - tail - length)
+    (root,) = struct.unpack_from("<I", footer)
+    place = _target(footer, root, 3)
+    (count,) = struct.unpack_from("<I", footer, place)
+    return list(struct.unpack_from(f"<{3 * count}q", footer, place + 4)[::3])  # each with the lengths of its parts
+
+
+def _message(file: pa.NativeFile, start: int) -> Message:
+    """The message that begins at `start`: its flatbuffer (Message.fbs) is read, its body is not."""
+    head = file.read_at(_FIRST_READ, start)
+    first, second = struct.unpack_from("<ii", head)
+    prefix, length = (8, second) if first == -1 else (4, first)  # before version 0.15 there was no mark
+    body = prefix + length
+    if length <= 0 or start + body > file.size():
+        raise ValueError("it is truncated, or not Arrow")
+    buffer = (head if body <= len(head) else file.read_at(body, start))[prefix:body]
     (root,) = struct.unpack_from("<I", buffer)
     (kind,) = _field(buffer, root, 1, "<B")
-    (body,) = _field(buffer, root, 3, "<q")
-    if body < 0:
-        raise ValueError("a message is damaged")
+    (size,) = _field(buffer, root, 3, "<q")
+    if size < 0 or start + body + size > file.size():
+        raise ValueError("it is truncated")
     if kind != _BATCH:
-        return Message(kind, start, before + body)
+        return Message(kind, start, body + size)
     batch = _target(buffer, root, 2)
     (rows,) = _field(buffer, batch, 0, "<q")
     nodes = _target(buffer, batch, 1)
     (count,) = struct.unpack_from("<I", buffer, nodes)
     lengths = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)[::2]  # each with its number of nulls
-    return Message(kind, start, before + body, rows, lengths)
+    return Message(kind, start, body + size, rows, lengths)
 
 
 def _place(buffer: bytes, table: int, number: int) -> int:

@@ -127,7 +127,7 @@ def read_footer(found: Found) -> Footer:
         if size == 0:
             raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
         contents = read_contents(found.path, file)
-    names = contents.schema.names
+        names = contents.schema.names
     for name in names:
         if names.count(name) > 1:
             raise DataError("this column name stands twice in the file", file=found.path, column=printable(name))
@@ -286,9 +286,11 @@ def pieces(
     Raises:
         DataError: a part of the file can't be decoded, or it changed since it was opened.
     """
+    if not row_groups:
+        return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
     store, group = store_of(file.location), file.contents.group_name
-    where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"{group}s from {row_groups[0]} on"
+    where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
     with _failing(file.path, file.location, f"{where} cannot be decoded"), store.open(file.location) as opened:
         if (opened.size(), store.version(file.location, opened)) != (file.size, file.version):
             raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
