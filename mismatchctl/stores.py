@@ -12,24 +12,28 @@ import glob
 import os
 import posixpath
 import re
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatchctl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Done = TypeVar("Done")
 SCHEMES = ("s3", "gs", "hf")
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(?=[^/])(.*)", re.DOTALL)
 FAILURES = (OSError, ValueError)
 """What a failing store raises."""
 
+_NOT_REPEATED = "Failed to flush response stream"
+_FIRST_WAIT = 0.05
 _ATTEMPTS = 5
 _RETRY_SECONDS = 60
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
@@ -62,8 +66,8 @@ class Store(ABC):
         """All files below a folder, save hidden ones and `_names`."""
 
     @abstractmethod
-    def glob(self, pattern: str) -> list[str]:
-        """What a pattern with wildcards matches: files and folders."""
+    def glob(self, pattern: str) -> dict[str, bool]:
+        """What a pattern with wildcards matches, and whether it is a file."""
 
     @abstractmethod
     def location(self, path: str) -> str:
@@ -89,6 +93,10 @@ class Store(ABC):
         """The file, opened to be read anywhere in it."""
         with self._open(location) as file:
             yield file
+
+    def patiently(self, work: Callable[[], Done]) -> Done:
+        """Do what reads from the store, and may be done again."""
+        return work()
 
     def start(self, path: str, length: int) -> bytes:
         """The first bytes of a file."""
@@ -171,9 +179,9 @@ class Disk(Store):
                 if not name.startswith((".", "_")):
                     yield os.path.normpath(os.path.join(place, name))
 
-    def glob(self, pattern: str) -> list[str]:
+    def glob(self, pattern: str) -> dict[str, bool]:
         """What a pattern matches."""
-        return glob.glob(pattern, recursive=True)
+        return {path: os.path.isfile(path) for path in glob.glob(pattern, recursive=True)}
 
     def location(self, path: str) -> str:
         """The absolute path."""
@@ -228,13 +236,13 @@ class ObjectStore(Store):
             if is_file and not any(name.startswith((".", "_")) for name in below):
                 yield path
 
-    def glob(self, pattern: str) -> list[str]:
+    def glob(self, pattern: str) -> dict[str, bool]:
         """What a pattern matches; `**` stands for any number of folders."""
         parts = pattern.split("/")
         fixed = next(number for number, part in enumerate(parts) if glob.has_magic(part))
         recursive = fixed < len(parts) - 1
         found = self._list("/".join(parts[:fixed]), recursive)
-        return [path for path, _ in found if _matches(path.split("/")[fixed:], parts[fixed:])]
+        return {path: is_file for path, is_file in found if _matches(path.split("/")[fixed:], parts[fixed:])}
 
     def location(self, path: str) -> str:
         """The path itself."""
@@ -246,12 +254,23 @@ class ObjectStore(Store):
 
     def version(self, location: str, file: pa.NativeFile) -> str:
         """The object's tag, which came with opening it; else when it was written."""
-        tag = file.metadata().get(b"ETag") if hasattr(file, "metadata") else None
+        tag = file.metadata().get("ETag")
         return tag.decode() if tag else str(self._info(location).mtime_ns)
 
     def explain(self, error: BaseException, path: str) -> DataError:
         """What went wrong at a path."""
         return _remote_error(self.scheme, error, path)
+
+    def patiently(self, work: Callable[[], Done]) -> Done:
+        """Do it again after a failure that its client lets pass: of a request shorter than the error's text."""
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return work()
+            except OSError as error:
+                if _NOT_REPEATED not in str(error):
+                    raise
+            time.sleep(_FIRST_WAIT * 2**attempt)
+        return work()
 
     def _open(self, location: str) -> pa.NativeFile:
         return self.filesystem.open_input_file(self._key(location))
@@ -268,9 +287,10 @@ class ObjectStore(Store):
     def _list(self, folder: str, recursive: bool) -> list[tuple[str, bool]]:
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(self._key(folder), recursive=recursive, allow_not_found=True)
         try:
-            found = self.filesystem.get_file_info(selector)
+            found = self.filesystem.get_file_info(FileSelector(self._key(folder), recursive=recursive))
+        except FileNotFoundError:
+            return []
         except FAILURES as error:
             raise self.explain(error, folder) from error
         return [(f"{self.scheme}://{one.path}", one.is_file) for one in found]
@@ -310,6 +330,11 @@ def _matches(names: Sequence[str], pattern: Sequence[str]) -> bool:
 @functools.lru_cache(maxsize=64)
 def _filesystem(scheme: str, bucket: str) -> Any:
     return {"s3": _s3, "gs": _gcs, "hf": _hugging_face}[scheme](bucket)
+
+
+def forget() -> None:
+    """Connect anew at the next path: credentials or endpoints in the environment may have changed."""
+    _filesystem.cache_clear()
 
 
 def _s3(bucket: str) -> Any:

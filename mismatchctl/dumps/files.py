@@ -121,12 +121,16 @@ def read_footer(found: Found) -> Footer:
         DataError: a broken, truncated or foreign file.
     """
     store = store_of(found.location)
-    problem = f"this is not a complete {format_name(found.path)} file"
-    with _failing(found.path, found.location, problem), store.open(found.location) as file:
-        size, version = file.size(), store.version(found.location, file)
-        if size == 0:
-            raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
-        contents = read_contents(found.path, file)
+
+    def read() -> tuple[int, str, Contents]:
+        with store.open(found.location) as file:
+            size, version = file.size(), store.version(found.location, file)
+            if size == 0:
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
+            return size, version, read_contents(found.path, file)
+
+    with _failing(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
+        size, version, contents = store.patiently(read)
         names = contents.schema.names
     for name in names:
         if names.count(name) > 1:
@@ -291,7 +295,19 @@ def pieces(
     names = list(dict.fromkeys(file.columns[column] for column in columns))
     store, group = store_of(file.location), file.contents.group_name
     where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
-    with _failing(file.path, file.location, f"{where} cannot be decoded"), store.open(file.location) as opened:
-        if (opened.size(), store.version(file.location, opened)) != (file.size, file.version):
-            raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
-        yield from file.contents.decode(opened, row_groups, names, rows)
+
+    def decode() -> Iterator[pa.Table]:
+        with store.open(file.location) as opened:
+            if (opened.size(), store.version(file.location, opened)) != (file.size, file.version):
+                raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
+            yield from file.contents.decode(opened, row_groups, names, rows)
+
+    def begin() -> tuple[Iterator[pa.Table], pa.Table | None]:
+        tables = decode()
+        return tables, next(tables, None)
+
+    with _failing(file.path, file.location, f"{where} cannot be decoded"):
+        tables, table = store.patiently(begin)
+        while table is not None:
+            yield table
+            table = next(tables, None)

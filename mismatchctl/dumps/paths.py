@@ -144,11 +144,12 @@ def _glob(pattern: str) -> Iterator[_Argument]:
     Hive folders (`step=*`) are parts of one run, not runs.
     """
     store = store_of(pattern)
-    matches = sorted(store.glob(pattern), key=natural_key)
+    found = store.glob(pattern)
+    matches = sorted(found, key=natural_key)
     if not os.path.basename(pattern).startswith("_"):
         matches = [path for path in matches if not os.path.basename(path).startswith("_")]
-    files = [path for path in matches if path.lower().endswith(SUFFIXES) and store.is_file(path)]
-    folders = [path for path in matches if store.is_folder(path)] if not files else []
+    files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
+    folders = [path for path in matches if not found[path]] if not files else []
     for folder in folders:
         if _HIVE.fullmatch(os.path.basename(folder)):
             files.extend(_walk(folder))
@@ -173,8 +174,10 @@ def _near(path: str) -> str:
     """What to say about a path that does not exist: the nearest names where it stops existing."""
     store = store_of(path)
     parent, name = os.path.split(path)
-    while parent and os.path.dirname(parent) != parent and not store.is_folder(parent):
+    while parent and parent.strip("/") and not store.is_folder(parent):
         parent, name = os.path.split(parent)
+    if store.remote and parent.count("/") < 2:
+        return "check the name of the bucket"
     names = [entry for entry in store.names(parent) if not entry.startswith(".")]
     where = printable(parent) if parent else "the current folder"
     close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
