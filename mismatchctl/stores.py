@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 Done = TypeVar("Done")
 SCHEMES = ("s3", "gs", "hf")
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(?=[^/])(.*)", re.DOTALL)
-FAILURES = (OSError, ValueError)
-"""What a failing store raises."""
-
 _NOT_REPEATED = "Failed to flush response stream"
 _FIRST_WAIT = 0.05
 _ATTEMPTS = 5
-_RETRY_SECONDS = 60
+_RETRY_SECONDS = 20
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 60
 
 
@@ -48,6 +45,11 @@ class Store(ABC):
     """One place where files lie. Paths are as the user wrote them; a location is a path that opens anywhere."""
 
     remote = False
+
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What it raises when it fails."""
+        return (OSError, ValueError)
 
     @abstractmethod
     def is_file(self, path: str) -> bool:
@@ -103,7 +105,7 @@ class Store(ABC):
         try:
             with self.open(self.location(path)) as file:
                 return bytes(file.read(length))
-        except FAILURES as error:
+        except self.failures as error:
             raise self.explain(error, path) from error
 
 
@@ -139,7 +141,7 @@ def store_of(path: str) -> Store:
         raise DataError(f"{scheme}:// is not read", file=printable(path), remedy=f"copy it to a disk, or to {known}")
     try:
         return ObjectStore(scheme, _filesystem(scheme, bucket))
-    except FAILURES as error:
+    except (OSError, ValueError) as error:
         raise _remote_error(scheme, error, path) from error
 
 
@@ -215,6 +217,11 @@ class ObjectStore(Store):
 
     remote = True
 
+    @property
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What its client raises: the hub's lets the exceptions of its own clients through."""
+        return (Exception,) if self.scheme == "hf" else super().failures
+
     def is_file(self, path: str) -> bool:
         """Whether there is such an object."""
         return bool(self._info(path).is_file)
@@ -281,7 +288,7 @@ class ObjectStore(Store):
     def _info(self, path: str) -> Any:
         try:
             return self.filesystem.get_file_info(self._key(path))
-        except FAILURES as error:
+        except self.failures as error:
             raise self.explain(error, path) from error
 
     def _list(self, folder: str, recursive: bool) -> list[tuple[str, bool]]:
@@ -291,7 +298,7 @@ class ObjectStore(Store):
             found = self.filesystem.get_file_info(FileSelector(self._key(folder), recursive=recursive))
         except FileNotFoundError:
             return []
-        except FAILURES as error:
+        except self.failures as error:
             raise self.explain(error, folder) from error
         return [(f"{self.scheme}://{one.path}", one.is_file) for one in found]
 
@@ -313,7 +320,7 @@ def read_whole(path: str | Path) -> bytes:
     try:
         with store.open(where) as file:
             return bytes(file.read())
-    except FAILURES as error:
+    except store.failures as error:
         raise store.explain(error, where) from error
 
 
@@ -386,10 +393,8 @@ _REASONS = {
         "the store fails, again and again",
         "later",
     ),
-    r"NETWORK_CONNECTION|curlCode|connection (refused|reset|error)|resolve|timed? ?out|UNAVAILABLE": (
-        "the store cannot be reached",
-        "network",
-    ),
+    r"NETWORK_CONNECTION|curlCode|connect(ion )?(refused|reset|error)|resolve|name or service|timed? ?out"
+    r"|UNAVAILABLE": ("the store cannot be reached", "network"),
 }
 """Error text of the stores' clients -> what to say, and what the remedy is about."""
 
@@ -401,14 +406,14 @@ _CREDENTIALS = {
 _REMEDIES = {
     "bucket": "check the name, and the endpoint that is asked",
     "region": "leave AWS_ENDPOINT_URL unset, or name the endpoint and AWS_REGION of that bucket",
-    "network": "check the network, and AWS_ENDPOINT_URL if it is set",
+    "network": "check the network, and the endpoint where the environment names one (AWS_ENDPOINT_URL for s3://)",
     "later": "run again later",
 }
 
 
 def _remote_error(scheme: str, error: BaseException, path: str) -> DataError:
     """One sentence about a failing store. Its client's own words may hold secrets and are not repeated."""
-    shown, text = printable(path), str(error)
+    shown, text = printable(path), f"{type(error).__name__} {error}"
     if isinstance(error, FileNotFoundError):
         return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
     for pattern, (problem, about) in _REASONS.items():

@@ -308,6 +308,23 @@ def test_hugging_face_through_its_own_package(tmp_path, monkeypatch):
     stores.forget()
 
 
+def test_a_hub_that_cannot_be_reached(monkeypatch):
+    import fsspec
+    import huggingface_hub
+
+    class ConnectError(Exception):
+        """As of clients that know no OSError."""
+
+    class Hub(fsspec.AbstractFileSystem):
+        def info(self, path, **options):
+            raise ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "HfFileSystem", Hub)
+    stores.forget()
+    assert "the store cannot be reached" in str(refuse("hf://datasets/me/dumps"))
+    stores.forget()
+
+
 def test_hugging_face_without_its_package(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     stores.forget()

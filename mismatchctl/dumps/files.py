@@ -147,8 +147,10 @@ def _failing(path: str, location: str, problem: str) -> Iterator[None]:
     store = store_of(location)
     try:
         yield
-    except (OSError, ValueError, pa.ArrowException) as error:
-        if store.remote and isinstance(error, OSError):
+    except DataError:
+        raise
+    except (pa.ArrowException, *store.failures) as error:
+        if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
         raise DataError(f"{problem} ({first_line(error)})", file=path, remedy=_LEAVE_OUT) from error
 
