@@ -14,6 +14,7 @@ PACKAGE = ROOT / "mismatchctl"
 ORDER = (
     "errors",
     "files",
+    "stores",
     "contract",
     "batch",
     "ratios",
