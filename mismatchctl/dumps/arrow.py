@@ -43,7 +43,7 @@ class Arrow(Contents):
     Attributes:
         stream: whether it is a stream, which has no footer.
         batches: its record batches.
-        others: the schema and the dictionaries that stand before and between them.
+        others: of a stream, the schema and the dictionaries that stand before and between them.
     """
 
     stream: bool
