@@ -151,7 +151,7 @@ def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs
 
 
 def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: bool) -> Outputs:
-    """The outputs from a Result, or the corrections' from a sweep over a grid and the mismatch from its own analysis."""
+    """The outputs from a Result; `swept`, those of the corrections from a sweep over the grid."""
     from mismatchctl.analyze import analyze
     from mismatchctl.correction import correction_from_mapping
 
