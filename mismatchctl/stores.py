@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 SCHEMES = ("s3", "gs", "hf")
-_REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(?=[^/])(.*)", re.DOTALL)
+_REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _NOT_REPEATED = "Failed to flush response stream"
 _FIRST_WAIT = 0.05
 _ATTEMPTS = 5
@@ -117,7 +117,9 @@ def remote(path: str) -> bool:
 def normal(path: str) -> str:
     """The path without `.`, `..` and doubled or trailing separators."""
     match = _REMOTE.match(path)
-    return f"{match[1].lower()}://{posixpath.normpath(match[2])}" if match else os.path.normpath(path)
+    if match is None:
+        return os.path.normpath(path)
+    return f"{match[1].lower()}://{posixpath.normpath(match[2]) if match[2] else ''}"
 
 
 def store_of(path: str) -> Store:
@@ -139,6 +141,8 @@ def store_of(path: str) -> Store:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise DataError(f"{scheme}:// is not read", file=printable(path), remedy=f"copy it to a disk, or to {known}")
+    if not bucket or glob.has_magic(bucket):
+        raise DataError("this names no bucket", file=printable(path), remedy=f"write {scheme}://BUCKET/FOLDER")
     try:
         return ObjectStore(scheme, _filesystem(scheme, bucket))
     except (OSError, ValueError) as error:
@@ -183,7 +187,8 @@ class Disk(Store):
 
     def glob(self, pattern: str) -> dict[str, bool]:
         """What a pattern matches."""
-        return {path: os.path.isfile(path) for path in glob.glob(pattern, recursive=True)}
+        found = {path: os.path.isfile(path) for path in glob.glob(pattern, recursive=True)}
+        return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
         """The absolute path."""

@@ -43,7 +43,7 @@ class Arrow(Contents):
     Attributes:
         stream: whether it is a stream, which has no footer.
         batches: its record batches.
-        others: the schema and the dictionaries that stand before and between them.
+        others: of a stream, the schema and the dictionaries that stand before and between them.
     """
 
     stream: bool
@@ -73,7 +73,8 @@ class Arrow(Contents):
         batches = tuple(message for message in found if message.kind == _BATCH)
         others = tuple(message for message in found if message.kind != _BATCH)
         arrays = sum(_arrays(kind) for kind in schema.types)
-        if any(batch.rows < 0 or len(batch.lengths) != arrays for batch in batches):
+        unfit = any(batch.rows < 0 or len(batch.lengths) != arrays for batch in batches)
+        if unfit or (others and not stream):
             raise ValueError("its record batches do not fit its schema")
         return cls(schema, tuple(batch.rows for batch in batches), stream, batches, others)
 
