@@ -130,6 +130,18 @@ def test_the_original_type_is_kept_beside_exact_values(tmp_path: Path) -> None:
     assert table["train_log_probs"].to_pylist() == values.half().double().tolist()
 
 
+def test_none_is_no_column(tmp_path: Path) -> None:
+    table = record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=RAGGED, ref_log_probs=None, reward=None)
+    assert table.column_names == ["step", "rollout_log_probs", "train_log_probs"]
+
+
+def test_tensors_that_numpy_cannot_have_are_told(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.zeros(3, 1, device="meta"), torch.zeros(3, 1).to_sparse()):
+        with pytest.raises(ValueError, match="train_log_probs: "):
+            record(tmp_path, rollout_log_probs=RAGGED, train_log_probs=tensor, response_mask=np.ones((3, 1)))
+
+
 def test_no_sequence_is_no_file(tmp_path: Path) -> None:
     with Recorder(tmp_path / "dumps") as recorder:
         assert recorder.write(step=0, rollout_log_probs=[], train_log_probs=[], reward=[]) is None
@@ -275,7 +287,12 @@ TWO = np.zeros((2, 3), np.float32)
             "advantages: a row must be one value or one-dimensional",
         ),
         ({"train_log_probs": [["a", "b", "c"], [], ["d"]]}, "train_log_probs: needs numbers"),
+        ({"prompt_id": ["a", "\udc80", "b"]}, "prompt_id: .*surrogates"),
+        ({"rollout_log_probs": [[[0.0], [0.0, 1.0]], [], []]}, "rollout_log_probs: "),
+        ({"train_log_probs": None}, "train_log_probs: needs one list of values per sequence, got None"),
         ({"step": -1}, "step: -1 is negative"),
+        ({"step": 2**63}, "step: 9223372036854775808 is too large"),
+        ({"step": 1.5}, "step: needs a whole number, got 1.5"),
     ],
 )
 def test_what_does_not_fit(tmp_path: Path, columns: dict[str, Any], message: str) -> None:

@@ -296,6 +296,37 @@ def test_writers_of_one_step_never_overwrite_each_other(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 40
 
 
+@pytest.mark.parametrize(("file_bytes", "background"), [(0, 0), (1 << 20, 0), (300, 2)])
+def test_threads_share_a_recorder(tmp_path: Path, file_bytes: int, background: int) -> None:
+    with (
+        Recorder(tmp_path, file_bytes=file_bytes, background=background) as recorder,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        list(pool.map(lambda step: recorder.write(step=step, **COLUMNS), range(100)))
+    assert steps(tmp_path) == sorted(list(range(100)) * 3)
+
+
+@pytest.mark.parametrize("background", [0, 1])
+def test_a_fork_begins_anew(tmp_path: Path, background: int) -> None:
+    """The child records too, and what waited in the parent is written once."""
+    script = f"""if True:
+        import os, sys
+        from mismatchctl.recorder import Recorder
+        recorder = Recorder(sys.argv[1], file_bytes=1 << 20, background={background})
+        row = [[-1.0]]
+        recorder.write(step=0, rollout_log_probs=row, train_log_probs=row)
+        if child := os.fork():
+            assert os.waitpid(child, 0)[1] == 0
+        else:
+            recorder.write(step=1, rollout_log_probs=row, train_log_probs=row)
+        if not os.fork():
+            sys.exit()  # a child that records nothing
+        os.wait()
+    """
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    assert steps(tmp_path) == [0, 1]
+
+
 def test_a_closed_recorder_refuses(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         pass

@@ -27,8 +27,8 @@ class Recorder:
     """Writes dumps into a folder. A file gets its name only when it is complete; nothing is ever overwritten.
 
     A file is called `step_00003.parquet` after its first step, `step_00003_rank00001.parquet` on a rank; a
-    further one of the same name adds `_001`, `_002`, ... Any number of processes may write into one folder; each has
-    its own recorder, made in the process that uses it and called by one thread at a time.
+    further one of the same name adds `_001`, `_002`, ... Any number of processes may write into one folder, and any
+    number of threads through one recorder. After a fork the child's recorder begins anew: what waits is the parent's.
 
     Attributes:
         lost: calls of `write` whose rows did not and will not reach the disk.
@@ -69,17 +69,21 @@ class Recorder:
             if number < 0:
                 raise ValueError(f"{name}: {number} is negative")
         self.folder, self.run, self.rank, self.format = Path(folder), run, rank, format
-        self.file_bytes, self.on_error, self.lost = file_bytes, on_error, 0
-        self._waiting: list[pa.Table] = []
+        self.file_bytes, self.background, self.on_error, self.lost = file_bytes, background, on_error, 0
         self._files: Counter[int] = Counter()
         self._closed = self._warned = False
-        self._failure: OSError | None = None
-        self._lock = threading.Lock()
-        self._queue: queue.Queue[pa.Table | None] = queue.Queue(background)
-        self._thread = threading.Thread(target=self._drain, name="recorder", daemon=True) if background else None
-        if self._thread is not None:
-            self._thread.start()
+        self._begin()
         atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """Everything that belongs to one process."""
+        self._process = os.getpid()
+        self._waiting: list[pa.Table] = []
+        self._failure: OSError | None = None
+        self._lock = threading.Lock()  # of what is known of losses, and of the thread
+        self._saving = threading.RLock()  # of what waits, and of the disk
+        self._queue: queue.Queue[pa.Table | None] = queue.Queue(self.background)
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Recorder:
         return self
@@ -103,6 +107,8 @@ class Recorder:
             return
         self._closed = True
         atexit.unregister(self.close)
+        if self._process != os.getpid():
+            return
         if self._thread is None:
             self._flush()
         else:
@@ -123,11 +129,12 @@ class Recorder:
         booleans or strings, or one value for all. Floats of less than 32 bits are stored exactly in 32.
 
         Args:
-            step: the training step.
+            step: the training step, a whole number of any kind.
             rollout_log_probs: per token, nats, as the inference engine reported them.
             train_log_probs: per token, nats, the trainer's recomputation with the weights that sampled.
             response_mask: per token, 1 where the policy sampled; as the loss is given it, before any rejection.
-            optional: any further column of docs/contract.md, or a per-sequence one of your own for `--by`.
+            optional: any further column of docs/contract.md, or a per-sequence one of your own for `--by`; None
+                leaves it out.
 
         Returns:
             The file that this call completed; None where rows wait or there were none.
@@ -139,18 +146,22 @@ class Recorder:
         try:
             if self._closed:
                 raise ValueError("the recorder is closed")
-            if (step := operator.index(step)) < 0:
-                raise ValueError(f"step: {step} is negative")
-            columns = {"step": step, **({} if self.run is None else {"run": self.run}), **optional}
+            columns = {"step": _whole(step), "run": self.run, **optional, "response_mask": response_mask}
             columns |= {"rollout_log_probs": rollout_log_probs, "train_log_probs": train_log_probs}
-            table = table_of(columns if response_mask is None else {**columns, "response_mask": response_mask})
+            table = table_of({name: value for name, value in columns.items() if value is not None})
         except Exception as error:
             self._lose(error, 1)
             return None
         if len(table) == 0:
             return None
-        if self._thread is None:
+        if self._process != os.getpid():
+            self._begin()
+        if not self.background:
             return self._save(table)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._drain, name="recorder", daemon=True)
+                self._thread.start()
         self._queue.put(table)
         self._raise_failure()
         return None
@@ -187,11 +198,12 @@ class Recorder:
     def _save(self, table: pa.Table) -> Path | None:
         """Let the table wait for its file; returns the file that is thereby complete."""
         done = None
-        if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
-            done = self._flush(then=[table])
-        else:
-            self._waiting.append(table)
-        return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
+        with self._saving:
+            if self._waiting and not table.schema.equals(self._waiting[0].schema, check_metadata=True):
+                done = self._flush(then=[table])
+            else:
+                self._waiting.append(table)
+            return self._flush() if sum(waiting.nbytes for waiting in self._waiting) >= self.file_bytes else done
 
     def _flush(self, then: Sequence[pa.Table] = ()) -> Path | None:
         """Make a file of the tables that wait; whatever comes of it, `then` wait next."""
@@ -241,3 +253,13 @@ class Recorder:
             handle.close()  # an earlier write, or another process, has the name
             partial.unlink()
         return final, partial, handle
+
+
+def _whole(step: Any) -> int:
+    try:
+        whole = operator.index(step)
+    except TypeError:
+        raise ValueError(f"step: needs a whole number, got {step!r}") from None
+    if not 0 <= whole < 2**63:
+        raise ValueError(f"step: {whole} is {'negative' if whole < 0 else 'too large'}")
+    return whole

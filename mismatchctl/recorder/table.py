@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +21,23 @@ Cells = Array | list[Array]
 
 def table_of(columns: dict[str, Any]) -> pa.Table:
     """The columns of one call, every one a copy."""
-    cells = {name: _cells(name, value) for name, value in columns.items()}
+    cells = {}
+    for name, value in columns.items():
+        with _named(name):
+            cells[name] = _cells(name, value)
     reference = "response_mask" if "response_mask" in cells else "rollout_log_probs"
     for name in dict.fromkeys(("rollout_log_probs", "train_log_probs", reference)):
-        if not _per_token(cells[name]):
-            raise ValueError(f"{name}: needs one list of values per sequence, got one value")
+        if name not in cells or not _per_token(cells[name]):
+            found = "single values" if name in cells else "None"
+            raise ValueError(f"{name}: needs one list of values per sequence, got {found}")
         if reference != "response_mask" and not isinstance(cells[name], list):
             raise ValueError("response_mask: missing; padded log-probs need one (a list of rows does not)")
     responses = Responses.of(reference, cells[reference])
-    arrays = {
-        name: responses.lists(name, value) if _per_token(value) else _scalars(name, value, len(responses.widths))
-        for name, value in cells.items()
-    }
+    arrays = {}
+    for name, value in cells.items():
+        with _named(name):
+            per_token = _per_token(value)
+            arrays[name] = responses.lists(name, value) if per_token else _scalars(value, len(responses.widths))
     fields = [
         pa.field(name, array.type, nullable=False, metadata=_original(columns[name], array.type))
         for name, array in arrays.items()
@@ -61,18 +68,18 @@ class Responses:
     def lists(self, name: str, rows: Cells) -> pa.Array:
         """The list column of a per-token column: lists of values, or of a token's experts."""
         if len(rows) != len(self.widths):
-            raise ValueError(f"{name}: {len(rows)} rows for {len(self.widths)} sequences")
-        kept = [self._kept(name, index, row) for index, row in enumerate(rows)]
+            raise ValueError(f"{len(rows)} rows for {len(self.widths)} sequences")
+        kept = [self._kept(index, row) for index, row in enumerate(rows)]
         lengths = [len(row) for row in kept]
         kept = [row for row in kept if len(row)]  # an empty list would make integers floats
         if name in EXPERTS:
-            experts = _experts(name, kept)
+            experts = _experts(kept)
             inner = _list_array(pa.array(experts.reshape(-1)), np.full(len(experts), experts.shape[1]))
             return _list_array(inner, lengths)
         empty = np.empty(0, np.int32 if name == "token_ids" else np.float32)
         return _list_array(pa.array(_stored(name, np.concatenate(kept) if kept else empty)), lengths)
 
-    def _kept(self, name: str, index: int, row: Array) -> Array:
+    def _kept(self, index: int, row: Array) -> Array:
         """The part of a row that is kept; a row may also have that part alone."""
         width, start, stop = self.widths[index], self.starts[index], self.stops[index]
         if len(row) == width:
@@ -80,7 +87,16 @@ class Responses:
         if len(row) == stop - start:
             return row
         alone = "" if stop - start == width else f", of which {stop - start} from the first to the last valid one"
-        raise ValueError(f"{name}: row {index} has {len(row)} values, {self.reference} has {width}{alone}")
+        raise ValueError(f"row {index} has {len(row)} values, {self.reference} has {width}{alone}")
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Put the column's name before what is wrong with it, be it said by us, numpy or torch."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def _per_token(cells: Cells) -> bool:
@@ -131,23 +147,24 @@ def _checked(name: str, array: Array, shape: tuple[int, ...]) -> Array:
     """The array, if its rows have a fitting shape."""
     if len(shape) == 1 or (name in EXPERTS and len(shape) > 1):
         return array
-    raise ValueError(f"{name}: a row must be one value or one-dimensional, got shape {shape}")
+    raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
 
 
-def _scalars(name: str, values: Cells, count: int) -> pa.Array:
+def _scalars(values: Cells, count: int) -> pa.Array:
     """A per-sequence column without nulls."""
     values = np.array(values)
     values = values if values.ndim else np.repeat(values, count)
     if len(values) != count:
-        raise ValueError(f"{name}: {len(values)} rows for {count} sequences")
+        raise ValueError(f"{len(values)} rows for {count} sequences")
+    wanted = "needs numbers, booleans or strings, of one kind and without gaps"
     try:
         array = pa.array(values.tolist() if values.dtype.kind in "OU" else values)
-    except (pa.ArrowException, OverflowError) as error:
-        raise ValueError(f"{name}: {error}") from None
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise ValueError(f"{wanted} ({error})") from None
     kind = array.type
     fits = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     if array.null_count or not (fits or pa.types.is_string(kind)):
-        raise ValueError(f"{name}: needs numbers, booleans or strings without gaps, got {kind}")
+        raise ValueError(f"{wanted}, got {'gaps' if array.null_count else kind}")
     return array
 
 
@@ -159,14 +176,14 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
 
 
-def _experts(name: str, rows: list[Array]) -> Array:
+def _experts(rows: list[Array]) -> Array:
     """Experts [N, layers * k] of the tokens of all rows."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
     if len({matrix.shape[1] for matrix in matrices}) > 1 or any(matrix.dtype.kind not in "iu" for matrix in matrices):
-        raise ValueError(f"{name}: needs as many integers for each token")
+        raise ValueError("needs as many integers for each token")
     experts = np.concatenate(matrices)
     if experts.size and not -(2**15) <= experts.min() <= experts.max() < 2**15:
-        raise ValueError(f"{name}: needs ids of experts, got {experts.max()}")
+        raise ValueError(f"needs ids of experts, got {experts.max()}")
     return experts.astype(np.int16)
 
 
@@ -175,11 +192,11 @@ def _stored(name: str, values: Array) -> Array:
     kind = values.dtype.kind
     if name == "response_mask":
         if kind not in "biuf" or not np.isin(values, (0, 1)).all():
-            raise ValueError(f"{name}: needs zeros and ones")
+            raise ValueError("needs zeros and ones")
         return values.astype(np.bool_)
     if kind not in ("iu" if name == "token_ids" else "biuf"):
         wanted = "integers" if name == "token_ids" else "numbers"
-        raise ValueError(f"{name}: needs {wanted}, got {values.dtype}")
+        raise ValueError(f"needs {wanted}, got {values.dtype}")
     if kind == "f" or name.endswith("_log_probs"):
         return values.astype(np.float64 if values.dtype.itemsize > 4 and kind == "f" else np.float32, copy=False)
     small = kind != "b" and (not len(values) or (values.min() >= -(2**31) and values.max() < 2**31))
