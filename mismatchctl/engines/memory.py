@@ -8,9 +8,9 @@ from mismatchctl.dumps import Dump, Unit
 from mismatchctl.dumps.wide import BATCH_TOKENS
 from mismatchctl.errors import ConfigError
 
-PROCESS_BYTES = 400_000_000
+PROCESS_BYTES = 450_000_000
 """What the process takes beside the units in flight: the interpreter, its libraries, the sums of open groups."""
-BYTES_PER_TOKEN = 100
+BYTES_PER_TOKEN = 90
 """What a token of a unit in flight takes on its way from the file to its sums, measured at its peak."""
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(|k|m|g|t)(?:i?b)?", re.IGNORECASE)
 

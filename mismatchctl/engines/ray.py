@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,6 +21,10 @@ RETRIES = 5
 """How often a shard is made again whose worker or node was lost."""
 _AHEAD = 3
 """Shards in flight for each processor of the cluster; parts that wait for their turn are among them."""
+
+
+_PATIENCE = 10.0
+"""Seconds to wait for a cluster to answer."""
 
 
 @dataclass(frozen=True)
@@ -38,37 +45,57 @@ class Ray:
             ConfigError: Ray is not installed, or the cluster cannot be reached.
             DataError: workers do not see a file, run another version, or were lost again and again.
         """
-        ray = self._connected()
-        task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(made_there)
-        given, here = ray.put(work), tool()
-        ahead = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        waiting: deque[tuple[Shard, Any]] = deque()
-        try:
-            for shard in shards:
-                waiting.append((shard, task.remote(given, dump.only(shard.units), here)))
-                if len(waiting) > ahead:
-                    yield _next(ray, waiting)
-            while waiting:
-                yield _next(ray, waiting)
-        finally:
-            for _, reference in waiting:
-                ray.cancel(reference)
-
-    def _connected(self) -> Any:
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("--engine ray needs Ray: pip install 'mismatchctl[ray]'") from None
-        if not ray.is_initialized():
+        with _connected(self.address) as ray:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(made_there)
+            given, here = ray.put(work), tool()
+            ahead = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            waiting: deque[tuple[Shard, Any]] = deque()
             try:
-                ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-                where = "" if self.address is None else f" at {self.address}"
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise ConfigError(
-                    f"there is no Ray cluster{where} ({reason}): start one, or name its --address"
-                ) from None
-        return ray
+                for shard in shards:
+                    waiting.append((shard, task.remote(given, dump.only(shard.units), here)))
+                    if len(waiting) > ahead:
+                        yield _next(ray, waiting)
+                while waiting:
+                    yield _next(ray, waiting)
+            finally:
+                for _, reference in waiting:
+                    ray.cancel(reference)
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected as the program is already, or else for so long.
+
+    What Ray has to say of lost workers it says on stdout, where results go: on stderr, that is, in the meantime.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray needs Ray: pip install 'mismatchctl[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        try:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            where = "" if address is None else f" at {address}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remedy = "start one, or name its --address"
+            raise ConfigError(f"there is no Ray cluster{where} ({reason}): {remedy}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise an OSError where nobody listens at host:port; Ray itself would go on trying for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _PATIENCE).close()
 
 
 def made_there(work: Work[PartT], dump: Dump, version: str) -> PartT | MismatchctlError:
