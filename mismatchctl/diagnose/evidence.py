@@ -18,9 +18,10 @@ from mismatchctl.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.sums.clusters import Hashes, mix
 
-LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 19, 1 / 32
+LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
 PLACES = 3
+_PROBES = 8
 _HEAD = 1 << 10  # where the first places of a flag that is on many tokens are found
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
@@ -138,23 +139,20 @@ def gather(
 
 
 def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int) -> Evidence:
-    parts = [_of_piece(piece, by, flags) for piece in rows.pieces()]
-    hashes = np.concatenate([np.zeros(0, np.uint64), *(found for _, found in parts)])
-    evidence = reduce(add, (part for part, _ in parts), Evidence())
-    return replace(evidence, sample=Sample.of(hashes, rows, size, tokens))
+    evidence = reduce(add, (_of_piece(piece, by, flags) for piece in rows.pieces()), Evidence())
+    return replace(evidence, sample=Sample.of(_content(rows), rows, size, tokens))
 
 
-def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> tuple[Evidence, Hashes]:
-    """The evidence of a few rows but for the sample, and the hash of each [S]."""
+def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> Evidence:
+    """The evidence of a few rows but for the sample."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
-    evidence = Evidence(
+    return Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if np.any(found)},
         cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
-    return evidence, _content(rows)
 
 
 def _at_least_single(values: Floats) -> Floats:
@@ -170,18 +168,22 @@ def _tally(rows: Rows, found: Bools | int) -> Tally:
     if len(first) < min(PLACES, tokens):
         first = np.flatnonzero(found)[:PLACES]
     sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
-    places = zip(rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position[first].tolist(), strict=True)
+    places = zip(
+        rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position_of(first).tolist(), strict=True
+    )
     some = rows.segments.nonempty if tokens == len(found) else rows.segments.max(found.view(np.uint8)) > 0
     return Tally(tokens, int(np.count_nonzero(some)), tuple(places))
 
 
 def _content(rows: Rows) -> Hashes:
-    """A hash of each row's valid log-probs, by their number and their sums."""
-    hashes = rows.segments.sum(rows.mask).astype(np.uint64)
-    with np.errstate(invalid="ignore", over="ignore"):
+    """A hash of each row [S], by its length and a few of its log-probs."""
+    hashes = rows.segments.lengths.astype(np.uint64)
+    some = np.flatnonzero(rows.segments.nonempty)
+    last = rows.segments.lengths[some] - 1
+    for probe in range(_PROBES):
+        tokens = rows.segments.offsets[some] + last * probe // (_PROBES - 1)
         for values in (rows.rollout, rows.train):
-            valid = values if rows.mask.all() else np.where(rows.mask, values, 0.0)
-            hashes = mix(hashes, (rows.segments.sum(valid) + 0.0).view(np.uint64))
+            hashes[some] = mix(hashes[some], (values[tokens] + 0.0).astype(np.float64).view(np.uint64))
     return hashes
 
 
@@ -199,14 +201,16 @@ def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
         columns: per-sequence columns; `LAG` is the version lag.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        size = np.minimum(np.abs(train - rollout), _CAP)
-        doubt = 1.0 + _SMALLEST_DOUBT - np.exp(np.minimum(train, 0.0))
-    counts, total, expected = (rows.segments.sum(values) for values in (sound, size, doubt))
+        size = np.abs(train - rollout)
+        size = size if size.max(initial=0.0) <= _CAP else np.minimum(size, _CAP)
+        prob = np.exp(train if train.max(initial=0.0) <= 0.0 else np.minimum(train, 0.0))
+    counts, total = rows.segments.lengths, rows.segments.sum(size)
     if not (sound.all() and np.isfinite(total).all()):
         sound = sound & np.isfinite(size)
-        kept = sound, np.where(sound, size, 0.0), np.where(sound, doubt, 0.0)
-        counts, total, expected = map(rows.segments.sum, kept)
+        size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
+        counts, total = rows.segments.sum(sound).astype(np.int64), rows.segments.sum(size)
     some = counts > 0
+    expected = (1.0 + _SMALLEST_DOUBT) * counts - rows.segments.sum(prob)
     level = np.log(total[some] / expected[some] + _FLOOR)
     sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)
     steps = column_of(rows, "step")[some].tolist()
@@ -249,13 +253,14 @@ def _concatenated(first: Rows, second: Rows) -> Rows:
         name: np.concatenate([column_of(first, name), column_of(second, name)])
         for name in (*first.columns, *second.columns)
     }
+    alike = first.given_position is None and second.given_position is None
     return replace(
         first,
         segments=Segments(offsets),
         rollout=np.concatenate([first.rollout, second.rollout]),
         train=np.concatenate([first.train, second.train]),
         mask=np.concatenate([first.mask, second.mask]),
-        position=np.concatenate([first.position, second.position]),
+        given_position=None if alike else np.concatenate([first.position, second.position]),
         tokens=tokens,
         columns=columns,
         file=np.concatenate([first.file, second.file]),

@@ -15,6 +15,9 @@ from mismatchctl.dumps.arrays import Lists, nulls, numbers
 from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values
 from mismatchctl.dumps.kinds import is_list
 
+PIECE_TOKENS = 1 << 17
+"""Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -25,7 +28,7 @@ class Rows:
         rollout: log-probs of the rollout engine [T]; NaN where the file has a null.
         train: log-probs of the trainer's recomputation [T].
         mask: which tokens are trained on [T].
-        position: place of each token in its list, or its `position` in the long layout [T].
+        given_position: `position` of each token in the long layout [T]; None: its place in its list.
         tokens: other columns with a value per token, by name: [T], or [T, K] for lists of one length.
         columns: per-sequence values [S] by name.
         file: index of the file of each sequence [S].
@@ -36,7 +39,7 @@ class Rows:
     rollout: Floats
     train: Floats
     mask: Bools
-    position: Ints
+    given_position: Ints | None = None
     tokens: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -53,23 +56,32 @@ class Rows:
         per_token = {name: values for name, values in found.items() if values is not None}
         mask = per_token.pop(MASK, None)
         position = per_token.pop(POSITION, None)
-        if position is None:
-            position = segments.places
         return cls(
             segments=segments,
             rollout=per_token.pop("rollout_log_probs"),
             train=per_token.pop("train_log_probs"),
             mask=np.ones(length, np.bool_) if mask is None else mask == 1,
-            position=position.astype(np.int64, copy=False),
+            given_position=None if position is None else position.astype(np.int64, copy=False),
             tokens=per_token,
             columns=column_values(block),
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
         )
 
+    @property
+    def position(self) -> Ints:
+        """Place of each token in its list, or its `position` in the long layout [T]."""
+        return self.segments.places if self.given_position is None else self.given_position
+
+    def position_of(self, tokens: Ints) -> Ints:
+        """The same of some tokens, given by index."""
+        if self.given_position is not None:
+            return self.given_position[tokens]
+        return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
+
     def pieces(self) -> Iterator[Rows]:
         """The same rows in cache-sized pieces: views of whole sequences."""
-        for start, stop in self.segments.blocks():
+        for start, stop in self.segments.blocks(PIECE_TOKENS):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
             yield replace(
                 self,
@@ -77,7 +89,7 @@ class Rows:
                 rollout=self.rollout[tokens],
                 train=self.train[tokens],
                 mask=self.mask[tokens],
-                position=self.position[tokens],
+                given_position=None if self.given_position is None else self.given_position[tokens],
                 tokens={name: values[tokens] for name, values in self.tokens.items()},
                 columns={name: values[start:stop] for name, values in self.columns.items()},
                 file=self.file[start:stop],
@@ -86,15 +98,14 @@ class Rows:
 
     def take(self, chosen: Ints) -> Rows:
         """Some of the sequences, in the order given."""
-        offsets = np.concatenate([[0], np.cumsum(self.segments.lengths[chosen])]).astype(np.int64)
         where = self.segments.members(chosen)
         return replace(
             self,
-            segments=Segments(offsets),
+            segments=self.segments.take(chosen),
             rollout=self.rollout[where],
             train=self.train[where],
             mask=self.mask[where],
-            position=self.position[where],
+            given_position=None if self.given_position is None else self.given_position[where],
             tokens={name: values[where] for name, values in self.tokens.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             file=self.file[chosen],
