@@ -135,8 +135,8 @@ def _document(
             "",
             f"Written by `python benchmarks/cache.py`: {files} files of {tokens:,} tokens, {threads} threads, "
             f"{os.cpu_count()} processors, load {load}; medians of {repeats}, each in a fresh process, the start of "
-            "the interpreter not counted. Times as a share of the wall time without a cache; all Results of one dump have "
-            "the same bytes.",
+            "the interpreter not counted. Times as a share of the wall time without a cache; all Results of one dump "
+            "have the same bytes.",
             "",
             "| run | wall time | processor time | peak MB |",
             "|---|---|---|---|",

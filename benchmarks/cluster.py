@@ -119,8 +119,8 @@ def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int
             "# Ray against threads",
             "",
             f"Written by `python benchmarks/cluster.py`: {files} files of {tokens:,} tokens, one machine with "
-            f"{os.cpu_count()} processors, load {load}; medians of {repeats}, each in a fresh process, the start of Ray "
-            "not counted. Wall times, that of one thread being 1; what has more workers than processors shows the "
+            f"{os.cpu_count()} processors, load {load}; medians of {repeats}, each in a fresh process, the start of "
+            "Ray not counted. Wall times, that of one thread being 1; what has more workers than processors shows the "
             "bytes, not the speed.",
             "",
             "| workers | threads | Ray | Ray, one worker killed |",
