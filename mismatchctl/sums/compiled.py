@@ -420,4 +420,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 
 _NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, block_tokens=1 << 18)
+COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, block_tokens=1 << 20)
