@@ -303,10 +303,12 @@ def _numbers(dtype: str) -> str:
 
 
 def is_result(path: str | Path) -> bool:
-    """Whether a path is a Result rather than a dump: a file that begins with a brace.
+    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
 
     One that is empty or cannot be read goes by its suffix.
     """
+    if Path(path).suffix == ".jsonl":
+        return False
     try:
         with open(path, "rb") as file:
             start = file.read(64).lstrip()

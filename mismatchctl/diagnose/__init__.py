@@ -10,9 +10,9 @@ from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import LEAST_SAMPLE, Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
-from mismatchctl.dumps.paths import natural_key
 from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
+from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Finding
 

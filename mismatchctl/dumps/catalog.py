@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
+from mismatchctl.dumps.foreign import native
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import Found, printable
 from mismatchctl.dumps.problems import Problems
@@ -28,6 +29,7 @@ class Catalog:
     files: list[DumpFile] = field(default_factory=list)
     footers: list[Footer] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list)
 
     def reject(self, error: DataError, skip: bool) -> None:
         """Leave a file out, or stop with its error."""
@@ -45,8 +47,10 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
         ConfigError: a column named with `--by` that can't be had.
     """
     result = Catalog()
-    for one in found:
+    for one in native(found, skip, result.notes.append):
         try:
+            if isinstance(one, DataError):
+                raise one
             result.footers.append(read_footer(one))
         except DataError as error:
             result.reject(error, skip)

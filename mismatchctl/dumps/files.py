@@ -65,7 +65,7 @@ class DumpFile:
     partition: Mapping[str, Value]
     ignored: Mapping[str, str] = field(default_factory=dict)
     location: str = field(default="", repr=False)
-    modified: int = field(default=0, repr=False)
+    stamp: tuple[int, int] = field(default=(0, 0), repr=False)
     metadata: pq.FileMetaData = field(default=None, repr=False, compare=False)
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
@@ -173,7 +173,7 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
         index=index,
         path=path,
         run=str(values.get("run", footer.found.run)),
-        size=footer.size,
+        size=footer.size if footer.found.size is None else footer.found.size,
         rows=footer.metadata.num_rows,
         row_groups=footer.metadata.num_row_groups,
         layout=layout,
@@ -182,7 +182,7 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
         partition=values,
         ignored=ignored,
         location=footer.found.location,
-        modified=footer.modified,
+        stamp=(footer.size, footer.modified),
         metadata=footer.metadata,
         types={column: footer.types[name] for column, name in columns.items()},
     )
@@ -283,7 +283,7 @@ def pieces(
     names = list(dict.fromkeys(file.columns[column] for column in columns))
     try:
         status = os.stat(file.location)
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
+        if (status.st_size, status.st_mtime_ns) != file.stamp:
             raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
         with pq.ParquetFile(
             file.location,

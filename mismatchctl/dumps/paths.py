@@ -13,16 +13,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote
 
 from mismatchctl.errors import DataError
+from mismatchctl.files import natural_key
+from mismatchctl.frameworks.importers.registry import candidates, rollout_only
 
 SUFFIXES = (".parquet", ".pq")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
-
-NaturalKey = tuple[tuple[str | int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,31 @@ class Found:
         path: the path as shown to users; free of control characters.
         run: the run that its path argument names.
         partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
+        foreign: whether it is in a framework's own layout, and no Parquet.
+        size: bytes of the original, where `location` is of its conversion.
     """
 
     location: str
     path: str
     run: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    foreign: bool = False
+    size: int | None = None
 
 
 @dataclass(frozen=True)
 class _Argument:
     """One run: what names it, and its files as paths the way the user wrote them.
 
-    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart.
+    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart. `foreign` says
+    that the files are in a framework's own layout.
     """
 
     shown: str
     parts: tuple[str, ...]
     exact: tuple[str, ...]
     files: tuple[str, ...]
+    foreign: bool = False
 
     @property
     def is_file(self) -> bool:
@@ -62,14 +69,6 @@ class _Argument:
 def printable(text: str) -> str:
     """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def natural_key(path: str) -> NaturalKey:
-    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
-    return tuple(
-        tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
-        for name in path.split(os.sep)
-    )
 
 
 def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
@@ -84,7 +83,7 @@ def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
     names = _run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
     found = [
-        Found(os.path.abspath(file), printable(file), printable(name), _partition(file))
+        Found(os.path.abspath(file), printable(file), printable(name), _partition(file), argument.foreign)
         for name, argument in runs
         for file in argument.files
     ]
@@ -96,7 +95,7 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
     known: dict[str, _Argument] = {}
     strangers = []
     for path in sorted({os.path.normpath(path) for path in paths if path}, key=lambda path: (len(path), path)):
-        if os.path.isfile(path) and not _is_parquet(path):
+        if os.path.isfile(path) and not _is_parquet(path) and not _foreign(path):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand(path):
@@ -121,7 +120,7 @@ def _expand(path: str) -> Iterator[_Argument]:
         yield _folder(path)
     elif os.path.isfile(path):
         parts = _parts(path)
-        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,))
+        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not _is_parquet(path))
     elif glob.has_magic(path):
         yield from _glob(path)
     else:
@@ -130,11 +129,18 @@ def _expand(path: str) -> Iterator[_Argument]:
 
 def _folder(path: str) -> _Argument:
     files = tuple(sorted(_walk(path), key=natural_key))
+    if not files and (foreign := _foreign(path)):
+        return _Argument(path, _parts(path), _parts(path), foreign, True)
     if not files:
         names = sorted(os.listdir(path), key=natural_key)
         problem = f"this folder holds no Parquet file, only {_some(names)}" if names else "this folder is empty"
         raise DataError(problem, file=printable(path), remedy=f"name a folder that holds {' or '.join(SUFFIXES)} files")
     return _Argument(path, _parts(path), _parts(path), files)
+
+
+def _foreign(path: str) -> tuple[str, ...]:
+    """Files that may be in a framework's own layout, by their names."""
+    return tuple(os.path.normpath(file) for file in candidates(Path(path)))
 
 
 def _walk(path: str) -> Iterator[str]:
@@ -152,8 +158,9 @@ def _walk(path: str) -> Iterator[str]:
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith((".", "_")):
-                yield os.path.normpath(os.path.join(folder, name))
+            path = os.path.normpath(os.path.join(folder, name))
+            if name.lower().endswith(SUFFIXES) and not name.startswith((".", "_")) and not rollout_only(path):
+                yield path
 
 
 def _glob(pattern: str) -> Iterator[_Argument]:

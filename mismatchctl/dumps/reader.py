@@ -91,7 +91,7 @@ class Dump:
         self.problems: Problems = opened.problems
         self.files: tuple[DumpFile, ...] = tuple(opened.files)
         self.units: tuple[Unit, ...] = self._plan.units
-        self.warnings: list[str] = [*hints, *warnings(self.files)]
+        self.warnings: list[str] = [*hints, *opened.notes, *warnings(self.files)]
 
     def has(self, column: str) -> bool:
         """Whether any file has the canonical column, as a column or from its Hive folder."""

@@ -111,7 +111,7 @@ class Cached:
         try:
             with open(file.location, "rb") as opened:
                 status = _status(opened.fileno())
-                if (status[2], status[3]) != (file.size, file.modified):
+                if (status[2], status[3]) != file.stamp:
                     return None
                 known = _read_memo(memo)
                 if known is not None and known[0] == status:
