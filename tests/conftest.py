@@ -8,8 +8,17 @@ from typing import Any
 
 import chromium
 import pytest
+from test_dumps_support import FORMAT
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
+
+
+@pytest.fixture(scope="module", params=["parquet", "arrow", "stream"])
+def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The format in which tests of the dump reader write their files."""
+    token = FORMAT.set(request.param)
+    yield request.param
+    FORMAT.reset(token)
 
 
 @pytest.fixture(scope="session")

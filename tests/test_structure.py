@@ -15,6 +15,7 @@ PACKAGE = ROOT / "mismatchctl"
 ORDER = (
     "errors",
     "files",
+    "stores",
     "contract",
     "batch",
     "ratios",

@@ -30,7 +30,7 @@ def parquet_batches(file: DumpFile) -> Iterator[pa.RecordBatch]:
     Raises:
         DataError: a part cannot be decoded, or a list of a per-token column holds nulls.
     """
-    stored = file.metadata.schema.to_arrow_schema().names
+    stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
     for table in pieces(everything, list(everything.columns), range(file.row_groups), ROWS):

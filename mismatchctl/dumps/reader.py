@@ -16,12 +16,13 @@ from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warning
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
-from mismatchctl.dumps.paths import discover, printable
+from mismatchctl.dumps.paths import discover
 from mismatchctl.dumps.plan import Plan, plan
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.stores import printable
 
 OnBad = Literal["error", "skip"]
 

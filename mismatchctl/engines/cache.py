@@ -32,6 +32,7 @@ from mismatchctl.engines.pack import UnpackableError, pack, unpack
 from mismatchctl.engines.work import Engine, PartT, Shard, Work
 from mismatchctl.errors import ConfigError, MismatchctlError
 from mismatchctl.files import write_atomically
+from mismatchctl.stores import store_of
 
 SETTLED = 2.0
 """Seconds after its last change from which a file's status is relied on."""
@@ -106,12 +107,14 @@ class Cached:
         return ordered_map(self._digest, files, default_threads())
 
     def _digest(self, file: DumpFile) -> str | None:
-        """SHA-256 of what a file holds; None if that is not what was opened, or changes meanwhile."""
+        """SHA-256 of what a file holds, or what its store calls its version; None if it is not what was opened."""
+        if store_of(file.location).remote:
+            return _hash([file.location, file.stored, file.version])
         memo = self.folder / "files" / _hash([file.location])
         try:
             with open(file.location, "rb") as opened:
                 status = _status(opened.fileno())
-                if (status[2], status[3]) != file.stamp:
+                if (status[2], str(status[3])) != (file.stored, file.version):
                     return None
                 known = _read_memo(memo)
                 if known is not None and known[0] == status:
