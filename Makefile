@@ -29,6 +29,8 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
+	$(BIN)/python benchmarks/cache.py --write docs/benchmarks-cache.md
+	$(BIN)/python benchmarks/cluster.py --write docs/benchmarks-ray.md
 	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md
 	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
