@@ -19,6 +19,7 @@ from mismatchctl.cli.main import app
 from mismatchctl.dumps import open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset
+from mismatchctl.stores import clients
 
 SAMPLES = Path(__file__).parent.parent / "sample_data"
 
@@ -197,7 +198,7 @@ def test_folders_that_may_not_be_listed(proxy, tree, fault, words):
 
 
 def test_a_store_that_fails_again_and_again(tmp_path, proxy, put, monkeypatch):
-    monkeypatch.setattr(stores, "_ATTEMPTS", 2)
+    monkeypatch.setattr(clients, "ATTEMPTS", 2)
     put(Path(write(tmp_path / "a.parquet", wide())), "bad/a.parquet")
     dump = open_dump([f"s3://{BUCKET}/bad/a.parquet"])
     stores.forget()
@@ -226,7 +227,7 @@ def test_names_near_a_wrong_one(tmp_path, proxy, put):
 
 
 def test_an_endpoint_that_nobody_serves(proxy, monkeypatch):
-    monkeypatch.setattr(stores, "_ATTEMPTS", 1)
+    monkeypatch.setattr(clients, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     stores.forget()
     assert "the store cannot be reached; check the network" in str(refuse(f"s3://{BUCKET}/x"))

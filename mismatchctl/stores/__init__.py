@@ -1,0 +1,83 @@
+"""Where files lie: on a disk, or in an object store behind `s3://`, `gs://` or `hf://`.
+
+A store lists, opens and tells apart files, and puts its errors into one sentence. What the files hold, and how runs
+are named, is found elsewhere.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from mismatchctl.errors import DataError
+from mismatchctl.stores.clients import SCHEMES, filesystem, forget
+from mismatchctl.stores.disk import Disk
+from mismatchctl.stores.failures import failure
+from mismatchctl.stores.objects import ObjectStore
+from mismatchctl.stores.store import Store, first_line, printable
+
+__all__ = ["Store", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
+
+_REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
+_DISK = Disk()
+
+
+def remote(path: str) -> bool:
+    """Whether a path names something in an object store."""
+    return _REMOTE.match(path) is not None
+
+
+def normal(path: str) -> str:
+    """The path without `.`, `..` and doubled or trailing separators."""
+    match = _REMOTE.match(path)
+    if match is None:
+        return os.path.normpath(path)
+    return f"{match[1].lower()}://{posixpath.normpath(match[2]) if match[2] else ''}"
+
+
+def store_of(path: str) -> Store:
+    """The store that a path leads to.
+
+    Raises:
+        DataError: a scheme that is not read, or credentials in the path.
+        ConfigError: a package that the store needs is not installed.
+    """
+    match = _REMOTE.match(path)
+    if match is None:
+        return _DISK
+    scheme, rest = match[1].lower(), match[2]
+    bucket = rest.split("/", 1)[0]
+    if "@" in bucket:
+        shown = f"{scheme}://{printable(rest.rpartition('@')[2])}"
+        remedy = "put them into the environment or a profile"
+        raise DataError("credentials do not belong into a path", file=shown, remedy=remedy)
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise DataError(f"{scheme}:// is not read", file=printable(path), remedy=f"copy it to a disk, or to {known}")
+    if not bucket or glob.has_magic(bucket):
+        raise DataError("this names no bucket", file=printable(path), remedy=f"write {scheme}://BUCKET/FOLDER")
+    try:
+        return ObjectStore(scheme, filesystem(scheme, bucket))
+    except (OSError, ValueError) as error:
+        raise failure(scheme, error, path) from error
+
+
+def read_whole(path: str | Path) -> bytes:
+    """The content of a small file, wherever it lies.
+
+    Raises:
+        OSError: a file of the disk that cannot be read.
+        DataError: an object that cannot be read.
+    """
+    if not remote(str(path)):
+        return Path(path).read_bytes()
+    where = normal(str(path))
+    store = store_of(where)
+    try:
+        with store.open(where) as file:
+            return bytes(file.read())
+    except store.failures as error:
+        raise store.explain(error, where) from error
