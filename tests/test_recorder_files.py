@@ -223,6 +223,8 @@ def test_the_end_of_the_process_closes(tmp_path: Path, background: int) -> None:
 def test_arguments_out_of_range(tmp_path: Path, given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(given))):
         Recorder(tmp_path, **given)
+    with pytest.raises(ValueError, match="folder: s3://bucket/dumps is no folder of a disk"):
+        Recorder("s3://bucket/dumps")
 
 
 def test_a_killed_writer_loses_only_its_file(tmp_path: Path) -> None:

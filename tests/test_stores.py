@@ -230,7 +230,9 @@ def test_an_endpoint_that_nobody_serves(proxy, monkeypatch):
     monkeypatch.setattr(clients, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     stores.forget()
-    assert "the store cannot be reached; check the network" in str(refuse(f"s3://{BUCKET}/x"))
+    assert "the store cannot be reached; check the network, and AWS_ENDPOINT_URL if it is set" in str(
+        refuse(f"s3://{BUCKET}/x")
+    )
 
 
 def test_damage_is_told_as_on_a_disk(tmp_path, proxy, put):
@@ -286,6 +288,27 @@ def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
     result = runner.invoke(app, ["gate", dump, "--baseline", f"s3://{BUCKET}/baselines/none.json"])
     assert result.exit_code == 4
     assert "there is no such object" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["analyze", "dumps", "-o", "s3://b/o.json"],
+        ["analyze", "dumps", "--cache", "s3://b/cache"],
+        ["sweep", "dumps", "-o", "s3://b/o.parquet"],
+        ["gate", "dumps", "--save-baseline", "s3://b/o.json"],
+        ["convert", "dumps", "s3://b/o.parquet"],
+    ],
+)
+def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
+    """Nor into a folder of this machine that is called so."""
+    write(tmp_path / "dumps/a.parquet", wide())
+    (tmp_path / "s3:/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert f"{words[-1]}: object stores are read, not written" in result.stderr
+    assert not any((tmp_path / "s3:/b").iterdir())
 
 
 def test_hugging_face_through_its_own_package(tmp_path, monkeypatch):

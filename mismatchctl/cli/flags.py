@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mismatchctl.cli.output import on_disk
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def chosen_engine(
         return chosen
     from mismatchctl.engines.cache import Cached
 
-    return Cached(chosen, cache)
+    return Cached(chosen, on_disk(cache))
 
 
 def renamed(columns: Sequence[str] | None) -> dict[str, str]:

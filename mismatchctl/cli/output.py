@@ -43,9 +43,23 @@ def check_places(result: Path | None, *reports: Path | None, force: bool) -> Non
         raise ConfigError(f"{twice}: two outputs cannot go to one file")
 
 
+def on_disk(place: Path) -> Path:
+    """The place, if it is one of this machine.
+
+    Raises:
+        ConfigError: it is an object.
+    """
+    from mismatchctl.stores import normal, remote
+
+    if remote(str(place)):
+        raise ConfigError(f"{normal(str(place))}: object stores are read, not written; name a place on a disk")
+    return place
+
+
 def _check_place(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("only -o writes to stdout: name a file")
+    on_disk(place)
     if place.is_dir():
         raise ConfigError(f"{place}: is a folder; name a file in it")
     if place.exists() and not place.is_file():

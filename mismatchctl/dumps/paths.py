@@ -129,9 +129,12 @@ def _folder(path: str) -> _Argument:
     if not files and (foreign := _foreign(path)):
         return _Argument(path, _parts(path), _parts(path), foreign, True)
     if not files:
-        names = sorted(store_of(path).names(path), key=natural_key)
+        store = store_of(path)
+        names = sorted(store.names(path), key=natural_key)
         what = f"holds no Parquet or Arrow file, only {_some(names)}" if names else "is empty"
         remedy = f"name a folder that holds {' or '.join(SUFFIXES)} files"
+        if store.remote:
+            remedy += ", or copy what a framework wrote to a disk"
         raise DataError(f"this folder {what}", file=printable(path), remedy=remedy)
     return _Argument(path, _parts(path), _parts(path), files)
 

@@ -65,6 +65,8 @@ class Recorder:
             raise ValueError(f"on_error: expected 'raise' or 'warn', got {on_error!r}")
         if rank is None and os.environ.get("RANK", "").isdecimal():
             rank = int(os.environ["RANK"])
+        if "://" in os.fspath(folder):
+            raise ValueError(f"folder: {folder} is no folder of a disk; upload its files once they are there")
         for name, number in {"rank": rank or 0, "file_bytes": file_bytes, "background": background}.items():
             if number < 0:
                 raise ValueError(f"{name}: {number} is negative")

@@ -30,10 +30,10 @@ _CREDENTIALS = {
     "gs": "run `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS",
     "hf": "run `hf auth login`, or set HF_TOKEN",
 }
+_ENDPOINT = {"s3": "AWS_ENDPOINT_URL", "gs": "STORAGE_EMULATOR_HOST", "hf": "HF_ENDPOINT"}
 _REMEDIES = {
     "bucket": "check the name, and the endpoint that is asked",
     "region": "leave AWS_ENDPOINT_URL unset, or name the endpoint and AWS_REGION of that bucket",
-    "network": "check the network, and the endpoint where the environment names one (AWS_ENDPOINT_URL for s3://)",
     "later": "run again later",
 }
 
@@ -45,8 +45,9 @@ def failure(scheme: str, error: BaseException, path: str) -> DataError:
         return DataError("there is no such object", file=shown, remedy="check the name, and that it was not deleted")
     for pattern, (problem, about) in _REASONS.items():
         if re.search(pattern, text, re.IGNORECASE):
-            remedy = _CREDENTIALS[scheme] if about == "credentials" else _REMEDIES[about]
-            return DataError(problem, file=shown, remedy=remedy)
+            network = f"check the network, and {_ENDPOINT[scheme]} if it is set"
+            remedies = {**_REMEDIES, "credentials": _CREDENTIALS[scheme], "network": network}
+            return DataError(problem, file=shown, remedy=remedies[about])
     code = re.search(r"AWS Error \w+|HTTP status \d+", text)
     kind = code[0] if code else type(error).__name__
     return DataError(f"cannot be read ({kind})", file=shown, remedy="check the path and the store")
