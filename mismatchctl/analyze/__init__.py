@@ -16,7 +16,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.diagnose import COLUMNS, Collector, expected_tokens
 from mismatchctl.frameworks import Framework
 from mismatchctl.result import Result
-from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
+from mismatchctl.sums import Device, Plan, Sums, kernel_for, reduce_batch
 
 
 @dataclass
@@ -42,6 +42,7 @@ def analyze(
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
     every_cluster: bool = False,
+    device: Device = "auto",
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -59,6 +60,8 @@ def analyze(
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
+        device: what does the arithmetic over tokens; auto: an accelerator, where there is one and the dump is so large
+            that it pays.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -72,7 +75,7 @@ def analyze(
         tuple(by),
         dump.has("current_log_probs"),
         sequences is not None,
-        kernel_for(reading.expected),
+        kernel_for(reading.expected, device),
         every_cluster,
     )
     accumulator = Accumulator(plan)
