@@ -29,6 +29,7 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 bench: $(TEST_INSTALLED)  ## what an analysis and a sweep cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
+	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .

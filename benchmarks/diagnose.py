@@ -274,7 +274,7 @@ def main() -> None:
         "worker are of all",
         "tokens; everything else is read from a sample of whole rows, chosen by a hash of their content: a 32nd "
         "of the dump,",
-        "at least 65,536 tokens and at most 524,288.",
+        "at least 65,536 tokens and at most 262,144.",
         "",
         "| cause | how it shows |",
         "|---|---|",

@@ -24,11 +24,9 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
     if request.param == "compiled":
         return COMPILED
-    import torch
-
     from mismatchctl.sums.device import accelerators, kernel_on
 
-    devices = accelerators() if request.param == "torch on CUDA" else (torch.device("cpu"),)
+    devices = accelerators() if request.param == "torch on CUDA" else ("cpu",)
     if not devices:
         pytest.skip("no accelerator")
     return kernel_on(devices)

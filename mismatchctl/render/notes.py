@@ -14,7 +14,6 @@ MANY_REJECTED = 0.5
 """From this share of rejected tokens on, a correction is said to throw most of the data away."""
 _MISSING = Value(value=None, status="not recorded")
 
-IDENTICAL = "all log-probs agree to the bit: a true on-policy run, or one column dumped twice"
 WRONG_LOG_PROBS = (
     f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: these are not the log-probs that sampled; "
     "look for the cause before correcting"
@@ -23,7 +22,7 @@ HEAVY_TOKENS = "Pareto k-hat of tokens is above its limit: means of token ratios
 HEAVY_SEQUENCES = "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge"
 NOTHING_LEFT = "a correction leaves nothing of some steps"
 COSTLY = "a correction rejects more than half of the tokens"
-MATTERS = (IDENTICAL, WRONG_LOG_PROBS, HEAVY_TOKENS, HEAVY_SEQUENCES, NOTHING_LEFT, COSTLY)
+MATTERS = (WRONG_LOG_PROBS, HEAVY_TOKENS, HEAVY_SEQUENCES, NOTHING_LEFT, COSTLY)
 """In the order in which they are told."""
 SHOWN = 4
 """Places named for one matter."""
@@ -70,9 +69,6 @@ def run_notes(run: RunResult) -> list[str]:
 def _matters(run: RunResult) -> Iterator[tuple[str, str]]:
     """(what is the matter, the figures that say so) of one run."""
     metrics = run.overall.metrics
-    if metrics.get("bitwise_all", _MISSING).value == 1:
-        yield IDENTICAL, ""
-        return
     z = metrics.get("ratio_mean_z", _MISSING).value
     if z is not None and abs(z) > Z_LIMIT:
         yield WRONG_LOG_PROBS, f"mean {number(metrics['ratio_mean'].value, 'ratio')}, z {z:+.1f}"

@@ -201,6 +201,8 @@ def _parameters(kind: bins.OctaveBins) -> _Bins:
 
 
 _POSITION, _SURPRISAL = _parameters(BREAKDOWNS["position"]), _parameters(BREAKDOWNS["surprisal"])
+_BEHIND = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
+"""The first position + 1 behind each bin."""
 _LANES = 4
 """Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
 
@@ -237,15 +239,17 @@ def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> 
     """Stretches of tokens that fall into one bin are summed first; without gaps, `first` is the place of x[0]."""
     start = 0
     while start < len(x):
-        where = _bin(float64((position[start] if len(position) else first + start) + 1), _POSITION)
-        stop = start + 1
-        absolute, k3_sum = abs(x[start]), k3[start]
-        while stop < len(x):
-            if _bin(float64((position[stop] if len(position) else first + stop) + 1), _POSITION) != where:
-                break
-            absolute += abs(x[stop])
-            k3_sum += k3[stop]
-            stop += 1
+        if len(position):
+            where, stop = _bin(float64(position[start] + 1), _POSITION), start + 1
+            while stop < len(x) and _bin(float64(position[stop] + 1), _POSITION) == where:
+                stop += 1
+        else:
+            where = _bin(float64(first + start + 1), _POSITION)
+            stop = min(len(x), _BEHIND[where] - first - 1)
+        absolute = k3_sum = 0.0
+        for j in range(start, stop):
+            absolute += abs(x[j])
+            k3_sum += k3[j]
         table[where, 0] += stop - start
         table[where, 1] += absolute
         table[where, 2] += k3_sum
@@ -416,4 +420,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 
 _NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 18))
+COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20))

@@ -31,24 +31,24 @@ BLOCK_TOKENS = 1 << 20
 """Tokens per block: enough to occupy a device; a thread's temporaries take about 200 MB of its memory."""
 
 
-def accelerators() -> tuple[torch.device, ...]:
-    """The CUDA devices that this process may use."""
-    return tuple(torch.device("cuda", index) for index in range(torch.cuda.device_count()))
+def accelerators() -> tuple[str, ...]:
+    """The CUDA devices that this process may use, as torch names them."""
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
-def kernel_on(devices: Sequence[torch.device]) -> Kernel:
+def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
-    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, device=_names(devices))
+    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, device=_models(devices))
 
 
-def _names(devices: Sequence[torch.device]) -> str:
-    names = Counter(torch.cuda.get_device_name(each) if each.type == "cuda" else str(each) for each in devices)
-    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
+def _models(devices: Sequence[str]) -> str:
+    models = Counter(torch.cuda.get_device_name(name) if name.startswith("cuda") else name for name in devices)
+    return ", ".join(model if count == 1 else f"{count} x {model}" for model, count in models.items())
 
 
-class _Lane(threading.local):
-    """Where a thread works: on the next device in turn, on streams of its own for copies and for arithmetic."""
+class _Thread(threading.local):
+    """What a thread keeps: which of the devices is its own, and its streams there, for copies and for arithmetic."""
 
     _turns = itertools.count()
 
@@ -56,12 +56,8 @@ class _Lane(threading.local):
         self.turn = next(self._turns)
         self._streams: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
-    def device(self, devices: Sequence[torch.device]) -> torch.device:
-        """The one of the devices that this thread takes."""
-        return devices[self.turn % len(devices)]
-
     def streams(self, device: torch.device) -> tuple[torch.cuda.Stream | None, torch.cuda.Stream | None]:
-        """For copies and for arithmetic; None where the device has no streams."""
+        """None where the device has none."""
         if device.type != "cuda":
             return None, None
         if device not in self._streams:
@@ -69,52 +65,47 @@ class _Lane(threading.local):
         return self._streams[device]
 
 
-_LANE = _Lane()
+_THREAD = _Thread()
 
 
-def _blocks(batch: TokenBatch, devices: Sequence[torch.device]) -> Iterator[tuple[int, TokenBatch]]:
+def _blocks(batch: TokenBatch, devices: Sequence[str]) -> Iterator[tuple[int, TokenBatch]]:
     """Blocks on this thread's device; each is copied while the one before it is worked on, on this thread's stream."""
-    device = _LANE.device(devices)
-    copies, arithmetic = _LANE.streams(device)
+    device = torch.device(devices[_THREAD.turn % len(devices)])
+    copies, arithmetic = _THREAD.streams(device)
     with torch.cuda.stream(arithmetic):
-        ahead: tuple[int, TokenBatch, torch.cuda.Event | None] | None = None
-        for start, block in batch.blocks(BLOCK_TOKENS):
-            with torch.cuda.stream(copies):
-                copied = _copied(block, device, arithmetic)
-            following = start, copied, None if copies is None else copies.record_event()
-            if ahead is not None:
-                yield _arrived(*ahead, arithmetic)
-            ahead = following
-        if ahead is not None:
-            yield _arrived(*ahead, arithmetic)
+        coming = _copies(batch, device, copies)
+        ahead = next(coming, None)
+        while ahead is not None:
+            (start, block, copied), ahead = ahead, next(coming, None)
+            if copied is not None:
+                copied.wait()
+            yield start, block
 
 
-def _arrived(
-    start: int, block: TokenBatch, copied: torch.cuda.Event | None, arithmetic: torch.cuda.Stream | None
-) -> tuple[int, TokenBatch]:
-    if copied is not None and arithmetic is not None:
-        arithmetic.wait_event(copied)
-    return start, block
-
-
-def _copied(block: TokenBatch, device: torch.device, user: torch.cuda.Stream | None) -> TokenBatch:
-    """A block whose values per token are on a device, where a stream will use them."""
+def _copies(
+    batch: TokenBatch, device: torch.device, stream: torch.cuda.Stream | None
+) -> Iterator[tuple[int, TokenBatch, torch.cuda.Event | None]]:
+    """Blocks whose values per token are being copied to a device, and the event that says when they are there."""
+    user = None if stream is None else torch.cuda.current_stream(device)
 
     def copy(values: NDArray[Any]) -> NDArray[Any]:
         tensor = to_device(values, device)
         if user is not None:
-            tensor.record_stream(user)
+            tensor.record_stream(user)  # or its memory might be lent again while it is still being read
         return as_array(tensor)
 
-    return replace(
-        block,
-        segments=DeviceSegments(block.segments.offsets, device),
-        rollout=copy(block.rollout),
-        train=copy(block.train),
-        current=None if block.current is None else copy(block.current),
-        position=None if block.position is None else copy(block.position),
-        advantages=None if block.advantages is None else copy(block.advantages),
-    )
+    for start, block in batch.blocks(BLOCK_TOKENS):
+        with torch.cuda.stream(stream):
+            copied = replace(
+                block,
+                segments=DeviceSegments(block.segments.offsets, device),
+                rollout=copy(block.rollout),
+                train=copy(block.train),
+                current=None if block.current is None else copy(block.current),
+                position=None if block.position is None else copy(block.position),
+                advantages=None if block.advantages is None else copy(block.advantages),
+            )
+        yield start, copied, None if stream is None else stream.record_event()
 
 
 def reduce_tokens(

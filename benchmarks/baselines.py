@@ -1,0 +1,300 @@
+"""What users do today beside `analyze` and `sweep`: padded torch tensors, for the same outputs.
+
+    python benchmarks/baselines.py --write docs/benchmarks-baselines.md
+
+One correction truncates token weights and rejects sequences by their geometric mean ratio; fifty are a grid of both
+thresholds. Every case runs in a fresh process on one thread, the cases interleaved; imports are not counted. Before
+anything is timed, all cases have to give the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from measure import COLUMNS, Cost, make_dump, measure, report
+
+Outputs = list[dict[str, float]]
+"""The mismatch, then one row per correction."""
+
+TRUNCATIONS, BANDS = np.geomspace(1.05, 4, 10).tolist(), np.geomspace(1.0003, 1.01, 5).tolist()
+ONE, FIFTY = [(2.0, 1.001)], [(truncate, band) for truncate in TRUNCATIONS for band in BANDS]
+BATCH = 512
+"""Sequences per padded tensor, as a trainer's mini-batch."""
+BUCKETED_CELLS = 1 << 20
+"""Tokens and padding per tensor where sequences are sorted by length first."""
+MISMATCH = ("k1", "k3", "chi2_token", "ess_token", "abs_diff_mean", "abs_diff_max", "log_ppl_diff", "log_ppl_abs_diff")
+CORRECTION = ("rejected_tokens", "rejected_sequences", "weight_mean", "weight_bounded_high", "ess_token", "k3_kept")
+TOLERANCE = 1e-4
+"""Relative difference of outputs that are the same: tensors are float32."""
+
+PADDED, BUCKETED, OURS = "padded torch", "torch, bucketed by length", "mismatchctl"
+CASES = {
+    1: {PADDED: "padded", BUCKETED: "bucketed", OURS: "analyze"},
+    50: {PADDED: "padded", BUCKETED: "bucketed", OURS: "sweep"},
+}
+
+
+def lists_of(folder: Path) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
+    """Both columns of each file, as arrays by sequence."""
+    for path in sorted(folder.glob("*.parquet")):
+        table = pq.read_table(path, columns=list(COLUMNS))
+        rollout, train = (table[name].combine_chunks() for name in COLUMNS)
+        bounds = rollout.offsets.to_numpy()[1:-1]
+        yield tuple(np.split(values.values.to_numpy(), bounds) for values in (rollout, train))
+
+
+def padded_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
+    """Rollout, train and mask [B, T] in the order of the file."""
+    for rollout, train in lists_of(folder):
+        for start in range(0, len(rollout), BATCH):
+            yield padded(rollout[start : start + BATCH], train[start : start + BATCH])
+
+
+def bucketed_batches(folder: Path) -> Iterator[tuple[Any, Any, Any]]:
+    """The same with sequences of like length together."""
+    for rollout, train in lists_of(folder):
+        order = sorted(range(len(rollout)), key=lambda row: len(rollout[row]))
+        while order:
+            count = max(1, BUCKETED_CELLS // len(rollout[order[-1]]))
+            chosen, order = order[-count:], order[:-count]
+            yield padded([rollout[row] for row in chosen], [train[row] for row in chosen])
+
+
+def padded(rollout: list[np.ndarray], train: list[np.ndarray]) -> tuple[Any, Any, Any]:
+    """Right-padded tensors and their mask."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    lengths = torch.tensor([len(row) for row in rollout])
+    sides = [pad_sequence([torch.tensor(row) for row in side], batch_first=True) for side in (rollout, train)]
+    return sides[0], sides[1], torch.arange(sides[0].shape[1])[None, :] < lengths[:, None]
+
+
+class Totals:
+    """Sums of one row of outputs."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+
+    def add(self, **values: Any) -> None:
+        """Add 0-dimensional tensors; names that end in `max` keep the largest."""
+        for name, value in values.items():
+            number = float(value)
+            known = self.sums.get(name)
+            if name.endswith("max"):
+                self.sums[name] = number if known is None else max(known, number)
+            else:
+                self.sums[name] = number if known is None else known + number
+
+
+def by_torch(batches: Iterator[tuple[Any, Any, Any]], corrections: list[tuple[float, float]]) -> Outputs:
+    """The outputs as masked sums over padded tensors."""
+    import torch
+
+    torch.set_num_threads(1)
+    double = torch.float64
+    mismatch, corrected = Totals(), [Totals() for _ in corrections]
+    for rollout, train, mask in batches:
+        x = (train - rollout) * mask
+        lengths = mask.sum(dim=1)
+        excess = torch.expm1(torch.clamp(x, -20, 20)) * mask
+        k3 = torch.expm1(x.double()) - x
+        mean = x.sum(dim=1, dtype=double) / lengths
+        mismatch.add(
+            tokens=mask.sum(), sequences=len(mask), x=x.sum(dtype=double), k3=k3.sum(dtype=double),
+            excess=excess.sum(dtype=double), squared=(excess * excess).sum(dtype=double),
+            size=x.abs().sum(dtype=double), size_max=x.abs().max(), mean=mean.sum(), mean_size=mean.abs().sum(),
+        )  # fmt: skip
+        for totals, (truncate, band) in zip(corrected, corrections, strict=True):
+            weight = torch.clamp(excess, max=truncate - 1)
+            keep = mean.abs() <= math.log(band)
+            kept = mask & keep[:, None]
+            applied = (1 + weight) * kept
+            totals.add(
+                kept=kept.sum(), kept_sequences=keep.sum(), weight=(weight * mask).sum(dtype=double),
+                high=((excess + 1 > truncate) & mask).sum(), applied=applied.sum(dtype=double),
+                squared=(applied * applied).sum(dtype=double), k3=(k3 * kept).sum(dtype=double),
+            )  # fmt: skip
+    return evaluated(mismatch.sums, [totals.sums for totals in corrected])
+
+
+def evaluated(m: dict[str, float], corrected: list[dict[str, float]]) -> Outputs:
+    """Outputs from sums."""
+    n = m["tokens"]
+    first = {
+        "k1": -m["x"] / n, "k3": m["k3"] / n, "chi2_token": (2 * m["excess"] + m["squared"]) / n,
+        "ess_token": (1 + m["excess"] / n) ** 2 / (1 + (2 * m["excess"] + m["squared"]) / n),
+        "abs_diff_mean": m["size"] / n, "abs_diff_max": m["size_max"],
+        "log_ppl_diff": -m["mean"] / m["sequences"], "log_ppl_abs_diff": m["mean_size"] / m["sequences"],
+    }  # fmt: skip
+    rows = [
+        {
+            "rejected_tokens": 1 - c["kept"] / n, "rejected_sequences": 1 - c["kept_sequences"] / m["sequences"],
+            "weight_mean": 1 + c["weight"] / n, "weight_bounded_high": c["high"] / n,
+            "ess_token": c["applied"] ** 2 / (n * c["squared"]), "k3_kept": c["k3"] / c["kept"],
+        }
+        for c in corrected
+    ]  # fmt: skip
+    return [first, *rows]
+
+
+def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: bool) -> Outputs:
+    """The outputs from a Result; `swept`, those of the corrections from a sweep over the grid."""
+    from mismatchctl.analyze import analyze
+    from mismatchctl.correction import correction_from_mapping
+
+    def rules(truncate: float, band: float) -> Any:
+        gate = {"level": "geometric", "keep": [1 / band, band]}
+        made = {"name": f"{truncate} {band}", "weight": {"truncate": truncate}, "gates": [gate]}
+        return correction_from_mapping(made)
+
+    chosen = [rules(*pair) for pair in corrections]
+    result = analyze([str(folder)], [] if swept else chosen, threads=1)
+    run = next(iter(result.runs.values()))
+    first = {key: run.overall.metrics[key].value for key in MISMATCH}
+    if not swept:
+        of_each = [run.overall.corrections[correction.name] for correction in chosen]
+        return [first, *({key: values[key].value for key in CORRECTION} for values in of_each)]
+    from mismatchctl.sweep import Axis, Study, sweep
+
+    axes = (
+        Axis("weight.truncate", tuple(TRUNCATIONS)),
+        Axis("gates.0.keep", tuple(BANDS)),
+    )
+    rows = sweep([str(folder)], [Study(chosen[0], axes)], threads=1).overall.to_dicts()
+    return [first, *({key: row[key] for key in CORRECTION} for row in rows)]
+
+
+def run_case(case: str, number: int, folder: Path) -> None:
+    """One case, in this process; its outputs go to stderr."""
+    import torch
+
+    corrections = ONE if number == 1 else FIFTY
+    torch.set_num_threads(1)
+    if case in ("analyze", "sweep"):
+        analysis_once()
+    start, processor = time.perf_counter(), time.process_time()
+    if case == "padded":
+        outputs = by_torch(padded_batches(folder), corrections)
+    elif case == "bucketed":
+        outputs = by_torch(bucketed_batches(folder), corrections)
+    else:
+        outputs = by_mismatchctl(folder, corrections, case == "sweep")
+    wall, used = time.perf_counter() - start, time.process_time() - processor
+    print(json.dumps(outputs))
+    report(wall, used)
+
+
+def analysis_once() -> None:
+    """Imports, and the loops compiled or loaded: not what is compared here."""
+    from analyze import load_loops
+
+    load_loops()
+    with tempfile.TemporaryDirectory() as place:
+        make_dump(Path(place), 400_000, 400)
+        by_mismatchctl(Path(place), ONE, False)
+        by_mismatchctl(Path(place), FIFTY, True)
+
+
+def check(found: dict[str, Outputs]) -> None:
+    """Refuse cases that do not give the same numbers."""
+    names, rows = list(found), list(found.values())
+    for name, outputs in zip(names[1:], rows[1:], strict=True):
+        assert len(outputs) == len(rows[0])
+        for mine, other in zip(outputs, rows[0], strict=True):
+            for key, value in mine.items():
+                if not math.isclose(value, other[key], rel_tol=TOLERANCE, abs_tol=1e-9):
+                    sys.exit(f"{key}: {name} {value}, {names[0]} {other[key]}")
+
+
+def outputs_of(case: str, number: int, folder: Path) -> Outputs:
+    """The numbers of a case, made in this process."""
+    corrections = ONE if number == 1 else FIFTY
+    if case in ("padded", "bucketed"):
+        return by_torch((padded_batches if case == "padded" else bucketed_batches)(folder), corrections)
+    return by_mismatchctl(folder, corrections, case == "sweep")
+
+
+def table(folder: Path, tokens: int, number: int, repeat: int) -> str:
+    """Markdown of the cases with so many corrections."""
+    cases = CASES[number]
+    rounds: list[dict[str, Cost]] = [
+        {
+            title: measure(__file__, "--case", case, "--number", str(number), "--folder", str(folder))
+            for title, case in cases.items()
+        }
+        for _ in range(repeat)
+    ]
+    plural = "s" if number > 1 else ""
+    lines = [
+        f"## {number} correction{plural}, {tokens / 1e6:g} M tokens, {repeat} rounds", "",
+        "| case | seconds, median [least, most] | as many times as mismatchctl | processor / clock | peak memory, MB |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for title in cases:
+        costs = [found[title] for found in rounds]
+        walls = [cost.wall for cost in costs]
+        ratio = statistics.median(found[title].wall / found[OURS].wall for found in rounds)
+        busy = statistics.median(cost.processor / cost.wall for cost in costs)
+        spread = f"{statistics.median(walls):.2f} [{min(walls):.2f}, {max(walls):.2f}]"
+        memory = statistics.median(cost.memory for cost in costs)
+        lines.append(f"| {title} | {spread} | {ratio:.1f} | {busy:.2f} | {memory:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=20e6)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--write", type=Path, help="write the tables here")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--number", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        run_case(given.case, given.number, given.folder)
+        return
+    tokens, sections = int(given.tokens), []
+    with tempfile.TemporaryDirectory() as place:
+        small, folder = Path(place) / "small", Path(place) / "dump"
+        small.mkdir()
+        folder.mkdir()
+        make_dump(small, 2_000_000, 2500)
+        for number, cases in CASES.items():
+            check({title: outputs_of(case, number, small) for title, case in cases.items()})
+        make_dump(folder, tokens, 2500)
+        for number in CASES:
+            sections.append(table(folder, tokens, number, given.repeat))
+            print(sections[-1], flush=True)
+    if given.write:
+        given.write.write_text("\n".join([HEAD.format(load=os.getloadavg()[0]), *sections]), encoding="utf-8")
+
+
+HEAD = f"""# Against padded tensors
+
+Made by `benchmarks/baselines.py` on {os.cpu_count()} processors (load {{load:.1f}} at the end), one thread each: fresh
+processes, cases interleaved, medians and ratios within rounds, imports not counted. Both sides give the same
+{len(MISMATCH)} numbers of the mismatch and {len(CORRECTION)} of each correction (checked to {TOLERANCE:g} before
+timing; the tensors are float32); `analyze` computes everything else that its report shows besides. The padded code
+is straightforward: {BATCH} sequences per tensor, masked sums, one pass over each tensor per output and correction.
+Bucketed: sequences sorted by length within a file first. Fifty corrections are a grid of
+{len(TRUNCATIONS)} truncations and {len(BANDS)} rejections, which `sweep` reads in one pass (beside one `analyze`).
+
+The goals are 20 times (padded, one correction), 500 times (padded, fifty) and 4 times (bucketed, one).
+"""
+
+
+if __name__ == "__main__":
+    main()
