@@ -9,11 +9,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from random_dumps import Shape, corrections
 
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction
@@ -46,9 +48,9 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
     )  # fmt: skip
 
 
-def made_by(kernel: Kernel, corrections: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
+def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
     """Columns and maxima of each correction, of the whole batch."""
-    plan = Plan(tuple(corrections), drift=True, kernel=kernel)
+    plan = Plan(tuple(given), drift=True, kernel=kernel)
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
         for _, block in kernel.blocks(batch):
@@ -56,7 +58,7 @@ def made_by(kernel: Kernel, corrections: list[Correction], batch: TokenBatch, *,
             own = token_loss("ppo", block)
             found = [
                 kernel.correct(each, ratios, ratios["train/rollout"].k3_sum, block, own, losses=losses)
-                for each in corrections
+                for each in given
             ]
             parts.append([additive | {f"max {name}": v for name, v in largest.items()} for additive, largest in found])
     return [
@@ -64,11 +66,11 @@ def made_by(kernel: Kernel, corrections: list[Correction], batch: TokenBatch, *,
     ]
 
 
-def check(kernel: Kernel, corrections: list[Correction], batch: TokenBatch, *, losses: bool = False) -> None:
-    expected = made_by(PLAIN, corrections, batch, losses=losses)
-    found = made_by(kernel, corrections, batch, losses=losses)
+def check(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool = False) -> None:
+    expected = made_by(PLAIN, given, batch, losses=losses)
+    found = made_by(kernel, given, batch, losses=losses)
     rounding = roundings(batch)
-    for correction, own, other in zip(corrections, expected, found, strict=True):
+    for correction, own, other in zip(given, expected, found, strict=True):
         assert list(own) == list(other)
         for name, values in own.items():
             if name in COUNTS or name.startswith(("gate", "catastrophic")):
@@ -145,12 +147,12 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
     """Each gate alone with a weight, then after another gate that leaves it some of the tokens to see."""
     batch = made_batch(3 if gaps else 8, LENGTHS, dtype, gaps=gaps)
     first, weight = Gate(level="token", keep=(0.9, None)), Weight(clip=(0.7, 1.4))
-    corrections = []
+    every = []
     for gate in gates(batch):
-        corrections.append(Correction(weight=weight, gates=(gate,)))
-        corrections.append(Correction(gates=(first, gate.model_copy(update={"sees": "remaining"}))))
-    assert len(corrections) > 1000
-    check(kernel, corrections, batch)
+        every.append(Correction(weight=weight, gates=(gate,)))
+        every.append(Correction(gates=(first, gate.model_copy(update={"sees": "remaining"}))))
+    assert len(every) > 1000
+    check(kernel, every, batch)
 
 
 @pytest.mark.parametrize("losses", [False, True])
@@ -158,59 +160,26 @@ def test_every_weight(kernel: Kernel, losses: bool) -> None:
     batch = made_batch(5, LENGTHS, np.float32)
     veto = Gate(level="min", keep=(1e-3, None))
     kinds = ("ppo", "ppo_bypass", "policy_gradient") if losses else ("ppo",)
-    corrections = [
+    every = [
         Correction(weight=weight, gates=own, loss=loss)  # type: ignore[arg-type]
         for weight, own, loss in itertools.product([None, *weights()], ((), (veto,), (Gate(keep=(0.8, 1.2)),)), kinds)
     ]
-    check(kernel, corrections, batch, losses=losses)
-
-
-INTERVALS = st.tuples(st.floats(0.0, 0.9), st.floats(1.1, 3.0)) | st.tuples(st.none(), st.floats(0.01, 5.0))
-WEIGHTS = st.builds(
-    lambda level, bound, source: Weight(level=level, source=source, **bound),
-    st.sampled_from(["token", "sequence", "geometric"]),
-    st.one_of(
-        st.just({}),
-        st.fixed_dictionaries({"clip": INTERVALS}),
-        st.fixed_dictionaries({"zero": INTERVALS}),
-        st.fixed_dictionaries({"truncate": st.floats(0.01, 100.0)}, optional={"watch_low": st.floats(0.1, 1.0)}),
-    ),
-    st.sampled_from(SOURCES),
-)
-
-
-@st.composite
-def drawn_gates(draw: st.DrawFn) -> Gate:
-    statistic = draw(st.sampled_from(["ratio", *STATISTICS]))
-    level = draw(st.sampled_from(RATIO_LEVELS if statistic == "ratio" else ARITHMETIC_LEVELS))
-    over = "sequence" if level == "token" else draw(st.sampled_from(["sequence", "segment"]))
-    return Gate(
-        statistic=statistic, level=level, over=over, keep=draw(INTERVALS),
-        inclusive=draw(st.tuples(st.booleans(), st.booleans())), source=draw(st.sampled_from(SOURCES)),
-        clamp=draw(st.sampled_from(["aggregate", "token", "none"])),
-        sees=draw(st.sampled_from(["original", "remaining"])),
-        effect=draw(st.sampled_from(["mask", "zero"])),
-        when=draw(st.sampled_from(["always", "positive_advantage", "negative_advantage"])),
-    )  # fmt: skip
+    check(kernel, every, batch, losses=losses)
 
 
 @settings(deadline=None, derandomize=True, max_examples=120)
-@given(
+@hypothesis.given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),
     dtype=st.sampled_from([np.float32, np.float64]),
     gaps=st.booleans(),
     scale=st.sampled_from([0.0, 1e-9, 1e-2, 0.3, 40.0]),
-    correction=st.builds(
-        Correction,
-        weight=st.none() | WEIGHTS,
-        gates=st.lists(drawn_gates(), max_size=4).map(tuple),
-        loss=st.sampled_from(["ppo", "ppo_bypass", "policy_gradient"]),
-    ),
-    losses=st.booleans(),
+    correction=corrections(Shape(0)),
+    loss=st.sampled_from(["ppo", "ppo_bypass", "policy_gradient", None]),
 )
 def test_any_correction(
     kernel: Kernel, seed: int, lengths: list[int], dtype: type, gaps: bool, scale: float, correction: Correction,
-    losses: bool,
+    loss: str | None,
 ) -> None:  # fmt: skip
-    check(kernel, [correction], made_batch(seed, lengths, dtype, gaps=gaps, scale=scale), losses=losses)
+    drawn = correction if loss is None else correction.model_copy(update={"loss": loss})
+    check(kernel, [drawn], made_batch(seed, lengths, dtype, gaps=gaps, scale=scale), losses=loss is not None)
