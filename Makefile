@@ -26,9 +26,10 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python tests/conformance_verl.py
 	$(BIN)/python tests/conformance_slime.py
 
-bench: $(TEST_INSTALLED)  ## what an analysis and a sweep cost, into docs/
+bench: $(TEST_INSTALLED)  ## what an analysis, a sweep and a GPU cost and give, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
+	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 
 check: $(TEST_INSTALLED)  ## lint, format, types

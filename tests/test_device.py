@@ -44,6 +44,19 @@ def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert not any(tmp_path.iterdir())
 
 
+def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
+
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    monkeypatch.setattr("mismatchctl.sums.device.to_device", full)
+    done = run("--device", "cuda")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: the GPU has no memory left: use fewer --threads, or --device cpu\n"
+
+
 def numbers(value: Any) -> Any:
     """A Result's JSON in which a number is equal to another that rounding tells from it."""
     if isinstance(value, float):
@@ -105,7 +118,7 @@ def test_threads_take_devices_in_turn() -> None:
     batch, taken = made_batch(0, [3, 4], np.float32), []
 
     def work() -> None:
-        own = [str(block.segments.device) for _ in range(3) for _, block in kernel.blocks(batch)]  # type: ignore[attr-defined]
+        own = [str(block.segments.device) for _ in range(3) for _, block in kernel.blocks(batch)]
         assert len(set(own)) == 1
         taken.append(own[0])
 

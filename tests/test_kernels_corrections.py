@@ -93,7 +93,7 @@ def roundings(batch: TokenBatch) -> NDArray[np.float64]:
 
 def squares(batch: TokenBatch) -> NDArray[np.float64]:
     """Sums of squared ratios, which products of gradients and weights reach."""
-    x = np.subtract(batch.current, batch.rollout, dtype=np.float64)  # type: ignore[arg-type]
+    x = np.subtract(batch.current, batch.rollout, dtype=np.float64)
     return batch.segments.sum(np.exp(2 * np.clip(np.abs(x), 0, 20)))
 
 
@@ -102,7 +102,7 @@ def weights() -> Iterator[Weight]:
     bounds += [{"clip": (0.9, None)}, {"zero": (0.5, 1.5)}, {"zero": (0.9, None)}, {"zero": (None, 1.1)}]
     bounds += [{"watch_low": 0.8}, {"truncate": 1.2, "watch_low": 0.8}, {"truncate": 1e-30}, {"zero": (1e30, None)}]
     for level, bound, source in itertools.product(("token", "sequence", "geometric"), bounds, SOURCES):
-        yield Weight(level=level, source=source, **bound)  # type: ignore[arg-type]
+        yield Weight(level=level, source=source, **bound)
 
 
 def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple[float | None, float | None]:
@@ -161,7 +161,7 @@ def test_every_weight(kernel: Kernel, losses: bool) -> None:
     veto = Gate(level="min", keep=(1e-3, None))
     kinds = ("ppo", "ppo_bypass", "policy_gradient") if losses else ("ppo",)
     every = [
-        Correction(weight=weight, gates=own, loss=loss)  # type: ignore[arg-type]
+        Correction(weight=weight, gates=own, loss=loss)
         for weight, own, loss in itertools.product([None, *weights()], ((), (veto,), (Gate(keep=(0.8, 1.2)),)), kinds)
     ]
     check(kernel, every, batch, losses=losses)

@@ -28,7 +28,8 @@ from mismatchctl.sums.plain import token_sums
 from mismatchctl.sums.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 
 BLOCK_TOKENS = 1 << 20
-"""Tokens per block: enough to occupy a device; a thread's temporaries take about 200 MB of its memory."""
+"""Tokens per block: enough to occupy a device, of whose memory a thread then takes about 150 MB; 350 MB with current
+log-probs."""
 
 
 def accelerators() -> tuple[str, ...]:
