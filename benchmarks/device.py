@@ -62,7 +62,7 @@ def rate(work: Callable[[], object], repeat: int, finish: Callable[[], None]) ->
 
 
 def arithmetic(device: str, repeat: int) -> list[float]:
-    """Tokens a second: copied through page-locked memory; once they are there, summed with each number of corrections."""
+    """Tokens a second: copied through page-locked memory; there, summed with each number of corrections."""
     import torch
 
     from mismatchctl.batch import Segments, TokenBatch
