@@ -26,10 +26,12 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python tests/conformance_verl.py
 	$(BIN)/python tests/conformance_slime.py
 
-bench: $(TEST_INSTALLED)  ## what an analysis, a sweep and a GPU cost and give, into docs/
+bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
 	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
+	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md
+	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 
 check: $(TEST_INSTALLED)  ## lint, format, types

@@ -44,6 +44,7 @@ def make_dump(folder: Path, tokens: int, mean: int) -> None:
         pq.write_table(
             pa.table(columns, schema=required), folder / f"step_{step:05d}.parquet", row_group_size=512,
             compression="zstd", compression_level=1, use_dictionary=False, use_byte_stream_split=split,
+            write_statistics=["step"], write_page_checksum=True,
         )  # fmt: skip
 
 

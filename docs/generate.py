@@ -10,6 +10,8 @@ from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.frameworks.importers.layout import PER_TOKEN, Layout
+from mismatchctl.frameworks.importers.registry import LAYOUTS
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
@@ -113,6 +115,48 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def importers() -> str:
+    """The page about files of frameworks, what each layout declares written anew between its marks."""
+    text = (Path(__file__).parent / "importers.md").read_text(encoding="utf-8")
+    for layout in LAYOUTS.values():
+        before, begin, rest = text.partition(f"<!-- {layout.framework}, from its layout -->\n")
+        if not begin:
+            raise ValueError(f"docs/importers.md says nothing of {layout.framework}")
+        _, end, after = rest.partition("<!-- end -->\n")
+        text = before + begin + _layout(layout) + end + after
+    return text
+
+
+def _layout(layout: Layout) -> str:
+    axis = "prompt and response" if layout.prompt else "response only"
+    padding = "not padded" if layout.padding == "none" else f"padded on the {layout.padding}"
+    columns = [
+        f"| `{column}` | `{name}` | {_about(layout, column) if column in PER_TOKEN else ''} |"
+        for column, name in layout.columns.items()
+    ]
+    missing = [f"- No log-prob is written as {', '.join(map(str, layout.missing))}: masked out, and counted."]
+    return "\n".join(
+        [
+            "",
+            f"- Files: {', '.join(f'`{pattern}`' for pattern in layout.patterns)}",
+            f"- Rows: {axis}, {padding}.",
+            f"- Mask: {layout.mask}.",
+            *(missing if layout.missing else []),
+            *(["- Copies in the files of other ranks are read once."] if layout.duplicates else []),
+            "",
+            "| column | read from | entry t is about |",
+            "|---|---|---|",
+            *columns,
+            "",
+            "",
+        ]
+    )
+
+
+def _about(layout: Layout, column: str) -> str:
+    return "token t + 1" if column in layout.next_token else "token t"
+
+
 def schema() -> str:
     """The JSON Schema of a Result."""
     return json.dumps(result_schema(), indent=1) + "\n"
@@ -126,6 +170,7 @@ def comparison() -> str:
 DOCUMENTS = {
     "contract.md": contract,
     "metrics.md": metrics,
+    "importers.md": importers,
     "result.schema.json": schema,
     "comparison.schema.json": comparison,
 }

@@ -1,9 +1,10 @@
-"""Files of the user: output written whole or not at all, and settings in TOML."""
+"""Files of the user: their natural order, output written whole or not at all, and settings in TOML."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,14 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
+    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
+    return tuple(
+        tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
+        for name in path.split(os.sep)
+    )
 
 
 def parse_toml(text: str) -> dict[str, Any]:

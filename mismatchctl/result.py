@@ -17,6 +17,7 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.correction import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
+from mismatchctl.stores import read_whole, remote
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
@@ -307,10 +308,14 @@ def _numbers(dtype: str) -> str:
 
 
 def is_result(path: str | Path) -> bool:
-    """Whether a path is a Result rather than a dump: a file that begins with a brace.
+    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
 
-    One that is empty or cannot be read goes by its suffix.
+    One that is empty, cannot be read or lies in an object store goes by its suffix.
     """
+    if Path(path).suffix == ".jsonl":
+        return False
+    if remote(str(path)):
+        return str(path).endswith(".json")
     try:
         with open(path, "rb") as file:
             start = file.read(64).lstrip()
@@ -327,7 +332,7 @@ def read_result(path: str | Path) -> Result:
     """
     name = str(path)
     try:
-        data: Any = json.loads(Path(path).read_bytes())
+        data: Any = json.loads(read_whole(path))
     except OSError as error:
         raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
     except ValueError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import chromium
 import pytest
+from test_dumps_support import FORMAT
 
 if TYPE_CHECKING:
     from mismatchctl.sums.kernel import Kernel
@@ -30,6 +31,14 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     if not devices:
         pytest.skip("no accelerator")
     return kernel_on(devices)
+
+
+@pytest.fixture(scope="module", params=["parquet", "arrow", "stream"])
+def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The format in which tests of the dump reader write their files."""
+    token = FORMAT.set(request.param)
+    yield request.param
+    FORMAT.reset(token)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
 import threading
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -7,9 +8,12 @@ import pytest
 from test_dumps_support import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
 
 from mismatchctl.dumps import Problems, open_dump
+from mismatchctl.dumps.arrow import Arrow
 from mismatchctl.dumps.check import check
 from mismatchctl.dumps.problems import Fault
 from mismatchctl.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.usefixtures("file_format")
 
 
 def refuse(*paths, **options):
@@ -115,27 +119,35 @@ def test_actual_column_name_is_in_the_error(tmp_path):
 
 
 def test_broken_files(tmp_path):
-    write(tmp_path / "d/a.parquet", wide())
-    data = (tmp_path / "d/a.parquet").read_bytes()
+    whole = Path(write(tmp_path / "d/a.parquet", wide()))
+    data, suffix = whole.read_bytes(), whole.suffix
     for name, content_ in [("b", b""), ("c", data[: len(data) // 2]), ("e", b"words" * 9)]:
-        (tmp_path / f"d/{name}.parquet").write_bytes(content_)
-        error = refuse(tmp_path / f"d/{name}.parquet")
-        assert f"d/{name}.parquet" in error.file
-        assert "Parquet" in error.problem or "empty" in error.problem
+        broken = whole.with_name(f"{name}{suffix}")
+        broken.write_bytes(content_)
+        error = refuse(broken)
+        assert error.file == str(broken)
+        assert f"not a complete {'Arrow' if suffix == '.arrow' else 'Parquet'} file" in error.problem or name == "b"
         assert "--on-bad skip" in error.remedy
     joined, problems = skip(tmp_path / "d")
     assert len(joined["rollout"]) == 2
-    assert sorted(path[-9:] for path in problems.files) == ["b.parquet", "c.parquet", "e.parquet"]
+    assert sorted(Path(path).stem for path in problems.files) == ["b", "c", "e"]
     with pytest.raises(DataError, match="no file can be used"):
-        open_dump([str(tmp_path / "d/b.parquet")], on_bad="skip")
+        open_dump([str(whole.with_name(f"b{suffix}"))], on_bad="skip")
 
 
 def _break_pages(path, row_group):
-    """Overwrite the pages of one row group: the footer stays whole."""
-    column = pq.read_metadata(path).row_group(row_group).column(0)
+    """Overwrite values of the first column in one group: the footer stays whole."""
+    if path.endswith(".arrow"):
+        with pa.OSFile(path) as file:
+            batch = Arrow.of(file).batches[row_group]
+            head = 8 + int.from_bytes(file.read_at(4, batch.start + 4), "little")
+        start, junk = batch.start + head, bytes(24)
+    else:
+        column = pq.read_metadata(path).row_group(row_group).column(0)
+        start, junk = column.dictionary_page_offset or column.data_page_offset, b"\xff" * column.total_compressed_size
     with open(path, "r+b") as file:
-        file.seek(column.dictionary_page_offset or column.data_page_offset)
-        file.write(b"\xff" * column.total_compressed_size)
+        file.seek(start)
+        file.write(junk)
 
 
 @pytest.mark.parametrize("layout", ["wide", "long"])
@@ -146,7 +158,7 @@ def test_broken_pages(tmp_path, layout):
     _break_pages(path, 1)
     error = refuse(path)
     assert error.file == path
-    assert "row group" in str(error)
+    assert ("record batch" if path.endswith(".arrow") else "row group") in str(error)
     assert "cannot be decoded" in str(error)
     joined, problems = skip(path)
     assert len(joined["rollout"]) == 2
@@ -181,11 +193,11 @@ def test_missing_required_column(tmp_path):
     assert "its columns are rollout_log_probs, reward, train_logprobs" in text
     write(tmp_path / "d/1.parquet", wide())
     write(tmp_path / "d/2.parquet", columns)
-    assert refuse(tmp_path / "d").file.endswith("2.parquet")
+    assert Path(refuse(tmp_path / "d").file).stem == "2"
     joined, problems = skip(tmp_path / "d")
     assert len(joined["rollout"]) == 2
     ((file, why),) = problems.files.items()
-    assert file.endswith("2.parquet")
+    assert Path(file).stem == "2"
     assert "train_log_probs" in why
 
 
@@ -260,7 +272,7 @@ def test_files_of_another_kind_than_the_rest(tmp_path, odd, column, words):
     error = refuse(tmp_path / "d", wanted=["advantages"])
     assert error.file == path
     assert words in str(error), str(error)
-    assert "1.parquet and 1 more" in str(error)
+    assert "d/1." in str(error) and " and 1 more" in str(error)
     assert column in (error.column, column)
     joined, problems = skip(tmp_path / "d", wanted=["advantages"])
     assert len(joined["rollout"]) == 2
@@ -270,9 +282,7 @@ def test_files_of_another_kind_than_the_rest(tmp_path, odd, column, words):
 
 
 def test_runs_may_differ_in_layout(tmp_path):
-    write(tmp_path / "a.parquet", wide())
-    write(tmp_path / "b.parquet", to_long(wide()))
-    dump = open_dump([str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")])
+    dump = open_dump([write(tmp_path / "a.parquet", wide()), write(tmp_path / "b.parquet", to_long(wide()))])
     assert [file.layout for file in dump.files] == ["wide", "long"]
     assert len(content(dump)["rollout"]) == 4
 
@@ -294,7 +304,7 @@ def test_require_tokens(tmp_path):
     path = write(tmp_path / "a.parquet", wide((2,), **{MASK: [[0, 0]]}))
     dump = open_dump([path])
     total = sum(batch.tokens for batch in batches(dump))
-    with pytest.raises(DataError, match=r"a.parquet: there is no valid token.*response_mask"):
+    with pytest.raises(DataError, match=r"a\.(parquet|arrow): there is no valid token.*response_mask"):
         dump.require_tokens(total)
     dump.require_tokens(1)
 

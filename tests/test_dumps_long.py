@@ -5,6 +5,8 @@ from test_dumps_support import MASK, ROLLOUT, TRAIN, batches, content, read, to_
 from mismatchctl.dumps import Problems, open_dump
 from mismatchctl.errors import DataError
 
+pytestmark = pytest.mark.usefixtures("file_format")
+
 
 def long(ids, positions, **extra):
     values = [-(n + 1) / 64 for n in range(len(ids))]
@@ -69,7 +71,7 @@ def test_missing_columns_of_the_long_layout(tmp_path):
     columns = long([1, 1], [0, 1])
     columns["pos"] = columns.pop("position")
     path = write(tmp_path / "a.parquet", columns)
-    refuse(path, "a.parquet", "no required column position of the long layout", "--column position=NAME", "pos")
+    refuse(path, path, "no required column position of the long layout", "--column position=NAME", "pos")
     assert len(read(path, rename={"position": "pos"})["rollout"]) == 1
 
 
@@ -83,15 +85,15 @@ def test_scattered_sequence(tmp_path):
 
 
 def test_sequence_in_two_files(tmp_path):
-    write(tmp_path / "d/a.parquet", long([1, 2, 2], [0, 0, 1]))
-    write(tmp_path / "d/b.parquet", long([2, 3], [2, 0]))
-    error = refuse(tmp_path / "d", "sequence 2 is also in", "a.parquet (row 1)", "keep each sequence in one file")
-    assert error.file.endswith("d/b.parquet")
+    first = write(tmp_path / "d/a.parquet", long([1, 2, 2], [0, 0, 1]))
+    second = write(tmp_path / "d/b.parquet", long([2, 3], [2, 0]))
+    error = refuse(tmp_path / "d", "sequence 2 is also in", f"{first} (row 1)", "keep each sequence in one file")
+    assert error.file == second
     assert error.row == 0
     joined, problems = skip(tmp_path / "d")
     assert joined["sequence_id"] == [1, 3]
     assert problems.sequences == 2
-    runs = open_dump([str(tmp_path / "d/a.parquet"), str(tmp_path / "d/b.parquet")])
+    runs = open_dump([first, second])
     assert len(content(runs)["rollout"]) == 4
 
 

@@ -113,12 +113,16 @@ def test_hive_run_and_run_column(tmp_path):
         ("dumqs", ["dumqs", "no such file or folder", "near names", "dumps"]),
         ("dumps/rnu_1/x", ["dumps/rnu_1/x", "near names in dumps", "run_1"]),
         ("dumps/run_1/zzz.parquet", ["no such file", "dumps/run_1 holds data.jsonl"]),
-        ("dumps/run_1", ["dumps/run_1", "holds no Parquet file", "data.jsonl", ".parquet or .pq"]),
+        ("dumps/run_1", ["dumps/run_1", "holds no Parquet or Arrow file", "data.jsonl", ".parquet or "]),
         ("dumps/empty", ["dumps/empty", "is empty", ".parquet"]),
         ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
-        ("dumps/run_1/*", ["matches no Parquet file", "data.jsonl"]),
-        ("dumps/run_1/data.jsonl", ["data.jsonl", "not a Parquet file", "convert"]),
-        ("s3://bucket/dumps", ["s3:", "object stores"]),
+        ("dumps/run_1/*", ["matches no Parquet or Arrow file", "data.jsonl"]),
+        ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "convert"]),
+        ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
+        ("s3://", ["s3://: ", "names no bucket"]),
+        ("s3:///dumps", ["s3:///dumps", "names no bucket"]),
+        ("s3://*/dumps", ["s3://*/dumps", "names no bucket"]),
+        ("s3://key:secret@bucket/dumps", ["s3://bucket/dumps", "credentials do not belong into a path"]),
         ("", ["no path was given"]),
     ],
 )
@@ -130,6 +134,7 @@ def test_paths_that_lead_nowhere(tmp_path, path, words):
         open_dump([path], on_bad="skip")
     assert caught.value.exit_code == 4
     assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
@@ -137,7 +142,7 @@ def test_other_files_beside_runs_are_ignored_with_a_warning(tmp_path):
     (tmp_path / "README.md").write_text("words")
     dump = open_dump(["README.md", "a"])
     assert len(dump.files) == 1
-    assert dump.warnings == ["not Parquet, ignored: README.md"]
+    assert dump.warnings == ["neither Parquet nor Arrow, ignored: README.md"]
 
 
 def test_parquet_file_without_a_suffix(tmp_path):

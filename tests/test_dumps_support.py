@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 from mismatchctl.batch import TokenBatch
 from mismatchctl.dumps import Dump, Problems, open_dump
 
+FORMAT = ContextVar("FORMAT", default="parquet")
+"""What `write` writes: parquet, arrow or stream; set by the fixture `file_format`."""
+
 ROLLOUT, TRAIN, MASK = "rollout_log_probs", "train_log_probs", "response_mask"
 
 
@@ -21,9 +25,16 @@ def lists(values: Sequence[Any], kind: pa.DataType | None = None) -> pa.Array:
 
 
 def write(path: Path, columns: Mapping[str, Any], rows: int | None = None, **options: Any) -> str:
+    """Write a file of the format that is being tested; `options` are Parquet's, and so is the file then."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = columns if isinstance(columns, pa.Table) else pa.table(dict(columns))
-    pq.write_table(table, path, row_group_size=rows, **options)
+    if options or FORMAT.get() == "parquet":
+        pq.write_table(table, path, row_group_size=rows, **options)
+    else:
+        path = path.with_suffix(".arrow")
+        new = pa.ipc.new_stream if FORMAT.get() == "stream" else pa.ipc.new_file
+        with new(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+            writer.write_table(table, max_chunksize=rows)
     return str(path)
 
 

@@ -1,107 +1,283 @@
-"""Files in the layouts of frameworks give the true log-probs, masks and ids."""
+"""Files in the layouts of frameworks give the true log-probs, masks and ids, token for token."""
 
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from mismatchctl.convert import convert
 from mismatchctl.errors import DataError
+from mismatchctl.frameworks.importers.alignment import alignment_sums, check_alignment
+from mismatchctl.frameworks.importers.registry import LAYOUTS
 
 DUMPS = Path(__file__).parent / "framework_dumps"
-PEERS = DUMPS / "peers"
-SOURCES = ["nemo_rl/logs", "prime_rl/token_exports", "trl", "openrlhf", "roll", "areal", "skyrl"]
+PEERS, SLIME = DUMPS / "peers", DUMPS / "slime_miles"
+OF_PEERS = {
+    "nemo-rl": "nemo_rl/logs",
+    "prime-rl": "prime_rl/token_exports",
+    "trl": "trl",
+    "openrlhf": "openrlhf",
+    "roll": "roll",
+    "areal": "areal",
+    "skyrl": "skyrl",
+    "tinker": "tinker",
+}
+OF_SLIME = [
+    "slime_seed/train_data",
+    "slime_seed/train_data_cuda",
+    "slime_head/train_data",
+    "miles_head/train_data",
+    "miles_head/train_data_cuda",
+]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_valid_tokens_are_the_true_ones(source: str, tmp_path: Path) -> None:
-    convert(PEERS / source, tmp_path / "out.parquet")
-    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
+def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
+    convert(source, out / "out.parquet", **how)
+    rows: list[dict[str, Any]] = pq.read_table(out / "out.parquet").to_pylist()
+    return rows
+
+
+def valid(row: dict[str, Any], name: str) -> list[Any]:
+    mask = np.array(row["response_mask"], bool)
+    kept: list[Any] = np.array(row[name])[mask].tolist()
+    return kept
+
+
+@pytest.mark.parametrize("framework", OF_PEERS)
+def test_every_valid_token_is_the_true_one(framework: str, tmp_path: Path) -> None:
+    """All log-probs of the samples are stored in float32, or printed so that float32 comes back."""
+    rows = converted(PEERS / OF_PEERS[framework], tmp_path)
     truth = pq.read_table(PEERS / "canonical_input.parquet").to_pylist()
+    tokens = json.loads((PEERS / "canonical_tokens.json").read_text())
     assert len(rows) == len(truth)
-    for row, true in zip(rows, truth, strict=True):
-        mask, valid = np.array(row["response_mask"]), np.array(true["response_mask"])
-        assert mask.sum() == valid.sum()
-        for name in ("rollout_log_probs", "train_log_probs"):
-            expected = {np.float32(value).item() for value in np.array(true[name])[valid]}
-            current = {np.float32(value).item() for value in np.array(true["current_log_probs"])[valid]}
-            given = {np.float32(value).item() for value in np.array(row[name])[mask]}
-            assert given == expected or (source.startswith("prime") and name[0] == "t" and given == current)
+    for true, both in zip(truth, tokens, strict=True):
+        true["token_ids"] = both["response_tokens"]
+        ids = valid(true, "token_ids")
+        row = next(row for row in rows if valid(row, "token_ids") == ids)
+        assert valid(row, "rollout_log_probs") == valid(true, "rollout_log_probs")
+        assert valid(row, "train_log_probs") == valid(true, "train_log_probs")
+        assert row.get("step") == (None if framework == "areal" else true["step"])
+        # Holes of the mask stay where they are.
+        inside = np.flatnonzero(true["response_mask"])
+        shape = np.array(true["response_mask"], bool)[inside[0] : inside[-1] + 1].tolist()
+        given = np.flatnonzero(row["response_mask"])
+        assert row["response_mask"][given[0] : given[-1] + 1] == shape
 
 
-def _nemo(path: Path, shift: int, zero: bool = False) -> Path:
-    rng = np.random.default_rng(1)
-    lines = []
-    for _ in range(20):
-        rollout = -rng.exponential(size=30)
-        train = np.zeros(30) if zero else np.roll(rollout + 0.01 * rng.normal(size=30), shift)
-        mask = [0] * 5 + [1] * 25
-        row = {"input_lengths": [30], "token_loss_mask": [mask], "sample_loss_mask": [1.0], "rewards": [1.0]}
-        row |= {"generation_logprobs": [rollout.tolist()], "prev_logprobs": [train.tolist()]}
-        lines.append(json.dumps(row))
-    path.write_text("\n".join(lines))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("shift", "zero", "words"), [(1, False, "shifted by"), (-1, False, "shifted by"), (0, True, "zero")]
-)
-def test_shifted_and_missing_log_probs_are_refused(shift: int, zero: bool, words: str, tmp_path: Path) -> None:
-    source = _nemo(tmp_path / "train_data_step3.jsonl", shift, zero)
-    with pytest.raises(DataError, match=words):
-        convert(source, tmp_path / "out.parquet")
-    assert not (tmp_path / "out.parquet").exists()
-
-
-@pytest.mark.parametrize(
-    "source", ["slime_seed/train_data", "slime_head/train_data", "miles_head/train_data", "miles_head/train_data_cuda"]
-)
-def test_ranks_hold_what_the_rollout_says(source: str, tmp_path: Path) -> None:
-    convert(DUMPS / "slime_miles" / source, tmp_path / "out.parquet")
-    dashboard = DUMPS / "slime_miles/miles_head/dashboard_columns/rollout_0.parquet"
-    truth = {str(row["sample_index"]): row for row in pq.read_table(dashboard).to_pylist()}
-    rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
-    assert len(rows) == (4 if source.endswith("cuda") else 8)
+@pytest.mark.parametrize("source", OF_SLIME)
+def test_every_token_of_slime_is_the_true_one(source: str, tmp_path: Path) -> None:
+    """Truth: the rollout dump that was written before training; train log-probs as torch reads them."""
+    rows = converted(SLIME / source, tmp_path)
+    rollout = torch.load(SLIME / source.split("/")[0] / "rollout_data/0.pt", weights_only=True)["samples"]
+    truth = {str(sample["index"]): sample for sample in rollout}
+    train = {}
+    for path in (SLIME / source).iterdir():
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        if "samples" in content:
+            train |= {str(one["sample_index"]): one["log_probs"].tolist() for one in content["samples"]}
+        else:
+            data = content["rollout_data"]
+            names = map(str, data["sample_indices"])
+            train |= dict(zip(names, (one.tolist() for one in data["log_probs"]), strict=True))
+    assert [row["sequence_id"] for row in rows] and len(rows) == len(train)
     for row in rows:
         true = truth[row["sequence_id"]]
-        mask = np.array(row["response_mask"], bool)
-        if not mask.any():
-            continue
-        valid = np.array(true["loss_mask"] or [1] * true["response_length"], bool)
-        assert np.array_equal(np.array(row["rollout_log_probs"])[mask], np.array(true["rollout_log_probs"])[valid])
-        assert np.array_equal(np.array(row["token_ids"])[mask], np.array(true["tokens"])[-len(valid) :][valid])
+        length = true["response_length"]
+        mask = [0] * length if true["remove_sample"] else true["loss_mask"] or [1] * length
+        assert row["response_mask"] == [bool(one) for one in mask]
+        assert row["token_ids"] == true["tokens"][-length:]
+        assert row["rollout_log_probs"] == np.array(true["rollout_log_probs"], np.float32).tolist()
+        assert row["train_log_probs"] == train[row["sequence_id"]]
+
+
+def _shift_json(path: Path, column: str) -> None:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        holder, name = line, column
+        for part in column.split(".")[:-1]:  # tinker's
+            holder, name = line[part][column.split(".")[-1]], "data"
+        wrapped = isinstance(holder[name][0], list)
+        values = holder[name][0] if wrapped else holder[name]
+        moved = [*values[1:], 0.0]
+        holder[name] = [moved] if wrapped else moved
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+
+def _shift_torch(path: Path, column: str) -> None:
+    content = torch.load(path, weights_only=True, map_location="cpu")
+    if "samples" in content:
+        for sample in content["samples"]:
+            sample[column] = sample[column].roll(1)
+    elif "rollout_data" in content:
+        content["rollout_data"][column] = [values.roll(1) for values in content["rollout_data"][column]]
+    else:
+        content[column] = content[column].roll(1, dims=1)
+    torch.save(content, path)
+
+
+def _shift_skyrl(path: Path, column: str) -> None:
+    from mismatchctl.frameworks.importers.safe import load_skyrl
+
+    state = load_skyrl(path)
+    tensor = state["batch_dict"][column]
+    values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"])
+    tensor["data"] = np.roll(values, -1, axis=1).tobytes()
+    path.write_bytes(pickle.dumps(state))
+
+
+@pytest.mark.parametrize("source", [*OF_PEERS.values(), *OF_SLIME])
+def test_a_shift_by_one_is_refused(source: str, tmp_path: Path) -> None:
+    """Each sample with its train log-probs moved by one token."""
+    import shutil
+
+    place = tmp_path / "source"
+    shutil.copytree((PEERS if source in OF_PEERS.values() else SLIME) / source, place)
+    framework = next((name for name, one in OF_PEERS.items() if one == source), "slime")
+    layout = LAYOUTS[framework]
+    column = layout.columns["train_log_probs"]
+    shift = {".jsonl": _shift_json, ".pt": _shift_torch, ".pkl": _shift_skyrl}
+    for path in place.rglob(layout.patterns[0]):
+        shift[path.suffix](path, column)
+    with pytest.raises(DataError, match="shifted by one token") as error:
+        convert(place, tmp_path / "out.parquet")
+    assert error.value.column == column
+    assert "save it again" in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def _pairs(seed: int, sequences: int, length: int, noise: float, lag: int) -> Iterator[tuple[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    for _ in range(sequences):
+        rollout = -rng.exponential(size=length).astype(np.float32)
+        train = np.minimum(rollout + rng.normal(0, noise, length), 0).astype(np.float32)
+        yield rollout, np.roll(train, lag)
+
+
+def _sums(seed: int, sequences: int, length: int, noise: float, lag: int) -> Any:
+    rollout, train = zip(*_pairs(seed, sequences, length, noise, lag), strict=True)
+    offsets = np.arange(sequences + 1) * length
+    mask = np.ones(sequences * length, bool)
+    return alignment_sums(np.concatenate(rollout), np.concatenate(train), mask, offsets)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    ("sequences", "length", "noise"), [(6, 4, 0.1), (1, 25, 3.0), (40, 30, 50.0), (300, 2, 50.0), (3, 1, 0.1)]
+)
+def test_noise_and_short_dumps_are_no_shift(seed: int, sequences: int, length: int, noise: float) -> None:
+    check_alignment(_sums(seed, sequences, length, noise, 0), "dump", "rollout", "train")
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("lag", [-1, 1])
+def test_a_shift_is_seen_in_parts_as_in_the_whole(seed: int, lag: int) -> None:
+    parts = [_sums(seed * 100 + part, 2, 14, 0.1, lag) for part in range(4)]
+    with pytest.raises(DataError, match="later" if lag > 0 else "earlier"):
+        check_alignment(np.sum(parts, axis=0), "dump", "rollout", "train")
+
+
+def test_correlation_is_that_of_numpy() -> None:
+    from mismatchctl.frameworks.importers.alignment import LAGS, _correlation
+
+    rollout, train = next(_pairs(1, 1, 200, 0.3, 0))
+    sums = alignment_sums(rollout, train, np.ones(200, bool), np.array([0, 200]))
+    x, y = np.sqrt(-rollout.astype(float)), np.sqrt(-train.astype(float))
+    expected = [np.corrcoef(x[1:], y[:-1])[0, 1], np.corrcoef(x, y)[0, 1], np.corrcoef(x[:-1], y[1:])[0, 1]]
+    assert LAGS == (-1, 0, 1)
+    assert [_correlation(*row) for row in sums.tolist()] == pytest.approx(expected, rel=1e-9)
+
+
+def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
+    line = {"input_lengths": [3], "token_loss_mask": [[0, 1, 1]], "sample_loss_mask": [1.0], "rewards": [1.0]}
+    line |= {"generation_logprobs": [[0.0, -1.0, -2.0]], "prev_logprobs": [[0.0, 0.0, 0.0]]}
+    source = tmp_path / "train_data_step3.jsonl"
+    source.write_text(json.dumps(line))
+    with pytest.raises(DataError, match="row 0, column prev_logprobs: all values are zero"):
+        convert(source, tmp_path / "out.parquet")
+    assert list(tmp_path.iterdir()) == [source]
 
 
 def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
     source = tmp_path / "train_data"
     source.mkdir()
-    content = (DUMPS / "slime_miles/miles_head/train_data/0_0.pt").read_bytes()
+    content = (SLIME / "miles_head/train_data/0_0.pt").read_bytes()
     for rank in range(2):
         (source / f"0_{rank}.pt").write_bytes(content)
-    assert convert(source, tmp_path / "out.parquet")[0] == 4
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.copies) == (4, 4)
 
 
-def test_context_parallel_slices_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="context-parallel"):
-        convert(DUMPS / "slime_miles/miles_head/cp2/train_data", tmp_path / "out.parquet")
-    assert list(tmp_path.iterdir()) == []
+def test_samples_of_one_name_with_other_values_are_both_read(tmp_path: Path) -> None:
+    source = tmp_path / "train_data"
+    source.mkdir()
+    content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
+    torch.save(content, source / "0_0.pt")
+    content["rollout_data"]["log_probs"][0] -= 0.5
+    torch.save(content, source / "0_1.pt")
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.copies) == (5, 3)
 
 
-def test_only_copies_in_another_file_are_left_out(tmp_path: Path) -> None:
-    from mismatchctl.convert import _first_of_each
+def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(tmp_path: Path) -> None:
+    source = tmp_path / "train_data"
+    source.mkdir()
+    content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
+    torch.save(content, source / "0_1.pt")
+    del content["rollout_data"]["log_probs"]
+    torch.save(content, source / "0_0.pt")
+    assert len(converted(source, tmp_path)) == 4
+    (source / "0_1.pt").unlink()
+    with pytest.raises(DataError, match="no rank has log_probs"):
+        convert(source, tmp_path / "out2.parquet")
 
-    def row(value: float) -> dict[str, object]:
-        values = np.array([value], np.float32)
-        return {
-            "step": 1, "sequence_id": "7",
-            "rollout_log_probs": values, "train_log_probs": values, "response_mask": np.array([True]),
-        }  # fmt: skip
 
-    seen: dict[tuple[object, ...], Path] = {}
-    first = list(_first_of_each(iter([row(-1.0), row(-2.0), row(-2.0)]), tmp_path / "0_0.pt", seen))
-    other = list(_first_of_each(iter([row(-2.0), row(-3.0)]), tmp_path / "0_1.pt", seen))
-    assert [float(found["rollout_log_probs"][0]) for found in (*first, *other)] == [-1.0, -2.0, -2.0, -3.0]
+def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
+    from mismatchctl.frameworks.importers.safe import load_skyrl
+
+    state = load_skyrl(next((PEERS / "skyrl").rglob("*.pkl")))
+    tensor = state["batch_dict"]["rollout_logprobs"]
+    values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"]).copy()
+    values[0, -1] = values[1, -3] = -9999.0
+    tensor["data"] = values.tobytes()
+    source = tmp_path / "global_step_4_training_input.pkl"
+    source.write_bytes(pickle.dumps(state))
+    done = convert(source, tmp_path / "out.parquet")
+    assert (done.rows, done.tokens, done.missing) == (6, 52, 2)
+    row = pq.read_table(tmp_path / "out.parquet").to_pylist()[0]
+    assert row["step"] == 4
+    assert row["response_mask"] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"attention_mask": lambda one: one.flip(1)}, "not padded on the right"),
+        ({"attention_mask": lambda one: one * 0}, "the mask is 1 on padding"),
+        ({"response_mask": lambda one: one * 0 + 1, "attention_mask": lambda one: one * 0 + 1}, "first token"),
+        ({"infer_logprobs": lambda one: one[:, :-1]}, "lists differ in length"),
+    ],
+)
+def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
+    content = torch.load(PEERS / "roll/batch_tensors_step1.pt", weights_only=True)
+    for name, how in change.items():
+        content[name] = how(content[name])
+    source = tmp_path / "batch_tensors_step1.pt"
+    torch.save(content, source)
+    with pytest.raises(DataError, match=says) as error:
+        convert(source, tmp_path / "out.parquet")
+    assert (error.value.file, error.value.row) == (str(source), 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.framework)
+def test_layouts_say_what_they_are(layout: Any) -> None:
+    assert {"rollout_log_probs", "response_mask"} <= set(layout.columns)
+    assert layout.next_token <= set(layout.columns)
+    assert layout.mask and layout.patterns

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from mismatchctl.cli.main import app
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.importers.safe import load_pickle, load_torch
+from mismatchctl.frameworks.importers.registry import LAYOUTS
+from mismatchctl.frameworks.importers.safe import load_pickle, load_skyrl, load_torch
 
 
 class Hostile:
@@ -58,3 +61,109 @@ def test_damaged_files_are_named(tmp_path: Path, load: Callable[[Path], Any]) ->
     path.write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"dump\.pt"):
         load(path)
+
+
+SKYRL = "skyrl.backends.skyrl_train.training_batch"
+
+
+def calling(function: str, marker: Path) -> bytes:
+    """A pickle by hand: protocol 0 names the function, which need not exist here."""
+    module, _, name = function.rpartition(".")
+    return f"c{module}\n{name}\n(Vtouch {marker}\ntR.".encode()
+
+
+@pytest.mark.parametrize("function", ["os.system", "builtins.eval", "builtins.exec", "subprocess.check_output"])
+@pytest.mark.parametrize("load", [load_pickle, load_skyrl, load_torch])
+def test_calls_by_name_are_refused(tmp_path: Path, load: Callable[[Path], Any], function: str) -> None:
+    path = tmp_path / "dump.pkl"
+    path.write_bytes(calling(function, tmp_path / "ran"))
+    with pytest.raises(DataError, match=r"dump\.pkl"):
+        load(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("load", [load_pickle, load_skyrl])
+def test_refusals_name_what_was_asked_for(tmp_path: Path, load: Callable[[Path], Any]) -> None:
+    path = tmp_path / "dump.pkl"
+    path.write_bytes(calling("subprocess.check_output", tmp_path / "ran"))
+    with pytest.raises(DataError, match=r"asks for subprocess\.check_output, and nothing in a file is executed"):
+        load(path)
+
+
+@pytest.mark.parametrize(("save", "load"), [*SAVERS, (save_pickle, load_skyrl)])
+def test_objects_in_arrays_are_refused(tmp_path: Path, save: Callable[..., None], load: Callable[[Path], Any]) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "dump"
+    save({"values": np.array([1.0, Hostile(marker)], dtype=object)}, path)
+    with pytest.raises(DataError, match="system"):
+        load(path)
+    assert not marker.exists()
+
+
+def test_a_pickle_inside_an_array_of_bytes_stays_bytes(tmp_path: Path) -> None:
+    marker, path = tmp_path / "ran", tmp_path / "dump"
+    inner = np.frombuffer(pickle.dumps(Hostile(marker)), np.uint8)
+    save_pickle({"format": "numpy", "data": inner}, path)
+    assert load_pickle(path)["data"].tobytes() == inner.tobytes()
+    assert not marker.exists()
+
+
+def skyrl_batch(**columns: object) -> bytes:
+    """What SkyRL's class pickles to: a call of its own function on its state."""
+    state = pickle.dumps({"batch_dict": columns, "metadata": {}}, protocol=3)[2:-1]
+    head = f"c{SKYRL}\n_rebuild_tensor_batch\n(c{SKYRL}\nTrainingInputBatch\n".encode()
+    return b"\x80\x03" + head + state + b"tR."
+
+
+def test_only_skyrls_own_names_are_stood_in_for(tmp_path: Path) -> None:
+    path = tmp_path / "global_step_1_training_input.pkl"
+    path.write_bytes(skyrl_batch(loss_mask=None))
+    assert load_skyrl(path)["batch_dict"] == {"loss_mask": None}
+    path.write_bytes(skyrl_batch().replace(b"_rebuild_tensor_batch", b"_other"))
+    with pytest.raises(DataError, match=rf"{SKYRL}\._other"):
+        load_skyrl(path)
+    path.write_bytes(skyrl_batch(loss_mask=Hostile(tmp_path / "ran")))
+    with pytest.raises(DataError, match="system"):
+        load_skyrl(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"data": b"12345678", "dtype": "O", "shape": (1,)},
+        {"data": b"1234567", "dtype": "float64", "shape": (1,)},
+        {"data": b"12345678", "dtype": "float64", "shape": (1 << 40,)},
+        {"dtype": "float64", "shape": (1,)},
+        {"data": 3, "dtype": ["float64"], "shape": "x"},
+    ],
+)
+def test_arrays_of_skyrl_that_are_none_are_refused(tmp_path: Path, state: dict[str, object]) -> None:
+    path = tmp_path / "global_step_1_training_input.pkl"
+    path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
+    with pytest.raises(DataError, match="column loss_mask: is no array"):
+        list(LAYOUTS["skyrl"].read(path))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32", "bool", "U3", "S3"])
+@pytest.mark.parametrize(("save", "load"), SAVERS)
+def test_arrays_of_every_plain_kind_are_read(
+    tmp_path: Path, save: Callable[..., None], load: Callable[[Path], Any], dtype: str
+) -> None:
+    path = tmp_path / "dump"
+    array = np.array([0, 1, 1], dtype)
+    save({"a": array}, path)
+    assert load(path)["a"].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("verb", ["convert", "analyze"])
+@pytest.mark.parametrize("name", ["0_0.pt", "global_step_1_training_input.pkl"])
+def test_verbs_run_nothing_either(tmp_path: Path, verb: str, name: str) -> None:
+    place = tmp_path / "source"
+    place.mkdir()
+    save = torch.save if name.endswith(".pt") else save_pickle
+    save({"rollout_data": {"x": np.array([Hostile(tmp_path / "ran")], object)}, "rollout_id": 1}, place / name)
+    words = [verb, str(place), *([str(tmp_path / "out.parquet")] if verb == "convert" else [])]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 4
+    assert "nothing in a file is executed" in done.stderr and "system" in done.stderr
+    assert list(tmp_path.iterdir()) == [place]

@@ -14,7 +14,7 @@ from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals, step_has
 from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
-from mismatchctl.dumps.paths import natural_key
+from mismatchctl.files import natural_key
 from mismatchctl.metrics import Estimate, Estimates
 from mismatchctl.result import (
     Breakdown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,22 +13,35 @@ from mismatchctl.cli.output import check_places, print_json, progress_bar, say
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="A file or folder that a framework wrote.", show_default=False)],
+    source: Annotated[
+        Path, typer.Argument(help="A file or folder that a framework wrote, or Parquet.", show_default=False)
+    ],
     out: Annotated[Path, typer.Argument(help="The Parquet file to write.", show_default=False)],
     framework: Annotated[
         str, typer.Option("--from", help="Whose files these are; default: as they are recognized.")
     ] = "",
+    join: Annotated[
+        Path | None, typer.Option(help="Take columns that SOURCE lacks from here, by sequence_id (and step).")
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Files read at once, by as many processes.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Convert what a framework wrote to Parquet that every verb reads; nothing in a file is executed."""
+    """Convert what a framework wrote to one Parquet file that every verb reads; nothing in a file is executed.
+
+    Every verb takes SOURCE itself too; converting saves reading it again. Parquet of a run becomes one file.
+
+    Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
+    """
     from mismatchctl.convert import convert as run
 
     check_places(None, out, force=force)
-    with progress_bar(quiet) as progress:
-        sequences, tokens = run(source, out, framework, progress)
+    with progress_bar(quiet, unit="bytes") as progress:
+        done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
     if json:
-        print_json({"out": str(out), "sequences": sequences, "tokens": tokens})
-    else:
-        say(f"wrote {out}: {sequences:,} sequences, {tokens:,} valid tokens", quiet)
+        print_json({"out": str(out), **asdict(done)})
+        return
+    say(f"wrote {out}: {done.rows:,} sequences, {done.tokens:,} valid tokens", quiet)
+    for note in done.notes:
+        say(note, quiet)

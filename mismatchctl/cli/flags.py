@@ -22,7 +22,10 @@ class OnBad(str, Enum):
 OUTPUTS = "Outputs"
 """The panel of help that says where things go."""
 
-Paths = Annotated[list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)]
+Paths = Annotated[
+    list[str],
+    typer.Argument(help="Dumps, or what frameworks write: files, folders. Each is a run.", show_default=False),
+]
 Corrections = Annotated[
     list[str] | None,
     typer.Option("--correction", "-c", help="A preset, a YAML or TOML file, or a YAML mapping; repeat to compare."),

@@ -124,20 +124,20 @@ def _degrade_gracefully() -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar over tokens on stderr, only on a terminal."""
+def progress_bar(quiet: bool, unit: str = "tokens") -> Iterator[Callable[[int, int], None] | None]:
+    """A bar over tokens, or what else is counted, on stderr, only on a terminal."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.fields[tokens]}"), TimeRemainingColumn())
+    columns = (TextColumn("reading"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", tokens="", total=None)
+        task = bar.add_task("reading", done="", total=None)
 
         def update(done: int, expected: int) -> None:
             total = max(done, expected)
-            bar.update(task, completed=done, total=total, tokens=f"{done:,} of {total:,} tokens")
+            bar.update(task, completed=done, total=total, done=f"{done:,} of {total:,} {unit}")
 
         yield update

@@ -16,6 +16,7 @@ from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Result, RunResult, is_result, read_result, storage_of
+from mismatchctl.stores import normal
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})=(.+)", re.DOTALL)
@@ -154,7 +155,7 @@ def _named(sources: Sequence[Source]) -> list[Source]:
     shared = Counter(names)
     for index, source in enumerate(sources):
         if shared[names[index]] > 1:
-            path = os.path.normpath(source.argument.path)
+            path = normal(source.argument.path)
             names[index] = path if source.alone else f"{path}: {source.run_name}"
     seen: Counter[str] = Counter()
     for index, name in enumerate(names):

@@ -9,9 +9,9 @@ from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
 from mismatchctl.dumps import Dump, Problems, Rows, Unit, open_dump
-from mismatchctl.dumps.paths import natural_key
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.errors import DataError
+from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Finding
 

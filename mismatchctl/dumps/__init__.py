@@ -1,4 +1,4 @@
-"""Reading dumps: Parquet files in, TokenBatches out, bad data named."""
+"""Reading dumps: Parquet or Arrow files in, TokenBatches out, bad data named."""
 
 from mismatchctl.dumps.files import DumpFile, Unit
 from mismatchctl.dumps.problems import Problems

@@ -74,8 +74,8 @@ def assemble(block: Block) -> TokenBatch:
             picked[column] = _checked(block, column, index)
     place = numbers(block.tokens[POSITION]) if POSITION in block.tokens else None
     if place is not None and index is not None:
-        place = place[index]
-    position = _position(index if place is None else place, offsets)
+        place = place.take(index)
+    position = _position(index if place is None else place, Segments(offsets))
     if position is not None:
         picked[POSITION] = position
     _check_values(block, np.diff(offsets) > 0)
@@ -113,12 +113,13 @@ def _checked(block: Block, column: str, index: Ints | None) -> Floats:
     if not np.issubdtype(values.dtype, np.floating):
         values = values.astype(np.float64)
     if index is not None:
-        values, missing = values[index], None if missing is None else missing[index]
+        # `take` is five times as fast as indexing.
+        values, missing = values.take(index), None if missing is None else missing.take(index)
     highest = np.inf if column == ADVANTAGES else POSITIVE_TOLERANCE
     if missing is None or not missing.any():
         missing = None
         # NaN fails both comparisons, so two quick reductions prove the whole column sound.
-        if len(values) == 0 or (np.min(values) > -np.inf and np.max(values) <= highest and np.max(values) < np.inf):
+        if len(values) == 0 or (np.min(values) > -np.inf and (top := np.max(values)) <= highest and top < np.inf):
             return values
     _find_faults(block, column, index, values, missing)
     return values
@@ -145,16 +146,23 @@ def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, 
         block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
 
 
-def _position(place: Ints | None, offsets: Ints) -> Ints | None:
+def _position(place: Ints | None, segments: Segments) -> Ints | None:
     """Each valid token's place after its sequence's first; None when no sequence has a hole."""
     if place is None:
         return None
-    lengths = np.diff(offsets)
+    offsets, lengths = segments.offsets, segments.lengths
     held = lengths > 0
-    first, last = place[offsets[:-1][held]], place[offsets[1:][held] - 1]
-    if np.array_equal(last - first + 1, lengths[held]):
+    first, last = np.zeros(len(lengths), place.dtype), np.zeros(len(lengths), place.dtype)
+    first[held], last[held] = place[offsets[:-1][held]], place[offsets[1:][held] - 1]
+    if np.array_equal((last - first + 1)[held], lengths[held]):
         return None
-    return (place - np.repeat(first, lengths[held])).astype(np.int64, copy=False)
+    position = np.empty(len(place), np.int64)
+    for start, stop in segments.blocks():  # what is repeated stays in the cache
+        tokens = slice(offsets[start], offsets[stop])
+        np.subtract(
+            place[tokens], np.repeat(first[start:stop], lengths[start:stop]), out=position[tokens], casting="unsafe"
+        )
+    return position
 
 
 def _check_values(block: Block, held: Bools) -> None:

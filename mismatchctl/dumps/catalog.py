@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
+from mismatchctl.dumps.foreign import native
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
-from mismatchctl.dumps.paths import Found, printable
+from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.stores import printable, remote
 
 ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
 """Optional columns that are read wherever they are."""
 
 _SHOWN_FILES = 3
+_ASKED_AT_ONCE = 16
 
 
 @dataclass
@@ -28,6 +32,7 @@ class Catalog:
     files: list[DumpFile] = field(default_factory=list)
     footers: list[Footer] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
+    notes: list[str] = field(default_factory=list)
 
     def reject(self, error: DataError, skip: bool) -> None:
         """Leave a file out, or stop with its error."""
@@ -45,11 +50,17 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
         ConfigError: a column named with `--by` that can't be had.
     """
     result = Catalog()
-    for one in found:
-        try:
-            result.footers.append(read_footer(one))
-        except DataError as error:
-            result.reject(error, skip)
+    ready: list[Found] = []
+    for one in native(found, skip, result.notes.append):
+        if isinstance(one, DataError):
+            result.reject(one, skip)
+        else:
+            ready.append(one)
+    for footer in _footers(ready):
+        if isinstance(footer, DataError):
+            result.reject(footer, skip)
+        else:
+            result.footers.append(footer)
     partitions = _partitions(result.footers, names)
     for footer, values in zip(result.footers, partitions, strict=True):
         try:
@@ -60,6 +71,22 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
     _agree(result, list(dict.fromkeys((*REQUIRED, *ALWAYS, *wanted, *names.by))), skip)
     result.files = [replace(file, index=index) for index, file in enumerate(result.files)]
     return result
+
+
+def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:
+    """The footers in order; many at once where each is a question over the network."""
+
+    def read(one: Found) -> Footer | DataError:
+        try:
+            return read_footer(one)
+        except DataError as error:
+            return error
+
+    if not any(remote(one.location) for one in found):
+        yield from map(read, found)
+        return
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        yield from pool.map(read, found)
 
 
 def require(opened: Catalog, names: ColumnNames) -> None:

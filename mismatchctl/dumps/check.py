@@ -9,10 +9,11 @@ from mismatchctl.contract import COLUMNS
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT
 from mismatchctl.dumps.catalog import Catalog, catalog
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer
-from mismatchctl.dumps.paths import Found, discover, printable
+from mismatchctl.dumps.paths import Found, discover
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump
 from mismatchctl.errors import suggestion
+from mismatchctl.stores import printable
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping
         error=None if scan else opened.problems.files.get(found.path, "the file can't be used"),
         layout=scan.file.layout if scan else None,
         size=footer.size if footer else 0,
-        rows=footer.metadata.num_rows if footer else 0,
-        row_groups=footer.metadata.num_row_groups if footer else 0,
+        rows=sum(footer.contents.rows) if footer else 0,
+        row_groups=len(footer.contents.rows) if footer else 0,
         sequences=scan.sequences if scan else 0,
         tokens=scan.tokens if scan else 0,
         recognized=_recognized(footer, columns),

@@ -1,19 +1,21 @@
-"""One Parquet file: its footer, which of its columns is which, its layout, and decoding it in pieces."""
+"""One file of a dump: its footer, which of its columns is which, its layout, and decoding it in pieces."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mismatchctl.contract import BY_NAME, COLUMNS, LONG_LAYOUT_REQUIRED, REQUIRED
+from mismatchctl.dumps.contents import Contents, Span
+from mismatchctl.dumps.formats import format_name, read_contents
 from mismatchctl.dumps.kinds import NOTHING, holds, is_list, misfit, plain
-from mismatchctl.dumps.paths import Found, printable
+from mismatchctl.dumps.paths import Found
 from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.stores import first_line, printable, store_of
 
 Layout = Literal["wide", "long"]
 Value = int | str | None
@@ -30,8 +32,8 @@ class Footer:
 
     found: Found
     size: int
-    modified: int
-    metadata: pq.FileMetaData = field(repr=False)
+    version: str
+    contents: Contents = field(repr=False)
     types: Mapping[str, pa.DataType] = field(repr=False)
 
 
@@ -45,12 +47,15 @@ class DumpFile:
         run: the run that its path argument names, or its Hive folder (`run=a/`).
         size: bytes.
         rows: rows in the file: sequences in the wide layout, tokens in the long one.
-        row_groups: number of Parquet row groups.
+        row_groups: number of row groups (Parquet) or record batches (Arrow).
         layout: "wide" (one row per sequence) or "long" (one row per token).
         columns: canonical name -> name in the file; columns named with `--by` keep their name.
         dtypes: canonical name -> Arrow type, in words.
         partition: canonical name -> value given by a Hive folder such as `step=12/`.
         ignored: optional columns that can't be used -> why.
+        location: where the file lies: an absolute path, or the address of an object.
+        version: changes when the file is written again.
+        contents: what the file says about itself.
     """
 
     index: int
@@ -65,20 +70,20 @@ class DumpFile:
     partition: Mapping[str, Value]
     ignored: Mapping[str, str] = field(default_factory=dict)
     location: str = field(default="", repr=False)
-    modified: int = field(default=0, repr=False)
-    metadata: pq.FileMetaData = field(default=None, repr=False, compare=False)
+    stored: int = field(default=0, repr=False)
+    version: str = field(default="", repr=False)
+    contents: Contents = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
     types: Mapping[str, pa.DataType] = field(default_factory=dict, repr=False, compare=False)
 
-    def leaf(self, column: str) -> int | None:
-        """Index of the first Parquet leaf of a canonical column, where statistics and sizes are found."""
-        name = self.columns.get(column)
-        if name is None:
-            return None
-        for index in range(self.metadata.num_columns):
-            path = self.metadata.schema.column(index).path
-            if path == name or path.startswith(f"{name}."):
-                return index
-        return None
+    def elements(self, group: int, column: str) -> int:
+        """Roughly how many values a canonical column has in a group."""
+        return self.contents.elements(group, self.columns[column])
+
+    def spans(self, column: str) -> list[Span | None]:
+        """The range of a canonical column's integers in each group, where known exactly."""
+        opening = store_of(self.location).open(self.location)
+        with _failing(self.path, self.location, "cannot be read"):
+            return self.contents.spans(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
         """Whether the file stores lists in a canonical column."""
@@ -87,12 +92,12 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of a file that can be read by itself: a row group, in the long layout cut at sequences.
+    """A piece of a file that can be read by itself: a row group or record batch, in the long layout cut at sequences.
 
     Attributes:
         index: place in the dump's `units`.
         file: the file.
-        row_group: the row group that the unit begins in.
+        row_group: the row group or record batch that the unit begins in.
         step_range: lowest and highest `step` in the unit where known exactly.
         rows: rows of the file in the unit.
         tokens: roughly how many tokens it holds, masked ones included.
@@ -116,31 +121,39 @@ def read_footer(found: Found) -> Footer:
     Raises:
         DataError: a broken, truncated or foreign file.
     """
-    try:
-        status = os.stat(found.location)
-        if status.st_size == 0:
-            raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
-        metadata = pq.read_metadata(found.location)
-        schema = metadata.schema.to_arrow_schema()
-    except (OSError, pa.ArrowException) as error:
-        problem = f"this is not a complete Parquet file ({_first_line(error)})"
-        raise DataError(problem, file=found.path, remedy=_LEAVE_OUT) from error
-    names = schema.names
+    store = store_of(found.location)
+
+    def read() -> tuple[int, str, Contents]:
+        with store.open(found.location) as file:
+            size, version = file.size(), store.version(found.location, file)
+            if size == 0:
+                raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
+            return size, version, read_contents(found.path, file)
+
+    with _failing(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
+        size, version, contents = store.patiently(read)
+        names = contents.schema.names
     for name in names:
         if names.count(name) > 1:
             raise DataError("this column name stands twice in the file", file=found.path, column=printable(name))
-    types = dict(zip(names, schema.types, strict=True))
-    return Footer(found, status.st_size, status.st_mtime_ns, metadata, types)
+    return Footer(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
-
-_READ_BYTES = 1 << 20
-"""How much of a column is fetched at a time where a row group is too big to be held in memory."""
 
 _LEAVE_OUT = "write it again, or leave unreadable files out with --on-bad skip"
 
 
-def _first_line(error: BaseException) -> str:
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0][:200])
+@contextmanager
+def _failing(path: str, location: str, problem: str) -> Iterator[None]:
+    """Say what is wrong with a file, or with the store that it lies in."""
+    store = store_of(location)
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, *store.failures) as error:
+        if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
+            raise store.explain(error, path) from error
+        raise DataError(f"{problem} ({first_line(error)})", file=path, remedy=_LEAVE_OUT) from error
 
 
 def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str, Value]) -> DumpFile:
@@ -173,17 +186,18 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
         index=index,
         path=path,
         run=str(values.get("run", footer.found.run)),
-        size=footer.size,
-        rows=footer.metadata.num_rows,
-        row_groups=footer.metadata.num_row_groups,
+        size=footer.size if footer.found.size is None else footer.found.size,
+        rows=sum(footer.contents.rows),
+        row_groups=len(footer.contents.rows),
         layout=layout,
         columns=columns,
         dtypes={column: printable(str(footer.types[name])) for column, name in columns.items()},
         partition=values,
         ignored=ignored,
         location=footer.found.location,
-        modified=footer.modified,
-        metadata=footer.metadata,
+        stored=footer.size,
+        version=footer.version,
+        contents=footer.contents,
         types={column: footer.types[name] for column, name in columns.items()},
     )
 
@@ -275,30 +289,29 @@ class ColumnNames:
 def pieces(
     file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Decode canonical columns of some row groups, as one table per row group or in pieces of `rows` rows.
+    """Decode canonical columns of some groups, as one table per group or in pieces of `rows` rows.
 
     Raises:
         DataError: a part of the file can't be decoded, or it changed since it was opened.
     """
+    if not row_groups:
+        return
     names = list(dict.fromkeys(file.columns[column] for column in columns))
-    try:
-        status = os.stat(file.location)
-        if (status.st_size, status.st_mtime_ns) != (file.size, file.modified):
-            raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
-        with pq.ParquetFile(
-            file.location,
-            metadata=file.metadata,
-            page_checksum_verification=True,
-            buffer_size=0 if rows is None else _READ_BYTES,
-            pre_buffer=rows is None,  # else it would hold the whole row group, compressed
-        ) as parquet:
-            if rows is None:
-                for row_group in row_groups:
-                    yield parquet.read_row_group(row_group, columns=names, use_threads=False)
-            else:
-                for batch in parquet.iter_batches(rows, list(row_groups), names, use_threads=False):
-                    yield pa.Table.from_batches([batch])
-    except (OSError, pa.ArrowException) as error:
-        where = f"row group {row_groups[0]}" if len(row_groups) == 1 else f"row groups from {row_groups[0]} on"
-        problem = f"{where} cannot be decoded ({_first_line(error)})"
-        raise DataError(problem, file=file.path, remedy=_LEAVE_OUT) from error
+    store, group = store_of(file.location), file.contents.group_name
+    where = f"{group} {row_groups[0]}" if len(row_groups) == 1 else f"the file from {group} {row_groups[0]} on"
+
+    def decode() -> Iterator[pa.Table]:
+        with store.open(file.location) as opened:
+            if (opened.size(), store.version(file.location, opened)) != (file.stored, file.version):
+                raise DataError("this file changed while it was being read", file=file.path, remedy="run again")
+            yield from file.contents.decode(opened, row_groups, names, rows)
+
+    def begin() -> tuple[Iterator[pa.Table], pa.Table | None]:
+        tables = decode()
+        return tables, next(tables, None)
+
+    with _failing(file.path, file.location, f"{where} cannot be decoded"):
+        tables, table = store.patiently(begin)
+        while table is not None:
+            yield table
+            table = next(tables, None)

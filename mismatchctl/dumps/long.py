@@ -61,14 +61,14 @@ def stretches(unit: Unit, columns: Collection[str]) -> Iterator[Stretch]:
 
 def _rows(unit: Unit, columns: Collection[str]) -> Iterator[pa.Table]:
     """The unit's rows in pieces, without what its row groups hold before and after it."""
-    metadata, stop = unit.file.metadata, unit.start + unit.rows
-    row = sum(metadata.row_group(group).num_rows for group in range(unit.row_group))
+    lengths, stop = unit.file.contents.rows, unit.start + unit.rows
+    row = sum(lengths[: unit.row_group])
     group = unit.row_group
     while row < stop:
         # Of the last row group often only the head is needed: a piece of that size keeps the rest undecoded.
         size = min(BATCH_TOKENS, stop - row)
         ahead = row
-        row += metadata.row_group(group).num_rows
+        row += lengths[group]
         for table in pieces(unit.file, columns, [group], size):
             begin, end = max(unit.start - ahead, 0), min(stop - ahead, len(table))
             if end > begin:

@@ -1,7 +1,6 @@
 """From path arguments to files: folders, globs, Hive folders, run names and the canonical order.
 
-Everything here is about names. What a file holds is found elsewhere, so that another kind of storage or
-file only needs to produce `Found` values.
+Everything here is about names. Where they lie is asked of a store; what a file holds is found elsewhere.
 """
 
 from __future__ import annotations
@@ -13,16 +12,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote
 
+from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
+from mismatchctl.files import natural_key
+from mismatchctl.frameworks.importers.registry import candidates, rollout_only
+from mismatchctl.stores import normal, printable, store_of
 
-SUFFIXES = (".parquet", ".pq")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
-
-NaturalKey = tuple[tuple[str | int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -30,46 +31,39 @@ class Found:
     """One file of a run, not yet opened.
 
     Attributes:
-        location: absolute path, to open it.
+        location: absolute path or object, to open it.
         path: the path as shown to users; free of control characters.
         run: the run that its path argument names.
         partition: values from Hive folders (`step=12/`), as text; None where the folder says null.
+        foreign: whether it is in a framework's own layout, and no Parquet.
+        size: bytes of the original, where `location` is of its conversion.
     """
 
     location: str
     path: str
     run: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    foreign: bool = False
+    size: int | None = None
 
 
 @dataclass(frozen=True)
 class _Argument:
     """One run: what names it, and its files as paths the way the user wrote them.
 
-    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart.
+    `parts` is what the run's name is cut from; `exact` tells two arguments with the same parts apart. `foreign` says
+    that the files are in a framework's own layout.
     """
 
     shown: str
     parts: tuple[str, ...]
     exact: tuple[str, ...]
     files: tuple[str, ...]
+    foreign: bool = False
 
     @property
     def is_file(self) -> bool:
         return self.files == (self.shown,)
-
-
-def printable(text: str) -> str:
-    """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
-def natural_key(path: str) -> NaturalKey:
-    """Sort key by path component in which numbers count as numbers: step_2 comes before step_10."""
-    return tuple(
-        tuple(int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name))
-        for name in path.split(os.sep)
-    )
 
 
 def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
@@ -78,13 +72,13 @@ def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
     The order depends on the names only: runs in natural order, then files in natural order.
 
     Raises:
-        DataError: a path that leads to no Parquet file.
+        DataError: a path that leads to no file of a dump.
     """
     arguments, warnings = _arguments(paths)
     names = _run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
     found = [
-        Found(os.path.abspath(file), printable(file), printable(name), _partition(file))
+        Found(store_of(file).location(file), printable(file), printable(name), _partition(file), argument.foreign)
         for name, argument in runs
         for file in argument.files
     ]
@@ -95,33 +89,35 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
     """One argument per run; the same path named twice counts once, whichever spelling came first."""
     known: dict[str, _Argument] = {}
     strangers = []
-    for path in sorted({os.path.normpath(path) for path in paths if path}, key=lambda path: (len(path), path)):
-        if os.path.isfile(path) and not _is_parquet(path):
+    for path in sorted({normal(path) for path in paths if path}, key=lambda path: (len(path), path)):
+        store = store_of(path)
+        if store.is_file(path) and not is_dump_file(path, store) and not _foreign(path):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand(path):
-            known.setdefault(os.path.realpath(os.sep.join(argument.exact)), argument)
+            known.setdefault(store.same(os.sep.join(argument.exact)), argument)
     if not known:
         if not strangers:
-            raise DataError("no path was given", remedy="name files or folders that hold Parquet files")
+            raise DataError("no path was given", remedy="name files or folders that hold Parquet or Arrow files")
         raise DataError(
-            "this is not a Parquet file",
+            "this is neither a Parquet nor an Arrow file",
             file=printable(strangers[0]),
-            remedy="name a .parquet file or a folder of them (`mismatchctl convert` reads other formats)",
+            remedy="name a .parquet or .arrow file or a folder of them (`mismatchctl convert` reads other formats)",
         )
-    ignored = f"not Parquet, ignored: {_some(sorted(strangers))}"
+    ignored = f"neither Parquet nor Arrow, ignored: {_some(sorted(strangers))}"
     return list(known.values()), [ignored] if strangers else []
 
 
 def _expand(path: str) -> Iterator[_Argument]:
     """The arguments that one path stands for: itself, or what its wildcards match."""
-    if "://" in path or re.match(r"[a-z0-9]+:/[^/]", path):
-        raise DataError("object stores are not read", file=printable(path), remedy="copy the files to a disk")
-    if os.path.isdir(path):
+    store = store_of(path)
+    if store.is_folder(path):
         yield _folder(path)
-    elif os.path.isfile(path):
+    elif store.is_file(path):
         parts = _parts(path)
-        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,))
+        yield _Argument(
+            path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not is_dump_file(path, store)
+        )
     elif glob.has_magic(path):
         yield from _glob(path)
     else:
@@ -130,30 +126,25 @@ def _expand(path: str) -> Iterator[_Argument]:
 
 def _folder(path: str) -> _Argument:
     files = tuple(sorted(_walk(path), key=natural_key))
+    if not files and (foreign := _foreign(path)):
+        return _Argument(path, _parts(path), _parts(path), foreign, True)
     if not files:
-        names = sorted(os.listdir(path), key=natural_key)
-        problem = f"this folder holds no Parquet file, only {_some(names)}" if names else "this folder is empty"
-        raise DataError(problem, file=printable(path), remedy=f"name a folder that holds {' or '.join(SUFFIXES)} files")
+        names = sorted(store_of(path).names(path), key=natural_key)
+        what = f"holds no Parquet or Arrow file, only {_some(names)}" if names else "is empty"
+        remedy = f"name a folder that holds {' or '.join(SUFFIXES)} files"
+        raise DataError(f"this folder {what}", file=printable(path), remedy=remedy)
     return _Argument(path, _parts(path), _parts(path), files)
 
 
+def _foreign(path: str) -> tuple[str, ...]:
+    """Files that may be in a framework's own layout, by their names."""
+    return () if store_of(path).remote else tuple(os.path.normpath(file) for file in candidates(Path(path)))
+
+
 def _walk(path: str) -> Iterator[str]:
-    """Parquet files below a folder. Links are followed once; hidden names and `_names` are left out."""
-
-    def refuse(error: OSError) -> None:
-        raise DataError(f"cannot be listed ({error.strerror})", file=printable(str(error.filename)))
-
-    seen: set[str] = set()
-    for folder, folders, names in os.walk(path, followlinks=True, onerror=refuse):
-        real = os.path.realpath(folder)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith((".", "_")):
-                yield os.path.normpath(os.path.join(folder, name))
+    """Files of a dump below a folder."""
+    found = (file for file in store_of(path).walk(path) if file.lower().endswith(SUFFIXES))
+    return (file for file in found if not rollout_only(file))
 
 
 def _glob(pattern: str) -> Iterator[_Argument]:
@@ -161,11 +152,13 @@ def _glob(pattern: str) -> Iterator[_Argument]:
 
     Hive folders (`step=*`) are parts of one run, not runs.
     """
-    matches = sorted(glob.glob(pattern, recursive=True), key=natural_key)
+    store = store_of(pattern)
+    found = store.glob(pattern)
+    matches = sorted(found, key=natural_key)
     if not os.path.basename(pattern).startswith("_"):
         matches = [path for path in matches if not os.path.basename(path).startswith("_")]
-    files = [path for path in matches if os.path.isfile(path) and path.lower().endswith(SUFFIXES)]
-    folders = [path for path in matches if os.path.isdir(path)] if not files else []
+    files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
+    folders = [path for path in matches if not found[path]] if not files else []
     for folder in folders:
         if _HIVE.fullmatch(os.path.basename(folder)):
             files.extend(_walk(folder))
@@ -177,7 +170,7 @@ def _glob(pattern: str) -> Iterator[_Argument]:
             fixed = os.path.dirname(fixed)
         yield _Argument(pattern, _parts(fixed), _parts(pattern), tuple(sorted(files, key=natural_key)))
     elif not folders:
-        what = f"matches no Parquet file, only {_some(matches)}" if matches else "matches nothing"
+        what = f"matches no Parquet or Arrow file, only {_some(matches)}" if matches else "matches nothing"
         raise DataError(f"this pattern {what}", file=printable(pattern), remedy=_near(pattern))
 
 
@@ -188,13 +181,13 @@ def _absent(path: str) -> DataError:
 
 def _near(path: str) -> str:
     """What to say about a path that does not exist: the nearest names where it stops existing."""
+    store = store_of(path)
     parent, name = os.path.split(path)
-    while parent and not os.path.isdir(parent):
+    while parent and parent.strip("/") and not store.is_folder(parent):
         parent, name = os.path.split(parent)
-    try:
-        names = [entry for entry in os.listdir(parent or ".") if not entry.startswith(".")]
-    except OSError:
-        names = []
+    if store.remote and parent.count("/") < 2:
+        return "check the name of the bucket"
+    names = [entry for entry in store.names(parent) if not entry.startswith(".")]
     where = printable(parent) if parent else "the current folder"
     close = difflib.get_close_matches(name, names, n=_SHOWN_NAMES)
     if close:
@@ -207,19 +200,8 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(printable(name) for name in names[:_SHOWN_NAMES]) + more
 
 
-def _is_parquet(path: str) -> bool:
-    """By its name, else by its first bytes: writers such as Spark or Ray may leave the suffix out."""
-    if path.lower().endswith(SUFFIXES):
-        return True
-    try:
-        with open(path, "rb") as file:
-            return file.read(4) == b"PAR1"
-    except OSError as error:
-        raise DataError(f"cannot be opened ({error.strerror})", file=printable(path)) from error
-
-
 def _parts(path: str) -> tuple[str, ...]:
-    return tuple(os.path.abspath(path).split(os.sep))
+    return tuple(store_of(path).location(path).split(os.sep))
 
 
 def _run_names(arguments: Sequence[_Argument]) -> list[str]:

@@ -14,15 +14,15 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.dumps.arrays import changes, single, texts
 from mismatchctl.dumps.catalog import Catalog
+from mismatchctl.dumps.contents import Span
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
-from mismatchctl.dumps.paths import printable
 from mismatchctl.dumps.problems import SORT_REMEDY
 from mismatchctl.errors import DataError
+from mismatchctl.stores import printable
 
 KEYS = ("sequence_id", "step", "run")
 """What names a sequence; where one of them changes, the next sequence begins."""
@@ -89,27 +89,21 @@ def _identity(file: DumpFile) -> str:
 
 
 def _wide_units(file: DumpFile) -> Iterator[Unit]:
-    """One unit per row group."""
-    start, leaf, step_leaf = 0, file.leaf("rollout_log_probs"), file.leaf("step")
-    for row_group in range(file.row_groups):
-        group = file.metadata.row_group(row_group)
-        rows = group.num_rows
+    """One unit per row group or record batch."""
+    start, steps = 0, _step_ranges(file)
+    for group, rows in enumerate(file.contents.rows):
         if rows:
-            tokens = group.column(leaf).num_values
-            yield Unit(0, file, row_group, _step_range(file, group, step_leaf), rows, tokens, start, rows)
+            tokens = file.elements(group, "rollout_log_probs")
+            yield Unit(0, file, group, steps[group], rows, tokens, start, rows)
         start += rows
 
 
-def _step_range(file: DumpFile, group: pq.RowGroupMetaData, leaf: int | None) -> tuple[int, int] | None:
-    """The range of `step` in a row group by its statistics, or as the Hive folder says."""
-    if leaf is None:
-        step = file.partition.get("step")
-        return (step, step) if isinstance(step, int) else None
-    statistics = group.column(leaf).statistics
-    if statistics is None or not statistics.has_min_max:
-        return None
-    low, high = statistics.min, statistics.max
-    return (low, high) if type(low) is int and type(high) is int else None
+def _step_ranges(file: DumpFile) -> list[Span | None]:
+    """The range of `step` in each group as the file tells it, or as the Hive folder says."""
+    if "step" in file.columns:
+        return file.spans("step")
+    step = file.partition.get("step")
+    return [(step, step) if isinstance(step, int) else None] * file.row_groups
 
 
 def _survey(file: DumpFile) -> _Survey:
@@ -140,8 +134,8 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[Unit]:
     """From the first beginning of a sequence in each row group that has one to that of the next."""
     cuts: list[tuple[int, int]] = []
     low = 0
-    for row_group in range(file.row_groups):
-        high = low + file.metadata.row_group(row_group).num_rows
+    for row_group, rows in enumerate(file.contents.rows):
+        high = low + rows
         begin, end = np.searchsorted(survey.starts, [low, high])
         places = np.flatnonzero(survey.cuttable[begin:end])
         if len(places):
@@ -155,7 +149,7 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[Unit]:
         yield Unit(0, file, row_group, steps, stop - start, stop - start, start, end - sequence)
 
 
-def _steps(file: DumpFile, keys: pa.Table, begin: int, end: int) -> tuple[int, int] | None:
+def _steps(file: DumpFile, keys: pa.Table, begin: int, end: int) -> Span | None:
     if "step" not in file.columns:
         step = file.partition.get("step")
         return (step, step) if isinstance(step, int) else None

@@ -14,12 +14,13 @@ from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warning
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
-from mismatchctl.dumps.paths import discover, printable
+from mismatchctl.dumps.paths import discover
 from mismatchctl.dumps.plan import Plan, plan
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.stores import printable
 
 OnBad = Literal["error", "skip"]
 
@@ -89,7 +90,7 @@ class Dump:
         self.problems: Problems = opened.problems
         self.files: tuple[DumpFile, ...] = tuple(opened.files)
         self.units: tuple[Unit, ...] = self._plan.units
-        self.warnings: list[str] = [*hints, *warnings(self.files)]
+        self.warnings: list[str] = [*hints, *opened.notes, *warnings(self.files)]
 
     def has(self, column: str) -> bool:
         """Whether any file has the canonical column, as a column or from its Hive folder."""

@@ -12,8 +12,8 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps.arrays import Lists, single
 from mismatchctl.dumps.blocks import Block
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
-from mismatchctl.dumps.paths import printable
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+from mismatchctl.stores import printable
 
 BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""

@@ -28,6 +28,7 @@ from mismatchctl.gate.rules import (
 from mismatchctl.gate.verdict import Check, Verdict
 from mismatchctl.resample import sample_of_run
 from mismatchctl.result import Result, is_result, read_result
+from mismatchctl.stores import remote
 
 __all__ = [
     "BITWISE",
@@ -124,7 +125,7 @@ def read_against(baseline: str | Path | None, history: str | Path | None = None,
     Raises:
         DataError: a file that is no Result, or a folder that holds none that was accepted.
     """
-    if baseline is not None and not Path(baseline).exists():
+    if baseline is not None and not remote(str(baseline)) and not Path(baseline).exists():
         remedy = "save the first one with --save-baseline FILE --accept"
         raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
     results = [] if history is None else read_history(Path(history), last)

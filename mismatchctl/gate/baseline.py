@@ -12,9 +12,8 @@ import numpy as np
 
 from mismatchctl.analyze.build import CLUSTER_DIGITS
 from mismatchctl.batch import Float64s
-from mismatchctl.dumps.paths import natural_key
 from mismatchctl.errors import DataError
-from mismatchctl.files import write_atomically
+from mismatchctl.files import natural_key, write_atomically
 from mismatchctl.gate.rules import Rule
 from mismatchctl.gate.verdict import Verdict
 from mismatchctl.resample import sample_of_run

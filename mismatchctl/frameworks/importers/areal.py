@@ -12,7 +12,7 @@ from mismatchctl.frameworks.importers.tensors import batch_rows, holds
 def _rows(path: Path) -> Iterator[Row]:
     for row in batch_rows(path):
         # prox_logp has T entries about the token after each; the last one is about none.
-        yield {**row, "prox_logp": row["prox_logp"][:-1], "reward": row.get("rewards")}
+        yield {**row, "prox_logp": row["prox_logp"][:-1]}
 
 
 LAYOUT = Layout(
@@ -22,6 +22,7 @@ LAYOUT = Layout(
         "train_log_probs": "prox_logp",
         "response_mask": "loss_mask",
         "token_ids": "input_ids",
+        "reward": "rewards",
     },
     prompt=True,
     padding="right",
@@ -29,5 +30,5 @@ LAYOUT = Layout(
     patterns=("*.pt",),
     rows=_rows,
     next_token=frozenset({"train_log_probs"}),
-    recognizes=lambda path: holds(path, "prox_logp", "logprobs"),
+    recognizes=holds("prox_logp", "logprobs", "loss_mask"),
 )

@@ -11,42 +11,61 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mismatchctl.contract import REQUIRED
 from mismatchctl.errors import DataError
 
 Row = dict[str, Any]
 
-SCHEMA = pa.schema(
-    [
-        ("step", pa.int64()),
-        ("sequence_id", pa.string()),
-        ("rollout_log_probs", pa.list_(pa.float32())),
-        ("train_log_probs", pa.list_(pa.float32())),
-        ("response_mask", pa.list_(pa.bool_())),
-        ("token_ids", pa.list_(pa.int64())),
-        ("advantages", pa.list_(pa.float32())),
-        ("reward", pa.float64()),
-    ]
-)
-"""Columns of every converted file; null where the source does not say."""
 
-PER_TOKEN = tuple(name for name in SCHEMA.names if pa.types.is_list(SCHEMA.field(name).type))
+def _lists(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind, nullable=False))
+
+
+TYPES: dict[str, pa.DataType] = {
+    "step": pa.int64(),
+    "sequence_id": pa.string(),
+    "rollout_log_probs": _lists(pa.float32()),
+    "train_log_probs": _lists(pa.float32()),
+    "response_mask": _lists(pa.bool_()),
+    "prompt_id": pa.string(),
+    "token_ids": _lists(pa.int64()),
+    "current_log_probs": _lists(pa.float32()),
+    "ref_log_probs": _lists(pa.float32()),
+    "advantages": _lists(pa.float32()),
+    "entropy": _lists(pa.float32()),
+    "reward": pa.float64(),
+    "rollout_version": pa.int64(),
+    "train_version": pa.int64(),
+    "worker": pa.string(),
+    "micro_batch": pa.string(),
+    "rollout_ids": pa.string(),
+}
+"""Columns that a converted file may have, in their order there."""
+
+PER_TOKEN = tuple(name for name, kind in TYPES.items() if pa.types.is_list(kind))
+NEEDED = (*REQUIRED, "response_mask")
+"""Columns that every row of a source has a value for, where its layout declares them."""
 
 
 @dataclass(frozen=True)
 class Layout:
     """One framework's file.
 
+    A layout that declares no `train_log_probs` is of rollout-only files, which need them joined.
+
     Attributes:
         framework: its name, as `--from` takes it.
-        columns: column of the contract -> name in the file.
-        next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
+        columns: column of the contract -> name in the raw rows; what is not declared is not converted. `step` and
+            `sequence_id` are taken under these names, and need no declaration.
         prompt: whether the token axis begins with the prompt.
         padding: the side that rows are padded on.
         mask: what the mask's ones mean.
-        patterns: names of its files.
+        patterns: names of its files, with folders above them where these belong to the name.
         rows: what reads one file, as values of the file's own names.
+        next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
+        missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
         duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
-        recognizes: whether a file whose name fits none of `patterns` alone is one of these.
+        recognizes: whether a file whose name fits one of `patterns` is one of these.
     """
 
     framework: str
@@ -57,79 +76,86 @@ class Layout:
     patterns: tuple[str, ...]
     rows: Callable[[Path], Iterator[Row]] = field(repr=False)
     next_token: frozenset[str] = frozenset()
+    missing: tuple[float, ...] = ()
     duplicates: bool = False
     recognizes: Callable[[Path], bool] = field(default=lambda path: True, repr=False)
 
+    @property
+    def rollout_only(self) -> bool:
+        """Whether its files hold no train log-probs, so that there is nothing to compare until they are joined."""
+        return "train_log_probs" not in self.columns
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the rows that `read` gives; lists without nulls, and of those that are needed none is null."""
+        names = [name for name in TYPES if name in self.columns or name in ("step", "sequence_id")]
+        return pa.schema([pa.field(name, TYPES[name], nullable=name not in NEEDED) for name in names])
+
     def read(self, path: Path) -> Iterator[Row]:
-        """Rows of the contract, one by one.
+        """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off.
 
         Raises:
-            DataError: a column is missing, lengths differ, or the file cannot be read.
+            DataError: a column is missing, lengths differ, the file cannot be read, or it is not as declared.
         """
-        for number, raw in enumerate(self.rows(path)):
-            yield self._row(path, number, raw)
+        for number, raw in enumerate(self._raw(path)):
+            try:
+                yield self._row(path, number, raw)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"holds what is no number: {error}", file=str(path), row=number) from error
+
+    def _raw(self, path: Path) -> Iterator[Row]:
+        try:
+            yield from self.rows(path)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            problem = f"is not laid out as files of {self.framework} are ({type(error).__name__}: {error})"
+            raise DataError(problem, file=str(path)) from error
 
     def _row(self, path: Path, number: int, raw: Row) -> Row:
-        row: Row = {name: raw.get(name) for name in SCHEMA.names}
-        for column, name in self.columns.items():
-            value = raw.get(name)
-            if value is None:
-                if column in ("rollout_log_probs", "train_log_probs", "response_mask"):
-                    remedy = f"{self.framework} needs it for {column}"
-                    raise DataError("there is no such value", file=str(path), row=number, column=name, remedy=remedy)
-                continue
-            row[column] = np.asarray(value, dtype=np.float32 if "log_probs" in column else None)
-        given = {name: row[name] for name in PER_TOKEN if isinstance(row[name], np.ndarray) and row[name].ndim}
+        def refuse(problem: str, column: str | None = None, remedy: str | None = None) -> DataError:
+            return DataError(problem, file=str(path), row=number, column=column, remedy=remedy)
+
+        row: Row = {name: raw.get(self.columns.get(name, name)) for name in self.schema.names}
+        for name in NEEDED:
+            if name in self.columns and row[name] is None:
+                remedy = f"{self.framework} needs it for {name}"
+                raise refuse("there is no such value", self.columns[name], remedy)
+        given = {name: _array(name, row[name]) for name in PER_TOKEN if row.get(name) is not None}
+        given = {name: values for name, values in given.items() if values.ndim}
         for name in given.keys() & self.next_token:
             given[name] = np.concatenate([np.zeros(1, given[name].dtype), given[name]])
         if len({len(values) for values in given.values()}) > 1:
             lengths = ", ".join(f"{self.columns[name]} {len(values)}" for name, values in given.items())
-            raise DataError(f"lists differ in length: {lengths}", file=str(path), row=number)
-        mask = given["response_mask"] != 0
-        given["response_mask"] = mask
-        inside = np.flatnonzero(mask)
-        window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
+            raise refuse(f"lists differ in length: {lengths}")
+        given["response_mask"] = mask = given.get("response_mask", np.ones(len(next(iter(given.values()))))) > 0
+        if problem := self._misfit(mask, raw.get("attention_mask")):
+            raise refuse(
+                problem, self.columns.get("response_mask"), "another framework wrote it: name it with convert --from"
+            )
+        window = slice(0, len(mask))
+        if self.prompt or self.padding != "none":
+            inside = np.flatnonzero(mask)
+            window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
         row.update({name: values[window] for name, values in given.items()})
-        if row["advantages"] is not None and "advantages" not in given:
-            row["advantages"] = np.full(len(row["response_mask"]), float(row["advantages"]), np.float32)
-        row["sequence_id"] = f"{path.stem}:{number}" if row["sequence_id"] is None else str(row["sequence_id"])
+        for name in PER_TOKEN:
+            if name in row and name not in given and row[name] is not None:
+                row[name] = np.full(len(row["response_mask"]), float(row[name]), np.float32)
+        row["sequence_id"] = f"{path.stem}:{number}" if row["sequence_id"] is None else row["sequence_id"]
         return row
 
-
-LEAST_PAIRS, CLEAR = 50, 0.3
-"""Tokens below which a shift is not judged, and by how much another lag must correlate better."""
-
-
-def check_alignment(path: Path, rows: list[Row]) -> None:
-    """Refuse rows whose rollout log-probs fit their train log-probs better one token to the side.
-
-    Raises:
-        DataError: a shift by one.
-    """
-    correlation = {lag: _correlation(rows, lag) for lag in (-1, 0, 1)}
-    best = max(correlation, key=lambda lag: correlation[lag])
-    if best != 0 and correlation[best] > correlation[0] + CLEAR:
-        raise DataError(
-            f"train log-probs fit the rollout's shifted by {best:+d} token (correlation {correlation[best]:.2f}) "
-            f"better than unshifted ({correlation[0]:.2f})",
-            file=str(path),
-            remedy="one of both columns was saved with another alignment: save it again",
-        )
+    def _misfit(self, mask: NDArray[np.bool_], attention: Any) -> str | None:
+        """What of a row is not as declared."""
+        if self.prompt and len(mask) and mask[0]:
+            return "the mask is 1 on the first token of the prompt, which no model predicts"
+        if attention is not None and len(attention) == len(mask):
+            inside = np.asarray(attention) != 0
+            if inside.any() and self.padding != "none" and not inside[0 if self.padding == "right" else -1]:
+                return f"rows are not padded on the {self.padding}, as {self.framework} does"
+            if (mask & ~inside).any():
+                return "the mask is 1 on padding"
+        return None
 
 
-def _correlation(rows: list[Row], lag: int) -> float:
-    left, right = [], []
-    for row in rows:
-        mask: NDArray[np.bool_] = row["response_mask"]
-        rollout, train = row["rollout_log_probs"], row["train_log_probs"]
-        end = len(mask) - abs(lag)
-        a, b = (0, lag) if lag >= 0 else (-lag, 0)
-        both = mask[a : a + end] & mask[b : b + end]
-        left.append(rollout[a : a + end][both])
-        right.append(train[b : b + end][both])
-    x, y = np.concatenate(left).astype(np.float64), np.concatenate(right).astype(np.float64)
-    good = np.isfinite(x) & np.isfinite(y)
-    x, y = x[good], y[good]
-    if len(x) < LEAST_PAIRS or x.std() == 0 or y.std() == 0:
-        return 0.0
-    return float(np.corrcoef(x, y)[0, 1])
+def _array(name: str, value: Any) -> NDArray[Any]:
+    if name == "response_mask":
+        return np.asarray(value, np.float32)
+    return np.asarray(value, np.int64 if name == "token_ids" else np.float32)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import DataError
+
+BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", default=None)
+"""Is told the bytes of each line, for a progress bar."""
 
 
 def json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -16,8 +20,11 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: a line that is no JSON object.
     """
+    watch = BYTES_READ.get()
     with path.open("rb") as file:
         for number, line in enumerate(file):
+            if watch is not None:
+                watch(len(line))
             if not line.strip():
                 continue
             try:
@@ -25,6 +32,8 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
             except ValueError as error:
                 remedy = "the file was cut off or damaged: remove the line"
                 raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
+            except RecursionError as error:
+                raise DataError("no JSON: nested too deeply", file=str(path), row=number) from error
             if not isinstance(value, dict):
                 raise DataError("the line is no JSON object", file=str(path), row=number)
             yield value

@@ -10,16 +10,19 @@ from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.lines import json_lines
 
+PADDED = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
+
 
 def _rows(path: Path) -> Iterator[Row]:
     step = re.search(r"step(\d+)", path.name)
     for number, line in enumerate(json_lines(path)):
+        # Every value is a micro-batch of one, except in a line that somebody else wrote.
         row = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in line.items()}
-        length = row.get("input_lengths")
-        for name in ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs"):
+        for name in PADDED:
             if isinstance(row.get(name), list):
-                row[name] = row[name][:length]
-        if row.get("prev_logprobs") and not any(row["prev_logprobs"]):
+                row[name] = row[name][: row.get("input_lengths")]
+        previous = row.get("prev_logprobs")
+        if isinstance(previous, list) and previous and not any(previous):
             raise DataError(
                 "all values are zero: the run skipped the recomputation (force_on_policy_ratio)",
                 file=str(path),
@@ -27,11 +30,10 @@ def _rows(path: Path) -> Iterator[Row]:
                 column="prev_logprobs",
                 remedy="switch force_on_policy_ratio off to write them",
             )
-        if row.get("sample_loss_mask") == 0:
+        if row.get("sample_loss_mask") == 0 and isinstance(row.get("token_loss_mask"), list):
             row["token_loss_mask"] = [0] * len(row["token_loss_mask"])
-        row["step"] = int(step[1]) if step else None
-        row["reward"] = row.get("rewards") if isinstance(row.get("rewards"), (int, float)) else None
-        yield row
+        reward = row.get("rewards")
+        yield {**row, "step": int(step[1]) if step else None, "reward": None if isinstance(reward, list) else reward}
 
 
 LAYOUT = Layout(
@@ -42,6 +44,7 @@ LAYOUT = Layout(
         "response_mask": "token_loss_mask",
         "token_ids": "token_ids",
         "advantages": "advantages",
+        "reward": "reward",
     },
     prompt=True,
     padding="right",

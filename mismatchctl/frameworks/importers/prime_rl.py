@@ -22,6 +22,8 @@ LAYOUT = Layout(
         "response_mask": "loss_mask",
         "token_ids": "token_ids",
         "advantages": "advantages",
+        "entropy": "entropy",
+        "micro_batch": "micro_step",
     },
     prompt=True,
     padding="none",

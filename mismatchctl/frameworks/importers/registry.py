@@ -2,47 +2,109 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.frameworks.importers import areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl
+from mismatchctl.files import natural_key
+from mismatchctl.frameworks.importers import (
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    policy_loss,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    slime_rollout,
+    tinker,
+    trl,
+    verl,
+)
 from mismatchctl.frameworks.importers.layout import Layout
 
+_MODULES = (
+    verl,  # first, since its files are told by their names
+    areal,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    policy_loss,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    slime_rollout,
+    tinker,
+    trl,
+)
 LAYOUTS: dict[str, Layout] = {
-    module.LAYOUT.framework: module.LAYOUT for module in (areal, nemo_rl, openrlhf, prime_rl, roll, skyrl, slime, trl)
+    layout.framework: layout for layout in (*(module.LAYOUT for module in _MODULES), slime_rollout.DASHBOARD)
 }
 
 
-def sources(place: Path, framework: str = "") -> list[tuple[Path, Layout]]:
-    """The files of a place and how each is read, in the order of their names.
+def layouts(framework: str = "") -> Sequence[Layout]:
+    """The layouts of a framework, or all.
 
     Raises:
         ConfigError: an unknown framework.
-        DataError: nothing there is recognized.
     """
     if framework and framework not in LAYOUTS:
         known = ", ".join(LAYOUTS)
         raise ConfigError(f"--from {framework}: not known{suggestion(framework, LAYOUTS)}; there are {known}")
+    return [LAYOUTS[framework]] if framework else list(LAYOUTS.values())
+
+
+def candidates(place: Path, framework: str = "") -> list[Path]:
+    """The files of a place that may be a framework's by their names, in natural order; hidden ones are left out.
+
+    A file that is named itself, with its framework, may have any name.
+
+    Raises:
+        ConfigError: an unknown framework.
+        DataError: a folder that cannot be listed.
+    """
+    patterns = [pattern for layout in layouts(framework) for pattern in layout.patterns]
+
+    def refuse(error: OSError) -> None:
+        raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
+
     if not place.exists():
-        raise DataError("there is no such file or folder", file=str(place))
-    layouts = [LAYOUTS[framework]] if framework else list(LAYOUTS.values())
-    files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
-    found = [(path, layout) for path in files for layout in layouts if _fits(path, layout, bool(framework))]
-    if not found:
-        known = ", ".join(LAYOUTS)
-        raise DataError("holds no file that is recognized", file=str(place), remedy=f"name its framework: {known}")
-    return sorted(found, key=lambda pair: _natural(pair[0]))
+        return []
+    if place.is_file():
+        return [place] if framework or _named(place, patterns) else []
+    files: list[Path] = []
+    for folder, folders, names in os.walk(place, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        files += [Path(folder, name) for name in names if not name.startswith((".", "_"))]
+    return sorted((path for path in files if _named(path, patterns)), key=lambda path: natural_key(str(path)))
 
 
-def _fits(path: Path, layout: Layout, told: bool) -> bool:
-    named = any(fnmatch(path.name, pattern) for pattern in layout.patterns)
-    return named and (told or layout.recognizes(path))
+def recognize(path: Path, framework: str = "") -> Layout | None:
+    """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
+
+    A file that nobody recognizes is taken to be of `framework`.
+
+    Raises:
+        ConfigError: an unknown framework.
+        DataError: it may be a framework's, and cannot be read.
+    """
+    chosen = layouts(framework)[0] if framework else None
+    if chosen is not None and chosen.recognizes(path):
+        return chosen
+    found = next((one for one in layouts() if _named(path, one.patterns) and one.recognizes(path)), None)
+    return found if chosen is None else chosen if found is None else None
 
 
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    import re
+def rollout_only(path: str) -> bool:
+    """Whether a file's name, which may be that of Parquet, is one of those that hold no train log-probs."""
+    return any(one.rollout_only and _named(Path(path), one.patterns) for one in LAYOUTS.values())
 
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"([0-9]+)", str(path)) if part
-    ]
+
+def _named(path: Path, patterns: Sequence[str]) -> bool:
+    """Whether a file's name fits one of them, with as many folders above it as the pattern has."""
+    parts = path.absolute().parts
+    return any(fnmatch("/".join(parts[-pattern.count("/") - 1 :]), pattern) for pattern in patterns)

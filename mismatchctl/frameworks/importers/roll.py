@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-from mismatchctl.frameworks.importers.layout import Layout, Row
+from mismatchctl.frameworks.importers.layout import Layout
 from mismatchctl.frameworks.importers.tensors import batch_rows, holds
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    yield from batch_rows(path)
-
 
 LAYOUT = Layout(
     framework="roll",
@@ -26,7 +18,7 @@ LAYOUT = Layout(
     padding="right",
     mask="1 on sampled tokens",
     patterns=("*.pt",),
-    rows=_rows,
+    rows=batch_rows,
     next_token=frozenset({"rollout_log_probs", "train_log_probs", "advantages"}),
-    recognizes=lambda path: holds(path, "infer_logprobs", "old_log_probs"),
+    recognizes=holds("infer_logprobs", "old_log_probs"),
 )

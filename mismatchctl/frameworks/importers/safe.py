@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,8 @@ def load_torch(path: Path) -> Any:
     old: list[Any] = [(function, f"numpy.core.multiarray.{function.__name__}") for function in allowed[2:4]]
     try:
         with torch.serialization.safe_globals([*allowed, *old]):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            # Mapped, so that of the many ranks' files only what is looked at is read.
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         raise _refusal(path, error) from error
 

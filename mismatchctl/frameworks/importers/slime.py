@@ -4,35 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
-from mismatchctl.frameworks.importers.safe import load_torch
-from mismatchctl.frameworks.importers.tensors import array, holds
+from mismatchctl.frameworks.importers.tensors import array, holds, loaded
+from mismatchctl.frameworks.importers.zigzag import check_whole, ranks, responses
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    content = load_torch(path)
-    if content.get("format_version") == 2:
-        samples = content["samples"]
-    else:
-        data = content["rollout_data"]
-        if content.get("cp_size", 1) > 1:
-            remedy = "save with one context-parallel rank"
-            raise DataError("holds context-parallel slices, which are not reassembled", file=str(path), remedy=remedy)
-        if "log_probs" not in data:
-            remedy = "a later pipeline stage writes them: leave this file out"
-            raise DataError("there are no log_probs (--use-rollout-logprobs?)", file=str(path), remedy=remedy)
-        count = len(data["tokens"])
-        columns = {name: list(value) for name, value in data.items() if hasattr(value, "__len__")}
-        columns = {name: value for name, value in columns.items() if len(value) == count and name != "raw_reward"}
-        samples = [{name: value[number] for name, value in columns.items()} for number in range(count)]
-    for sample in samples:
+    content = loaded(path)
+    for sample in content["samples"] if content.get("format_version") == 2 else _of_rank(path, content):
         row = {name: array(value) for name, value in sample.items()}
         length = int(row["response_lengths"])
-        row["response_ids"] = row["tokens"][-length:] if length else row["tokens"][:0]
+        row["response_ids"] = row["tokens"][len(row["tokens"]) - length :]
         index = row.get("sample_index", row.get("sample_indices"))
-        yield {**row, "step": content["rollout_id"], "sequence_id": index, "reward": row.get("rewards")}
+        yield {**row, "step": content["rollout_id"], "sequence_id": index}
+
+
+def _of_rank(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The samples of one rank; none where another rank's file gives them.
+
+    A pipeline stage that computes no log-probs has none; of context-parallel ranks the first one has all.
+    """
+    data = content["rollout_data"]
+    if "log_probs" not in data:
+        if any(rank.log_probs for rank in ranks(path)):
+            return []
+        remedy = "let the trainer recompute them"
+        problem = "no rank has log_probs of this rollout (--use-rollout-logprobs?)"
+        raise DataError(problem, file=str(path), column="log_probs", remedy=remedy)
+    count = len(data["tokens"])
+    columns = {name: value for name, value in data.items() if hasattr(value, "__len__") and len(value) == count}
+    columns.pop("raw_reward", None)  # of the whole batch, not of this rank
+    if content.get("cp_size", 1) > 1:
+        whole = responses(path, content)
+        if not whole:
+            return []
+        columns |= whole
+    elif "cp_size" not in content:
+        for number, (values, length) in enumerate(zip(columns["log_probs"], columns["response_lengths"], strict=True)):
+            check_whole(path, number, len(values), int(length), "save with a version that saves cp_rank and cp_size")
+    return [{name: value[number] for name, value in columns.items()} for number in range(count)]
+
+
+def _recognizes(path: Path) -> bool:
+    return holds("rollout_data", "rollout_id")(path) or holds("format_version", "samples")(path)
 
 
 LAYOUT = Layout(
@@ -42,7 +59,10 @@ LAYOUT = Layout(
         "train_log_probs": "log_probs",
         "response_mask": "loss_masks",
         "token_ids": "response_ids",
+        "ref_log_probs": "ref_log_probs",
         "advantages": "advantages",
+        "reward": "rewards",
+        "rollout_ids": "rollout_ids",
     },
     prompt=False,
     padding="none",
@@ -50,5 +70,5 @@ LAYOUT = Layout(
     patterns=("[0-9]*.pt",),
     rows=_rows,
     duplicates=True,
-    recognizes=lambda path: holds(path, "rollout_data") or holds(path, "format_version", "samples"),
+    recognizes=_recognizes,
 )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,45 @@ def step_of(path: Path) -> int | None:
     return int(numbers[-1]) if numbers else None
 
 
+def loaded(path: Path) -> Any:
+    """What a torch file holds. The last one is kept, so that recognizing and reading a file load it once.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    status = path.stat()
+    return _loaded(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _loaded(path: Path, size: int, modified: int) -> Any:
+    return load_torch(path)
+
+
 def batch_rows(path: Path) -> Iterator[Row]:
     """The rows of a dict of tensors of one batch; what is no such column stays out.
 
     Raises:
-        DataError: the file holds no such dict.
+        DataError: the file holds no such dict, or its columns differ in their number of rows.
     """
-    content = load_torch(path)
+    content = loaded(path)
     if not isinstance(content, dict):
         raise DataError("holds no dict of tensors", file=str(path))
     columns = {name: array(value) for name, value in content.items()}
     columns = {name: value for name, value in columns.items() if isinstance(value, np.ndarray) and value.ndim}
-    for number in range(min(map(len, columns.values()), default=0)):
-        yield {**{name: value[number] for name, value in columns.items()}, "step": step_of(path)}
+    counts = {len(value) for name, value in columns.items()}
+    if len(counts) > 1:
+        listed = ", ".join(f"{name} {len(value)}" for name, value in columns.items())
+        raise DataError(f"columns differ in their number of rows: {listed}", file=str(path))
+    for number in range(max(counts, default=0)):
+        yield {"step": step_of(path), **{name: value[number] for name, value in columns.items()}}
 
 
-def holds(path: Path, *names: str) -> bool:
-    """Whether a torch file can be loaded and its top level has these keys."""
-    try:
-        content = load_torch(path)
-    except DataError:
-        return False
-    return isinstance(content, dict) and all(name in content for name in names)
+def holds(*names: str) -> Callable[[Path], bool]:
+    """A test whether the top level of a torch file has these keys; a DataError if the file cannot be loaded."""
+
+    def test(path: Path) -> bool:
+        content = loaded(path)
+        return isinstance(content, dict) and all(name in content for name in names)
+
+    return test

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.tensors import batch_rows, holds
 
 
 def _rows(path: Path) -> Iterator[Row]:
     for row in batch_rows(path):
-        yield {**row, "mask": row["completion_mask"] * row.get("tool_mask", np.ones_like(row["completion_mask"]))}
+        mask = row["completion_mask"]
+        yield {**row, "mask": mask * row["tool_mask"] if "tool_mask" in row else mask}  # its padding is 1
 
 
 LAYOUT = Layout(
@@ -30,6 +29,5 @@ LAYOUT = Layout(
     mask="1 on completion tokens that no tool wrote",
     patterns=("*.pt",),
     rows=_rows,
-    next_token=frozenset({}),
-    recognizes=lambda path: holds(path, "sampling_per_token_logps", "completion_mask"),
+    recognizes=holds("sampling_per_token_logps", "completion_mask"),
 )

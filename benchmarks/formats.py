@@ -1,0 +1,146 @@
+"""What Arrow files save and cost beside Parquet: bytes, a bare decode, reading with all checks, and an analysis.
+
+    python benchmarks/formats.py --write docs/benchmarks-formats.md
+
+Every case runs in a fresh process, the cases interleaved; one thread. Files come from the page cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from analyze import load_loops
+from measure import COLUMNS, Cost, make_dump, measure, report
+
+ROOT = Path(__file__).parent.parent
+PARQUET = "Parquet, as the recorder writes it"
+FORMATS = {PARQUET: "parquet", "Arrow, lz4": "lz4", "Arrow, zstd": "zstd", "Arrow, not compressed": "none"}
+DECODE, READ, ANALYZE = "decode", "read", "analyze"
+CASES = (DECODE, READ, ANALYZE)
+
+
+def convert(source: Path, target: Path, compression: str) -> None:
+    """The dump as Arrow files, a record batch for every row group."""
+    options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+    for file in sorted(source.iterdir()):
+        parquet = pq.ParquetFile(file)
+        with pa.ipc.new_file(target / f"{file.stem}.arrow", parquet.schema_arrow, options=options) as writer:
+            for group in range(parquet.num_row_groups):
+                writer.write_table(parquet.read_row_group(group))
+
+
+def run_case(case: str, folder: Path) -> None:
+    """One case, in this process."""
+    from mismatchctl.analyze import analyze
+    from mismatchctl.dumps import Problems, open_dump
+
+    if case == ANALYZE:
+        analyze([str(ROOT / "sample_data" / "dense")], [])
+        load_loops()
+    start, processor = time.perf_counter(), time.process_time()
+    if case == DECODE:
+        decode(folder)
+    elif case == READ:
+        dump = open_dump([str(folder)])
+        for unit in dump.units:
+            for _ in dump.read(unit, Problems()):
+                pass
+    else:
+        analyze([str(folder)], [], threads=1)
+    report(time.perf_counter() - start, time.process_time() - processor)
+
+
+def decode(folder: Path) -> None:
+    """The two columns of every group, by pyarrow alone."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix == ".parquet":
+            parquet = pq.ParquetFile(path)
+            for group in range(parquet.num_row_groups):
+                parquet.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+        else:
+            fields = [pa.ipc.open_file(str(path)).schema.get_field_index(name) for name in COLUMNS]
+            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            with pa.OSFile(str(path)) as file:
+                reader = pa.ipc.open_file(file, options=options)
+                for group in range(reader.num_record_batches):
+                    reader.get_batch(group)
+
+
+def table(folders: dict[str, Path], tokens: int, repeat: int) -> str:
+    rounds: list[dict[tuple[str, str], Cost]] = [
+        {
+            (name, case): measure(__file__, "--case", case, "--folder", str(folder))
+            for name, folder in folders.items()
+            for case in CASES
+        }
+        for _ in range(repeat)
+    ]
+    load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
+    lines = [
+        f"{tokens / 1e6:g} M tokens, {repeat} rounds; load of the machine at the end: {load}", "",
+        "| format | bytes per token | decode, against Parquet's | read, against its decode | read, against Parquet's "
+        "| analyze, against Parquet's | analyze, peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+
+    def ratio(mine: tuple[str, str], other: tuple[str, str]) -> str:
+        ratios = [found[mine].wall / found[other].wall for found in rounds]
+        return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+
+    for name, folder in folders.items():
+        size = sum(file.stat().st_size for file in folder.iterdir()) / tokens
+        memory = statistics.median(found[name, ANALYZE].memory for found in rounds)
+        cells = [
+            ratio((name, DECODE), (PARQUET, DECODE)),
+            ratio((name, READ), (name, DECODE)),
+            ratio((name, READ), (PARQUET, READ)),
+            ratio((name, ANALYZE), (PARQUET, ANALYZE)),
+        ]
+        lines.append(f"| {name} | {size:.2f} | {' | '.join(cells)} | {memory:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=30e6)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--write", type=Path, help="write the table here")
+    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        run_case(given.case, given.folder)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folders = {name: Path(place) / kind for name, kind in FORMATS.items()}
+        for folder in folders.values():
+            folder.mkdir()
+        make_dump(folders[PARQUET], int(given.tokens), 2500)
+        for name, kind in FORMATS.items():
+            if name != PARQUET:
+                convert(folders[PARQUET], folders[name], kind)
+        text = HEAD + table(folders, int(given.tokens), given.repeat)
+    print(text)
+    if given.write:
+        given.write.write_text(text, encoding="utf-8")
+
+
+HEAD = f"""# Parquet and Arrow
+
+Made by `benchmarks/formats.py` on {os.cpu_count()} processors, one thread: fresh processes, cases interleaved, medians
+[least, most] of ratios within rounds. *Decode* is pyarrow alone, two columns; *read* is what every verb does before its
+arithmetic: the columns it always wants, checksums (Parquet), offsets (Arrow), every value checked. *Analyze* computes
+all that the report shows, without corrections.
+
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""What recording costs a training loop, and which settings of a file are read fastest.
+
+    python benchmarks/recorder.py --tokens 4e6 --repeat 7 --write docs/benchmarks-recorder.md
+
+One process on one thread, the cases interleaved; medians of wall time, and of ratios of processor time within a
+round. Files lie in the page cache; a disk has a speed of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import COLUMNS, STEPS, make_dump
+
+from mismatchctl.recorder import Recorder
+from mismatchctl.recorder.formats import ROW_GROUP_TOKENS, write_arrow, write_parquet
+
+STEP_SECONDS = 100
+"""The training step that shares are of."""
+CHOSEN = "as recorded: required lists, byte-stream-split, zstd 1, a million tokens a row group, checksums"
+
+
+def settings(table: pa.Table) -> dict[str, tuple[pa.Table, dict[str, Any]]]:
+    """Each case: the table and what differs from the recorder's Parquet settings."""
+    rows = len(table) / len(table["rollout_log_probs"].combine_chunks().values)
+    plain = {"use_byte_stream_split": False}
+    nullable = pa.Table.from_arrays(
+        [column.cast(pa.list_(pa.float32())) if pa.types.is_list(column.type) else column for column in table.columns],
+        names=table.column_names,
+    )
+    groups = {"1/16": 1 / 16, "1/4": 1 / 4, "4": 4, "16": 16}
+    return {
+        CHOSEN: (table, {}),
+        "lists and elements may be null": (nullable, {}),
+        "floats plain": (table, plain),
+        "floats in a dictionary": (table, {**plain, "use_dictionary": True}),
+        "lz4": (table, {"compression": "lz4", "compression_level": None}),
+        "snappy": (table, {"compression": "snappy", "compression_level": None}),
+        "zstd 3": (table, {"compression_level": 3}),
+        "not compressed": (table, {"compression": "none", "compression_level": None}),
+        "not compressed, floats plain": (table, {"compression": "none", "compression_level": None, **plain}),
+        "without checksums": (table, {"write_page_checksum": False}),
+        "data pages of version 2": (table, {"data_page_version": "2.0"}),
+        "pyarrow's defaults (snappy, dictionary, may be null)": (
+            nullable,
+            {"compression": "snappy", "compression_level": None, "use_dictionary": True, **plain},
+        ),
+        **{
+            f"{name} million tokens a row group": (
+                table,
+                {"row_group_size": max(1, min(len(table), int(ROW_GROUP_TOKENS * factor * rows)))},
+            )
+            for name, factor in groups.items()
+        },
+    }
+
+
+def required(table: pa.Table) -> pa.Table:
+    """The table with lists as the recorder makes them."""
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
+    types = [kind if field.name in COLUMNS else field.type for field in table.schema]
+    names = table.column_names
+    return table.cast(pa.schema([pa.field(n, t, nullable=False) for n, t in zip(names, types, strict=True)]))
+
+
+def decode_parquet(path: Path) -> None:
+    with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
+        for group in range(file.num_row_groups):
+            file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
+
+
+def decode_arrow(path: Path) -> None:
+    with pa.memory_map(str(path)) as source:
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        reader = pa.ipc.open_file(source, options=options)
+        for number in range(reader.num_record_batches):
+            reader.get_batch(number)
+
+
+def seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    started = clock()
+    run()
+    return clock() - started
+
+
+def files(folder: Path, table: pa.Table, repeat: int) -> list[str]:
+    """Bytes, and time to write and to decode, of every setting."""
+    cases: dict[str, tuple[Path, Callable[[Any], None], Callable[[Path], None]]] = {}
+    for name, (content, changed) in settings(table).items():
+        path = folder / f"{len(cases)}.parquet"
+        write = lambda handle, c=content, s=changed: write_parquet(c, handle, **s)  # noqa: E731
+        cases[name] = (path, write, decode_parquet)
+    for compression in ("lz4", "zstd"):
+        path = folder / f"{compression}.arrow"
+        write = lambda handle, how=compression: write_arrow(table, handle, how)  # noqa: E731
+        cases[f"Arrow IPC, {compression}"] = (path, write, decode_arrow)
+
+    def write_case(name: str) -> None:
+        with open(cases[name][0], "wb") as handle:
+            cases[name][1](handle)
+
+    rng = np.random.default_rng(0)
+    writing, reading = [], []
+    for _ in range(repeat):  # in another order each time
+        order = rng.permutation(list(cases)).tolist()
+        writing.append({name: seconds(lambda n=name: write_case(n), time.process_time) for name in order})
+        reading.append({name: seconds(lambda n=name: cases[n][2](cases[n][0]), time.process_time) for name in order})
+    tokens = len(table["rollout_log_probs"].combine_chunks().values)
+    lines = ["| setting | bytes/token | time to decode | time to write |", "|---|---|---|---|"]
+    for name in cases:
+        size = cases[name][0].stat().st_size / tokens
+        read, wrote = (statistics.median(r[name] / r[CHOSEN] for r in rounds) for rounds in (reading, writing))
+        lines.append(f"| {name} | {size:.2f} | {read:.2f} | {wrote:.2f} |")
+    speed = tokens / statistics.median(r[CHOSEN] for r in reading) / 1e6
+    return [*lines, "", f"1.00 is {speed:.0f} M tokens/s decoded."]
+
+
+def calls(folder: Path, table: pa.Table, repeat: int) -> list[str]:
+    """What a call of `write` takes, of padded tensors and of lists, with and without the thread."""
+    arrays = {name: table[name].to_pylist() for name in COLUMNS}
+    lengths = np.array([len(row) for row in arrays["rollout_log_probs"]])
+    width, tokens = int(lengths.max()), int(lengths.sum())
+    mask = np.arange(width) < lengths[:, None]
+    padded = {}
+    for name, rows in arrays.items():
+        padded[name] = np.zeros((len(rows), width), np.float32)
+        padded[name][mask] = np.concatenate([np.array(row, np.float32) for row in rows])
+    ragged = {name: [row[:length] for row, length in zip(padded[name], lengths, strict=True)] for name in COLUMNS}
+    inputs = {"padded [B, T]": {**padded, "response_mask": mask}, "list of rows": ragged}
+    makes: dict[str, dict[str, Any]] = {
+        "Parquet": {}, "Arrow": {"format": "arrow"}, "Parquet, background=2": {"background": 2},
+    }  # fmt: skip
+    lines = [
+        f"| {len(lengths):,} sequences, {tokens / 1e6:.2f} M tokens, width {width:,} | ms in `write` "
+        f"| ms until on disk | M tokens/s | MB/s of log-probs | share of a step of {STEP_SECONDS} s |",
+        "|---|---|---|---|---|---|",
+    ]
+    cases = [(made, given) for made in makes for given in inputs]
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in cases}
+    for step in range(repeat):
+        for made, given in cases:
+            recorder = Recorder(folder / "recorded", **makes[made])
+            inside = seconds(lambda r=recorder, g=given, s=step: r.write(step=s, **inputs[g]))
+            found[made, given].append((inside, inside + seconds(recorder.close)))
+    for (made, given), times in found.items():
+        inside, whole = (statistics.median(column) for column in zip(*times, strict=True))
+        lines.append(
+            f"| {made}, {given} | {1e3 * inside:.0f} | {1e3 * whole:.0f} | {tokens / whole / 1e6:.1f} "
+            f"| {8 * tokens / whole / 1e6:.0f} | {100 * inside / STEP_SECONDS:.2f} % |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=4e6, help="in a file")
+    parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a table each")
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--write", type=Path, help="write the tables here")
+    given = parser.parse_args()
+    pa.set_cpu_count(1)
+    load = os.getloadavg()[0]
+    parts = [HEAD.format(repeat=given.repeat, load=load)]
+    for mean in given.means:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            make_dump(folder, int(given.tokens * STEPS), mean)
+            source = sorted(folder.glob("step_*.parquet"))[0]
+            table = required(pq.read_table(source).combine_chunks())
+            title = f"## {len(table):,} sequences of {mean:,} tokens on average"
+            parts.append(
+                "\n".join([title, "", *calls(folder, table, given.repeat), "", *files(folder, table, given.repeat)])
+            )
+            print(parts[-1], flush=True)
+    if given.write:
+        given.write.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+HEAD = """# What recording costs
+
+Made by `benchmarks/recorder.py`: one process, one thread, {repeat} rounds of interleaved cases, medians; files in
+the page cache; load of the machine at the start {load:.1f}. `ms in write` is what the training loop waits; with a
+thread the rest of the work goes on beside it, on one core. Decoding is of both log-prob columns, as the reader does
+it; its times and those of writing are ratios of processor time to the recorder's settings within a round."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Parquet files: the footer knows everything but the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatchctl.dumps.contents import Contents, Span
+
+_READ_BYTES = 1 << 20
+"""How much of a column is fetched at a time where a row group is too big to be held in memory."""
+
+
+@dataclass(frozen=True)
+class Parquet(Contents):
+    """A Parquet file; its groups are its row groups."""
+
+    footer: pq.FileMetaData = field(repr=False, compare=False)
+    group_name: ClassVar[str] = "row group"
+
+    @classmethod
+    def of(cls, file: pa.NativeFile) -> Parquet:
+        """Read the footer of an opened file."""
+        footer = pq.read_metadata(file)
+        rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
+        return cls(footer.schema.to_arrow_schema(), rows, footer)
+
+    def elements(self, group: int, column: str) -> int:
+        """Values of the column's first leaf."""
+        leaf = self._leaf(column)
+        return 0 if leaf is None else int(self.footer.row_group(group).column(leaf).num_values)
+
+    def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[Span | None]:
+        """What the statistics say."""
+        leaf = self._leaf(column)
+        if leaf is None:
+            return [None] * len(self.rows)
+        return [_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
+
+    def decode(
+        self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Row groups, their checksums verified; of an object store in few, large requests."""
+        parquet = pq.ParquetFile(
+            file,
+            metadata=self.footer,
+            page_checksum_verification=True,
+            buffer_size=0 if rows is None else _READ_BYTES,
+            pre_buffer=rows is None,  # else it would hold the whole row group, compressed
+        )
+        if rows is None:
+            for group in groups:
+                yield parquet.read_row_group(group, columns=columns, use_threads=False)
+        else:
+            for batch in parquet.iter_batches(rows, list(groups), columns, use_threads=False):
+                yield pa.Table.from_batches([batch])
+
+    def _leaf(self, column: str) -> int | None:
+        """Index of the first leaf of a column, where its statistics and sizes are found."""
+        for index in range(self.footer.num_columns):
+            path = self.footer.schema.column(index).path
+            if path == column or path.startswith(f"{column}."):
+                return index
+        return None
+
+
+def _span(chunk: pq.ColumnChunkMetaData) -> Span | None:
+    statistics = chunk.statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    low, high = statistics.min, statistics.max
+    return (low, high) if type(low) is int and type(high) is int else None

@@ -1,0 +1,186 @@
+"""From what a training loop holds (tensors, arrays, lists, padded or not) to a table without nulls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
+EXPERTS = ("rollout_experts", "train_experts")
+
+Array = NDArray[Any]
+Cells = Array | list[Array]
+"""One value (ndim 0), one per sequence (ndim 1), padded rows (ndim 2 and more), or a list of rows."""
+
+
+def table_of(columns: dict[str, Any]) -> pa.Table:
+    """The columns of one call, every one a copy."""
+    cells = {name: _cells(name, value) for name, value in columns.items()}
+    reference = "response_mask" if "response_mask" in cells else "rollout_log_probs"
+    for name in dict.fromkeys(("rollout_log_probs", "train_log_probs", reference)):
+        if not _per_token(cells[name]):
+            raise ValueError(f"{name}: needs one list of values per sequence, got one value")
+        if reference != "response_mask" and not isinstance(cells[name], list):
+            raise ValueError("response_mask: missing; padded log-probs need one (a list of rows does not)")
+    responses = Responses.of(reference, cells[reference])
+    arrays = {
+        name: responses.lists(name, value) if _per_token(value) else _scalars(name, value, len(responses.widths))
+        for name, value in cells.items()
+    }
+    fields = [
+        pa.field(name, array.type, nullable=False, metadata=_original(columns[name], array.type))
+        for name, array in arrays.items()
+    ]
+    return pa.table(list(arrays.values()), schema=pa.schema(fields))
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Which part of each row is kept: row i has `widths[i]` places, of which `starts[i]:stops[i]`."""
+
+    reference: str
+    widths: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, reference: str, rows: Cells) -> Responses:
+        """From the first to the last valid token of a padded mask; else rows as they are."""
+        widths = np.array([len(row) for row in rows], np.int64)
+        if isinstance(rows, list):
+            return cls(reference, widths, np.zeros_like(widths), widths)
+        valid = np.pad(rows != 0, ((0, 0), (0, 1)))  # a last place that is not valid: a row without any has length 0
+        starts = valid.argmax(axis=1)
+        stops = len(valid[0]) - valid[:, ::-1].argmax(axis=1) if len(valid) else starts
+        return cls(reference, widths, starts, np.where(valid.any(axis=1), stops, starts))
+
+    def lists(self, name: str, rows: Cells) -> pa.Array:
+        """The list column of a per-token column: lists of values, or of a token's experts."""
+        if len(rows) != len(self.widths):
+            raise ValueError(f"{name}: {len(rows)} rows for {len(self.widths)} sequences")
+        kept = [self._kept(name, index, row) for index, row in enumerate(rows)]
+        lengths = [len(row) for row in kept]
+        kept = [row for row in kept if len(row)]  # an empty list would make integers floats
+        if name in EXPERTS:
+            experts = _experts(name, kept)
+            inner = _list_array(pa.array(experts.reshape(-1)), np.full(len(experts), experts.shape[1]))
+            return _list_array(inner, lengths)
+        empty = np.empty(0, np.int32 if name == "token_ids" else np.float32)
+        return _list_array(pa.array(_stored(name, np.concatenate(kept) if kept else empty)), lengths)
+
+    def _kept(self, name: str, index: int, row: Array) -> Array:
+        """The part of a row that is kept; a row may also have that part alone."""
+        width, start, stop = self.widths[index], self.starts[index], self.stops[index]
+        if len(row) == width:
+            return row[start:stop]
+        if len(row) == stop - start:
+            return row
+        alone = "" if stop - start == width else f", of which {stop - start} from the first to the last valid one"
+        raise ValueError(f"{name}: row {index} has {len(row)} values, {self.reference} has {width}{alone}")
+
+
+def _per_token(cells: Cells) -> bool:
+    return isinstance(cells, list) or cells.ndim > 1
+
+
+def _original(value: Any, stored: pa.DataType) -> dict[str, str] | None:
+    """The type that floats came in, such as bfloat16, as metadata of their column."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    name = str(getattr(value, "dtype", "")).rpartition(".")[2]
+    return {"dtype": name} if name and pa.types.is_floating(getattr(stored, "value_type", stored)) else None
+
+
+def _array(value: Any) -> Array:
+    """A numpy array of anything that is like one; floats that Parquet lacks become the next wider ones."""
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, on any device
+        value = value.detach().cpu()
+        try:
+            value = value.numpy()
+        except TypeError:  # bfloat16 and narrower
+            value = value.float().numpy()
+    array = np.asarray(value)
+    python = isinstance(value, (list, tuple)) and array.dtype == np.float64
+    if python or ("float" in array.dtype.name and array.dtype.itemsize < 4):
+        return array.astype(np.float32)
+    return array
+
+
+def _cells(name: str, value: Any) -> Cells:
+    """Anything that `Recorder.write` takes as a column."""
+    if getattr(value, "is_nested", False):
+        value = value.detach().cpu().unbind()
+    if not isinstance(value, (list, tuple)):
+        array = _array(value)
+        if array.dtype != object or array.ndim != 1:
+            return _checked(name, array, array.shape[1:]) if array.ndim > 1 else array
+        value = list(array)
+    rows = [_array(row) for row in value]
+    if rows and not any(row.ndim for row in rows):
+        values = np.empty(len(rows), object)
+        values[:] = [cell if isinstance(cell, str) else row.item() for cell, row in zip(value, rows, strict=True)]
+        return values
+    return [_checked(name, row, row.shape) for row in rows]
+
+
+def _checked(name: str, array: Array, shape: tuple[int, ...]) -> Array:
+    """The array, if its rows have a fitting shape."""
+    if len(shape) == 1 or (name in EXPERTS and len(shape) > 1):
+        return array
+    raise ValueError(f"{name}: a row must be one value or one-dimensional, got shape {shape}")
+
+
+def _scalars(name: str, values: Cells, count: int) -> pa.Array:
+    """A per-sequence column without nulls."""
+    values = np.array(values)
+    values = values if values.ndim else np.repeat(values, count)
+    if len(values) != count:
+        raise ValueError(f"{name}: {len(values)} rows for {count} sequences")
+    try:
+        array = pa.array(values.tolist() if values.dtype.kind in "OU" else values)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    kind = array.type
+    fits = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    if array.null_count or not (fits or pa.types.is_string(kind)):
+        raise ValueError(f"{name}: needs numbers, booleans or strings without gaps, got {kind}")
+    return array
+
+
+def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
+    """Lists of these lengths over values that lie end to end, neither ever null."""
+    if len(values) > MAX_ELEMENTS:
+        raise ValueError(f"{len(values):,} values in one call, where a column of a file holds {MAX_ELEMENTS:,} at most")
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
+
+
+def _experts(name: str, rows: list[Array]) -> Array:
+    """Experts [N, layers * k] of the tokens of all rows."""
+    matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
+    if len({matrix.shape[1] for matrix in matrices}) > 1 or any(matrix.dtype.kind not in "iu" for matrix in matrices):
+        raise ValueError(f"{name}: needs as many integers for each token")
+    experts = np.concatenate(matrices)
+    if experts.size and not -(2**15) <= experts.min() <= experts.max() < 2**15:
+        raise ValueError(f"{name}: needs ids of experts, got {experts.max()}")
+    return experts.astype(np.int16)
+
+
+def _stored(name: str, values: Array) -> Array:
+    """The elements of a per-token column in the type that they have on disk."""
+    kind = values.dtype.kind
+    if name == "response_mask":
+        if kind not in "biuf" or not np.isin(values, (0, 1)).all():
+            raise ValueError(f"{name}: needs zeros and ones")
+        return values.astype(np.bool_)
+    if kind not in ("iu" if name == "token_ids" else "biuf"):
+        wanted = "integers" if name == "token_ids" else "numbers"
+        raise ValueError(f"{name}: needs {wanted}, got {values.dtype}")
+    if kind == "f" or name.endswith("_log_probs"):
+        return values.astype(np.float64 if values.dtype.itemsize > 4 and kind == "f" else np.float32, copy=False)
+    small = kind != "b" and (not len(values) or (values.min() >= -(2**31) and values.max() < 2**31))
+    return values.astype(np.int32) if small else values

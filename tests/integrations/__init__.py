@@ -1,0 +1,1 @@
+"""Stubs of training frameworks: the tensors that the snippets of docs/integrations see, from known sequences."""

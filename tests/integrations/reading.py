@@ -1,0 +1,34 @@
+"""What a folder of dumps holds, sequence by sequence, through the tool's own reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.dumps import Problems, open_dump
+
+
+def recorded(folder: Path, columns: tuple[str, ...], problems: Problems | None = None) -> list[dict[str, Any]]:
+    """Valid tokens of every sequence in the order of the dump; prompts are numbered as they appear in a step."""
+    dump = open_dump([str(folder)], wanted=columns, on_bad="skip" if problems is not None else "error")
+    found: list[dict[str, Any]] = []
+    numbers: dict[tuple[Any, Any], int] = {}
+    for unit in dump.units:
+        for batch in dump.read(unit, problems if problems is not None else Problems()):
+            ids = dump.token_ids(batch.file, batch.rows.tolist()) if "token_ids" in columns else {}
+            for row in range(len(batch)):
+                one = batch.sequences(row, row + 1)
+                step = one.columns["step"][0]
+                record = {"step": int(step), "rollout": one.rollout.tolist(), "train": one.train.tolist()}
+                for name in columns:
+                    if name == "token_ids":
+                        record[name] = ids[int(one.rows[0])].tolist()
+                    elif name == "advantages":
+                        record[name] = one.advantages.tolist() if one.advantages is not None else None
+                    elif name == "prompt_id":
+                        seen = sum(1 for known in numbers if known[0] == step)
+                        record[name] = numbers.setdefault((step, one.columns[name][0]), seen)
+                    else:
+                        record[name] = float(one.columns[name][0])
+                found.append(record)
+    return found
