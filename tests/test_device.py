@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import subprocess
@@ -19,6 +20,8 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import TokenBatch
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
+from mismatchctl.engines import Local
+from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
 from mismatchctl.sums import Plan, reduce_batch
@@ -28,6 +31,7 @@ from mismatchctl.sums.plain import PLAIN
 
 SAMPLE = Path(__file__).parent.parent / "sample_data" / "dense"
 ACCELERATORS = "mismatchctl.sums.device.accelerators"
+CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 
 
 def run(*words: str | Path) -> Result:
@@ -74,7 +78,7 @@ def test_the_command_uses_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     on_device = json.loads(run(*words, "--device", "cuda", "--sequences", rows).stdout)
     on_cpu = json.loads(run(*words, "--device", "cpu").stdout)
     assert rows.exists()
-    assert on_device["provenance"].pop("device") == "cpu"
+    assert on_device["provenance"].pop("device") == CPU_AS_DEVICE
     assert on_device == numbers(on_cpu)
 
 
@@ -88,7 +92,7 @@ def test_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu", "cpu"))
     corrections = [preset("token_tis"), preset("geo_rs")]
     one, three = (analyze([str(SAMPLE)], corrections, threads=threads, device="cuda") for threads in (1, 3))
-    assert one.provenance.device == "2 x cpu"
+    assert one.provenance.device == f"2 x {CPU_AS_DEVICE}"
     assert one.to_json() == three.to_json()
 
 
@@ -96,9 +100,9 @@ def test_auto_takes_a_device_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     assert kernel_for(100, "auto") is PLAIN
     assert kernel_for(WORTH_A_DEVICE - 1, "auto") is COMPILED
-    assert kernel_for(WORTH_A_DEVICE, "auto").device == "cpu"
+    assert kernel_for(WORTH_A_DEVICE, "auto").device == CPU_AS_DEVICE
     assert kernel_for(WORTH_A_DEVICE, "cpu") is COMPILED
-    assert kernel_for(100, "cuda").device == "cpu"
+    assert kernel_for(100, "cuda").device == CPU_AS_DEVICE
     monkeypatch.setattr(ACCELERATORS, lambda: ())
     assert kernel_for(WORTH_A_DEVICE, "auto") is COMPILED
     with pytest.raises(ConfigError, match="no CUDA device"):
@@ -109,6 +113,22 @@ def test_small_dumps_do_not_load_torch() -> None:
     code = "import sys; from mismatchctl.analyze import analyze; analyze(sys.argv[1:]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, str(SAMPLE)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_other_engines_have_their_own_processors() -> None:
+    done = run("--device", "cuda", "--engine", "ray")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "error: --device cuda is of this process: leave it out with --engine ray\n"
+
+
+def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
+    first = analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json()
+    kept = set((tmp_path / "parts").iterdir())
+    monkeypatch.setattr("mismatchctl.sums.device.to_device", None)
+    assert analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json() == first
+    analyze([str(SAMPLE)], device="cpu", engine=Cached(Local(1), tmp_path))
+    assert len(set((tmp_path / "parts").iterdir()) - kept) == len(kept)
 
 
 def test_threads_take_devices_in_turn() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from mismatchctl.analyze.accumulate import Accumulator
 from mismatchctl.analyze.build import build_result
@@ -13,19 +13,61 @@ from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions,
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
-from mismatchctl.diagnose import COLUMNS, Collector, expected_tokens
+from mismatchctl.diagnose import COLUMNS, Collector, collector_for
+from mismatchctl.dumps import DumpFile
+from mismatchctl.engines import Engine, Local
+from mismatchctl.engines.cache import Cached
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import Framework
 from mismatchctl.result import Result
-from mismatchctl.sums import Device, Plan, Sums, kernel_for, reduce_batch
+from mismatchctl.sums import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Done:
     """What comes of one unit."""
 
     causes: Collector
-    sums: Sums = field(default_factory=Sums)
-    parts: Parts = field(default_factory=list)
+    sums: Sums
+    parts: Parts
+
+    def __add__(self, other: _Done) -> _Done:
+        return _Done(self.causes + other.causes, self.sums + other.sums, self.parts + other.parts)
+
+    def at_file(self, index: int) -> _Done:
+        return _Done(self.causes.at_file(index), self.sums.at_file(index), self.parts)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is done on each unit."""
+
+    plan: Plan
+    causes: Collector
+    replays: bool
+
+    makes: ClassVar[type] = _Done
+
+    def __call__(self, batches: Batches, run: str) -> _Done:
+        causes, sums, parts = self.causes.empty(), Sums(), Parts()
+        for batch in batches.watched_by(causes.watch):
+            sums = sums + reduce_batch(batch, run, self.plan)
+            if self.replays:
+                parts += step_tables(batch, run)
+        return _Done(causes, sums, parts)
+
+    def asked(self, file: DumpFile) -> Iterator[_Pass]:
+        return (replace(self, causes=causes) for causes in self.causes.asked(file))
+
+
+def _kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
+    """What does the arithmetic: a device is of this process, other engines have the CPUs of theirs."""
+    inner = engine.engine if isinstance(engine, Cached) else engine
+    if inner is None or isinstance(inner, Local):
+        return kernel_for(tokens, device)
+    if device == "cuda":
+        raise ConfigError("--device cuda is of this process: leave it out with --engine ray")
+    return kernel_for(tokens, "cpu")
 
 
 def analyze(
@@ -43,6 +85,7 @@ def analyze(
     replay: ReplayOptions | None = None,
     every_cluster: bool = False,
     device: Device = "auto",
+    engine: Engine | None = None,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -52,7 +95,7 @@ def analyze(
         rename: canonical column -> name in the files.
         by: columns to break metrics down by.
         on_bad: whether bad rows and files stop the analysis or are left out and counted.
-        threads: units read at once; the result does not depend on it.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected).
         sequences: write one row per sequence to this Parquet file.
         join: bring the columns of this Parquet file along there.
@@ -60,13 +103,16 @@ def analyze(
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
-        device: what does the arithmetic over tokens; auto: an accelerator, where there is one and the dump is so large
-            that it pays.
+        device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
+            dump is so large that it pays.
+        engine: where units are read; the result does not depend on it.
 
     Raises:
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
+    if framework is not None and isinstance(engine, Cached):
+        raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
     extra = () if framework is None else NAMES
     reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS)
     dump = reading.dump
@@ -75,24 +121,15 @@ def analyze(
         tuple(by),
         dump.has("current_log_probs"),
         sequences is not None,
-        kernel_for(reading.expected, device),
+        _kernel(reading.expected, device, engine),
         every_cluster,
     )
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
-    tokens = expected_tokens(dump)
-    causes = Collector(by, tokens)
-
-    def work(batches: Batches, run: str) -> _Done:
-        done = _Done(Collector(by, tokens))
-        for batch in batches.watched_by(done.causes.watch):
-            done.sums = done.sums + reduce_batch(batch, run, plan)
-            if logged is not None:
-                done.parts += step_tables(batch, run)
-        return done
-
+    causes = collector_for(dump, by)
+    work = _Pass(plan, causes.empty(), framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
-        for done, may_grow in reading.units(work, threads, progress):
+        for done, may_grow in reading.parts(work, engine or Local(threads), progress):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(may_grow)

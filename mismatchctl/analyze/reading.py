@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
-from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.engines import Engine, Part, shards_of
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.sums.reduce import Value
@@ -19,7 +20,7 @@ WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id
 """Optional columns that the pass makes use of."""
 MayGrow = Callable[[str, Value], bool]
 """Whether more of (run, step) may come."""
-Done = TypeVar("Done")
+PartT = TypeVar("PartT", bound=Part)
 
 
 class Batches:
@@ -42,6 +43,55 @@ class Batches:
         for batch in self._dump.read(self._unit, self.problems, watch):
             self.tokens += batch.tokens
             yield batch
+
+
+class OnBatches(Protocol):
+    """Work on the batches of a unit and the run that it belongs to: a dataclass that says all that it depends on."""
+
+    @property
+    def makes(self) -> Any:
+        """The type of its parts."""
+
+    def __call__(self, batches: Batches, run: str, /) -> Any:
+        """The part of one unit."""
+
+    def asked(self, file: DumpFile, /) -> Iterator[Any]:
+        """As of `Work`."""
+
+
+@dataclass(frozen=True)
+class Read(Generic[PartT]):
+    """What was made of units of one file, and the account of reading them."""
+
+    made: PartT
+    tokens: int
+    problems: Problems
+
+    def __add__(self, other: Read[PartT]) -> Read[PartT]:
+        return Read(self.made + other.made, self.tokens + other.tokens, self.problems + other.problems)
+
+    def at_file(self, index: int) -> Read[PartT]:
+        """The same at another place of the dump."""
+        return replace(self, made=self.made.at_file(index))
+
+
+@dataclass(frozen=True)
+class _ReadUnit:
+    """The work on a unit, from its opening on."""
+
+    work: OnBatches
+
+    @property
+    def makes(self) -> Any:
+        return Read[self.work.makes]  # type: ignore[name-defined]
+
+    def __call__(self, dump: Dump, unit: Unit) -> Read[Any]:
+        batches = Batches(dump, unit)
+        made = self.work(batches, unit.file.run)
+        return Read(made, batches.tokens, batches.problems)
+
+    def asked(self, file: DumpFile) -> Iterator[_ReadUnit]:
+        return map(_ReadUnit, self.work.asked(file))
 
 
 class Reading:
@@ -92,29 +142,21 @@ class Reading:
         self.tokens = dict.fromkeys((file.index for file in self.dump.files), 0)
         self.problems = self.dump.problems
 
-    def units(
-        self,
-        work: Callable[[Batches, str], Done],
-        threads: int | None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> Iterator[tuple[Done, MayGrow]]:
-        """Do `work` on the batches of each unit and the run it belongs to; in the order of the input.
+    def parts(
+        self, work: OnBatches, engine: Engine, progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[tuple[Any, MayGrow]]:
+        """What `work` makes of each shard, in the order of the input, and which groups may come after it.
 
         Raises:
             DataError: a unit that cannot be read, or no valid token in all of them.
         """
         later = _Later(self.dump.units)
-
-        def read(unit: Unit) -> tuple[Done, Batches]:
-            batches = Batches(self.dump, unit)
-            return work(batches, unit.file.run), batches
-
-        for unit, (done, batches) in ordered_map(read, self.dump.units, threads or default_threads()):
-            self.problems = self.problems + batches.problems
-            self.tokens[unit.file.index] += batches.tokens
+        for shard, read in engine.map(_ReadUnit(work), self.dump, shards_of(self.dump)):
+            self.problems = self.problems + read.problems.at(shard.file.path)
+            self.tokens[shard.file.index] += read.tokens
             if progress is not None:
                 progress(sum(self.tokens.values()), self.expected)
-            yield done, later.after(unit)
+            yield read.made, later.after(shard.units[-1])
         self.dump.require_tokens(sum(self.tokens.values()))
 
 

@@ -12,17 +12,23 @@ import typer
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
 from mismatchctl.cli.flags import (
     OUTPUTS,
+    Address,
     By,
+    Cache,
     Columns,
     Configs,
     Corrections,
+    EngineChoice,
+    EngineName,
     Force,
     Html,
+    MemoryLimit,
     OnBad,
     OnBadRows,
     Paths,
     Quiet,
     Threads,
+    chosen_engine,
     renamed,
 )
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
@@ -118,6 +124,10 @@ def analyze(
     on_bad: OnBadRows = OnBad.error,
     threads: Threads = None,
     device: OnDevice = Device.auto,
+    memory_limit: MemoryLimit = None,
+    engine: EngineChoice = EngineName.local,
+    address: Address = None,
+    cache: Cache = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     json: ToJson = False,
@@ -158,6 +168,7 @@ def analyze(
     from mismatchctl.frameworks import load
 
     log = None if against is None else read_log(against)
+    where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
         result = run(
             paths,
@@ -165,7 +176,7 @@ def analyze(
             rename=renamed(column),
             by=by or [],
             on_bad=on_bad.value,
-            threads=threads,
+            engine=where,
             progress=progress,
             sequences=sequences,
             join=join,

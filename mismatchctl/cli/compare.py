@@ -8,7 +8,24 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import OUTPUTS, By, Columns, Corrections, Force, OnBad, OnBadRows, Quiet, Threads, renamed
+from mismatchctl.cli.flags import (
+    OUTPUTS,
+    Address,
+    By,
+    Cache,
+    Columns,
+    Corrections,
+    EngineChoice,
+    EngineName,
+    Force,
+    MemoryLimit,
+    OnBad,
+    OnBadRows,
+    Quiet,
+    Threads,
+    chosen_engine,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
@@ -38,6 +55,10 @@ def compare(
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
     threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineChoice = EngineName.local,
+    address: Address = None,
+    cache: Cache = None,
     quiet: Quiet = False,
     json: ToJson = False,
     output: Output = None,
@@ -57,6 +78,7 @@ def compare(
 
     from mismatchctl.compare import compare as run
 
+    where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
         found = run(
             paths,
@@ -64,7 +86,7 @@ def compare(
             rename=renamed(column),
             by=by or [],
             on_bad=on_bad.value,
-            threads=threads,
+            engine=where,
             progress=progress,
         )
     files: list[tuple[Path, bytes]] = []

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
+from mismatchctl.cli.flags import (
+    Address,
+    Cache,
+    Columns,
+    EngineChoice,
+    EngineName,
+    Json,
+    MemoryLimit,
+    Quiet,
+    Threads,
+    chosen_engine,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 
 if TYPE_CHECKING:
@@ -23,7 +35,11 @@ def diagnose(
         typer.Option("--by", help="A column that may tell a deviating worker, rank or data source; repeat."),
     ] = None,
     column: Columns = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")] = None,
+    threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineChoice = EngineName.local,
+    address: Address = None,
+    cache: Cache = None,
     json: Json = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings (JSON).")] = None,
     quiet: Quiet = False,
@@ -33,8 +49,9 @@ def diagnose(
 
     from mismatchctl.diagnose import diagnose as run
 
+    where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
-        found = run(paths, rename=renamed(column), by=by or [], threads=threads, progress=progress)
+        found = run(paths, rename=renamed(column), by=by or [], progress=progress, engine=where)
     for warning in found.warnings:
         say(f"warning: {warning}", quiet)
     for (file, reason), count in found.problems.counts.items():

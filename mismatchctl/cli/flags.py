@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatchctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.engines import Engine
 
 
 class OnBad(str, Enum):
@@ -19,8 +22,17 @@ class OnBad(str, Enum):
     skip = "skip"
 
 
+class EngineName(str, Enum):
+    """Where units are read."""
+
+    local = "local"
+    ray = "ray"
+
+
 OUTPUTS = "Outputs"
 """The panel of help that says where things go."""
+RUNNING = "How it runs"
+"""The panel of help of what does not change the result."""
 
 Paths = Annotated[
     list[str],
@@ -37,7 +49,23 @@ Configs = Annotated[
     ),
 ]
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Units read at once; default: all processors.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="Units read at once; default: all processors.", rich_help_panel=RUNNING)
+]
+MemoryLimit = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.", rich_help_panel=RUNNING),
+]
+EngineChoice = Annotated[
+    EngineName, typer.Option("--engine", help="Threads here, or tasks on a Ray cluster.", rich_help_panel=RUNNING)
+]
+Address = Annotated[
+    str | None, typer.Option(help="The Ray cluster: auto is the one of this machine.", rich_help_panel=RUNNING)
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Keep what was read in this folder, and read it no more.", rich_help_panel=RUNNING),
+]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
 Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and sequences.", rich_help_panel=OUTPUTS)]
@@ -47,6 +75,35 @@ Columns = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors; no summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def chosen_engine(
+    threads: int | None, memory_limit: str | None, engine: EngineName, address: str | None, cache: Path | None
+) -> Engine:
+    """The engine that the flags spell.
+
+    Raises:
+        ConfigError: flags that do not fit each other.
+    """
+    from mismatchctl.engines import Local
+    from mismatchctl.engines.memory import parse_size
+
+    chosen: Engine
+    if engine is EngineName.ray:
+        if threads is not None or memory_limit is not None:
+            raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")
+        from mismatchctl.engines.ray import Ray
+
+        chosen = Ray(address)
+    elif address is not None:
+        raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
+    else:
+        chosen = Local(threads, None if memory_limit is None else parse_size(memory_limit))
+    if cache is None:
+        return chosen
+    from mismatchctl.engines.cache import Cached
+
+    return Cached(chosen, cache)
 
 
 def renamed(columns: Sequence[str] | None) -> dict[str, str]:

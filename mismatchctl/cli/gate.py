@@ -11,7 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import OUTPUTS, Columns, Corrections, Quiet, renamed
+from mismatchctl.cli.flags import (
+    OUTPUTS,
+    Address,
+    Cache,
+    Columns,
+    Corrections,
+    EngineChoice,
+    EngineName,
+    MemoryLimit,
+    Quiet,
+    Threads,
+    chosen_engine,
+    renamed,
+)
 from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
@@ -70,6 +83,11 @@ def gate(
     level: Level = 0.05,
     plan: Plan = None,
     quiet: Quiet = False,
+    threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineChoice = EngineName.local,
+    address: Address = None,
+    cache: Cache = None,
     baseline: Baseline = None,
     history: History = None,
     last: Last = 10,
@@ -98,8 +116,9 @@ def gate(
     against = read_against(baseline, history, last)
     corrections = chosen_corrections(correction, RuleFlags()) if correction else []
     regression = None if plan is None else _share(plan)
+    where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
-        result = open_result(paths, rules, corrections, rename=renamed(column), progress=progress)
+        result = open_result(paths, rules, corrections, rename=renamed(column), progress=progress, engine=where)
     if regression is not None:
         _show_plan(needs(result, rules, regression, against, level), quiet, json)
         return

@@ -11,16 +11,22 @@ import typer
 from mismatchctl.cli.corrections import Level, RuleFlags, chosen_corrections, named_corrections
 from mismatchctl.cli.flags import (
     OUTPUTS,
+    Address,
     By,
+    Cache,
     Columns,
     Configs,
     Corrections,
+    EngineChoice,
+    EngineName,
     Force,
+    MemoryLimit,
     OnBad,
     OnBadRows,
     Paths,
     Quiet,
     Threads,
+    chosen_engine,
     renamed,
 )
 from mismatchctl.cli.output import check_places, console, progress_bar, say, write
@@ -95,6 +101,10 @@ def sweep(
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
     threads: Threads = None,
+    memory_limit: MemoryLimit = None,
+    engine: EngineChoice = EngineName.local,
+    address: Address = None,
+    cache: Cache = None,
     quiet: Quiet = False,
     json: ToJson = False,
     output: Output = None,
@@ -135,6 +145,7 @@ def sweep(
     from mismatchctl.sweep import USUAL, Outlook
     from mismatchctl.sweep import sweep as run
 
+    where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
         found = run(
             paths,
@@ -142,7 +153,7 @@ def sweep(
             rename=renamed(column),
             by=by or [],
             on_bad=on_bad.value,
-            threads=threads,
+            engine=where,
             progress=progress,
             wishes=wishes,
             outlook=Outlook(batch, tuple(at_length or ()), at_step),

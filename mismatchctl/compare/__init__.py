@@ -20,6 +20,7 @@ from mismatchctl.compare.model import (
 from mismatchctl.compare.sources import Reading, Source, read_sources
 from mismatchctl.compare.tokens import pair_tokens
 from mismatchctl.correction import Correction
+from mismatchctl.engines import Engine, Local
 from mismatchctl.resample import Sample, sample_of_run
 from mismatchctl.result import Value
 
@@ -35,6 +36,7 @@ def compare(
     on_bad: Literal["error", "skip"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Comparison:
     """Compare every run of every argument with the first one.
 
@@ -44,14 +46,15 @@ def compare(
         rename: canonical column -> name in the dumps.
         by: columns to break dumps down by; Results have been broken down already.
         on_bad: whether bad rows and files of dumps stop the comparison or are left out and counted.
-        threads: units read at once; nothing depends on it.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected) of each dump.
+        engine: where units are read; nothing depends on it.
 
     Raises:
         DataError: an argument that cannot be read, or only one run.
         ConfigError: settings that do not fit each other or the dumps.
     """
-    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, threads, progress)
+    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, engine or Local(threads), progress)
     sources, warnings = read_sources(paths, reading)
     samples = [sample_of_run(source.run) for source in sources]
     first, *others = sources

@@ -13,6 +13,7 @@ from typing import Literal
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, open_dump
+from mismatchctl.engines import Engine, Local
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Result, RunResult, is_result, read_result, storage_of
@@ -40,7 +41,7 @@ class Reading:
     corrections: Sequence[Correction] = ()
     by: Sequence[str] = ()
     on_bad: Literal["error", "skip"] = "error"
-    threads: int | None = None
+    engine: Engine = field(default_factory=Local)
     progress: Callable[[int, int], None] | None = None
 
 
@@ -142,7 +143,7 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
         return read_result(argument.path), None
     how = reading
     result = analyze(
-        [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, threads=how.threads,
+        [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, engine=how.engine,
         progress=how.progress,
         every_cluster=True,
     )  # fmt: skip

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import Evidence, gather, sample_size
+from mismatchctl.diagnose.evidence import LEAST_SAMPLE, Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
-from mismatchctl.dumps import Dump, Problems, Rows, Unit, open_dump
-from mismatchctl.engines.local import default_threads, ordered_map
+from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
+from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
@@ -19,21 +20,50 @@ COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for co
 """Optional columns that some cause looks at."""
 
 
+@dataclass
 class Collector:
-    """Gathers evidence by run, from rows and from other collectors, in the order of the input."""
+    """Gathers evidence by run, from rows and from other collectors, in the order of the input.
 
-    def __init__(self, by: Sequence[str] = (), tokens: Mapping[str, int] | None = None) -> None:
-        """`tokens` is how many each run holds, about: of more in all, more are sampled of each."""
-        self._by, self._tokens, self.runs = tuple(by), dict(tokens or {}), dict[str, Evidence]()
-        self._size = sample_size(sum(self._tokens.values()))
+    Attributes:
+        by: columns that may tell a deviating worker, beside `worker`.
+        tokens: how many each run holds, about: of more in all, more are sampled of each.
+        runs: what is known so far.
+    """
+
+    by: tuple[str, ...] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    size: int = LEAST_SAMPLE
+    runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
         """Take note of some rows."""
-        self._add(gather(rows, self._by, [cause.flags for cause in CAUSES], self._size, self._tokens))
+        self._add(gather(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens))
 
     def add(self, other: Collector) -> None:
-        """Take over what another collector has."""
-        self._add(other.runs)
+        """Take over what another collector has, which may have sampled more."""
+        self._add({run: found.sampled(self.size, self.tokens.get(run, 0)) for run, found in other.runs.items()})
+
+    def __add__(self, other: Collector) -> Collector:
+        both = replace(self, runs=dict(self.runs))
+        both._add(other.runs)
+        return both
+
+    def at_file(self, index: int) -> Collector:
+        """The same of one file, which has another place in the dump."""
+        return replace(self, runs={run: evidence.at_file(index) for run, evidence in self.runs.items()})
+
+    def empty(self) -> Collector:
+        """One that gathers the same, and has nothing yet."""
+        return replace(self, runs={})
+
+    def asked(self, file: DumpFile) -> Iterator[Collector]:
+        """One for a single file, and after it those that would sample more of it: what they have serves as well."""
+        run = file.run if file.run in self.tokens else ""
+        tokens = self.tokens.get(run, 0)
+        while 2 * self.size < tokens:
+            yield replace(self, tokens={run: tokens})
+            tokens //= 2
+        yield replace(self, tokens={})
 
     def findings(self, run: str, files: Sequence[str]) -> list[Finding]:
         """The causes of one run's mismatch, strongest first; `files` are the dump's paths, by index."""
@@ -44,13 +74,53 @@ class Collector:
             self.runs[run] = self.runs.get(run, Evidence()) + evidence
 
 
-def expected_tokens(dump: Dump) -> dict[str, int]:
-    """Tokens of each run as far as file footers tell; all under no name where rows name their runs themselves."""
+def collector_for(dump: Dump, by: Sequence[str]) -> Collector:
+    """One that samples a dump according to its size.
+
+    Tokens are as far as file footers tell, all under no name where rows name their runs themselves; down to a power
+    of two, so that a dump that grows is sampled in the same way until it has doubled.
+    """
     found: dict[str, int] = {}
     for unit in dump.units:
         run = "" if dump.has("run") else unit.file.run
         found[run] = found.get(run, 0) + unit.tokens
-    return found
+    tokens = {run: _power_of_two(number) for run, number in found.items()}
+    return Collector(tuple(by), tokens, sample_size(_power_of_two(sum(found.values()))))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << number.bit_length() >> 1
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What comes of one unit."""
+
+    causes: Collector
+    problems: Problems
+
+    def __add__(self, other: _Gathered) -> _Gathered:
+        return _Gathered(self.causes + other.causes, self.problems + other.problems)
+
+    def at_file(self, index: int) -> _Gathered:
+        return replace(self, causes=self.causes.at_file(index))
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """What `diagnose` does on each unit."""
+
+    causes: Collector
+    makes: ClassVar[type] = _Gathered
+
+    def __call__(self, dump: Dump, unit: Unit) -> _Gathered:
+        found = _Gathered(self.causes.empty(), Problems())
+        for rows in dump.rows(unit, found.problems):
+            found.causes.watch(rows)
+        return found
+
+    def asked(self, file: DumpFile) -> Iterator[_Gather]:
+        return map(_Gather, self.causes.asked(file))
 
 
 @dataclass(frozen=True)
@@ -69,6 +139,7 @@ def diagnose(
     by: Sequence[str] = (),
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Diagnosed:
     """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
 
@@ -76,29 +147,24 @@ def diagnose(
         paths: files, folders, globs; each is a run unless a `run` column says otherwise.
         rename: canonical column -> name in the files.
         by: columns that may tell a deviating worker, rank or data source, beside `worker`.
-        threads: units read at once; the findings do not depend on it.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected).
+        engine: where units are read; the findings do not depend on it.
 
     Raises:
         DataError: a dump that cannot be read, or that holds no token.
         ConfigError: a `--by` or `--column` that the dump lacks.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
-    tokens, done, problems = expected_tokens(dump), 0, dump.problems
-    everything = Collector(by, tokens)
-
-    def work(unit: Unit) -> tuple[Collector, Problems]:
-        collector, left_out = Collector(by, tokens), Problems()
-        for rows in dump.rows(unit, left_out):
-            collector.watch(rows)
-        return collector, left_out
-
-    for unit, (part, left_out) in ordered_map(work, dump.units, threads or default_threads()):
-        everything.add(part)
-        problems = problems + left_out
-        done += unit.tokens
+    everything = collector_for(dump, by)
+    done, expected, problems = 0, sum(unit.tokens for unit in dump.units), dump.problems
+    engine = engine or Local(threads)
+    for shard, part in engine.map(_Gather(everything.empty()), dump, shards_of(dump)):
+        everything.add(part.causes)
+        problems = problems + part.problems.at(shard.file.path)
+        done += shard.tokens
         if progress is not None:
-            progress(done, sum(tokens.values()))
+            progress(done, expected)
     if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
@@ -106,4 +172,4 @@ def diagnose(
     return Diagnosed(runs, dump.warnings, problems)
 
 
-__all__ = ["COLUMNS", "Collector", "Diagnosed", "diagnose", "expected_tokens"]
+__all__ = ["COLUMNS", "Collector", "Diagnosed", "collector_for", "diagnose"]

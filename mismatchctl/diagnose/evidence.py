@@ -110,6 +110,23 @@ class Evidence:
         sample = both[0] + both[1] if len(both) == 2 else both[0] if both else None
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
+    def at_file(self, index: int) -> Evidence:
+        """The same evidence of one file, which has another place in the dump."""
+        tallies = {
+            name: replace(tally, places=tuple((index, row, position) for _, row, position in tally.places))
+            for name, tally in self.tallies.items()
+        }
+        sample = self.sample
+        if sample is not None:
+            sample = replace(sample, rows=replace(sample.rows, file=np.full_like(sample.rows.file, index)))
+        return replace(self, tallies=tallies, sample=sample)
+
+    def sampled(self, size: int, tokens: int) -> Evidence:
+        """The same with the sample that would have been taken of a run of about so many `tokens`."""
+        if self.sample is None:
+            return self
+        return replace(self, sample=Sample.of(self.sample.hashes, self.sample.rows, size, tokens))
+
 
 def gather(
     rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: Mapping[str, int]

@@ -89,6 +89,14 @@ class Problems:
         """Record a file that was left out whole."""
         self.files.setdefault(path, problem)
 
+    def at(self, path: str) -> Problems:
+        """The account of one file, which now lies at `path`."""
+        return Problems(
+            {(path, reason): number for (_, reason), number in self.counts.items()},
+            {(path, reason): example for (_, reason), example in self.examples.items()},
+            dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
+        )
+
     def _count(self, path: str, reason: str, number: int, example: Example) -> None:
         key = path, reason
         self.counts[key] = self.counts.get(key, 0) + number

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -95,6 +97,19 @@ class Dump:
     def has(self, column: str) -> bool:
         """Whether any file has the canonical column, as a column or from its Hive folder."""
         return any(column in file.columns or column in file.partition for file in self.files)
+
+    def only(self, units: Sequence[Unit]) -> Dump:
+        """The same dump as far as some units of one file need it: little enough to be sent elsewhere."""
+        part, file = copy.copy(self), units[0].file
+        broken = self._plan.broken.get(file.index)
+        part._plan = replace(self._plan, units=tuple(units), broken={} if broken is None else {file.index: broken})
+        part.files, part.units, part.problems, part.warnings = (file,), tuple(units), Problems(), []
+        return part
+
+    def question(self, file: DumpFile) -> list[Any]:
+        """What the batches and rows of a file depend on, beside what it holds."""
+        broken = self._plan.broken.get(file.index, {})
+        return [file.run, file.columns, file.partition, self._columns, self._watched, self._skip, broken]
 
     def read(self, unit: Unit, problems: Problems, watch: Callable[[Rows], None] | None = None) -> Iterator[TokenBatch]:
         """The batches of a unit, each of about two million tokens or fewer; any thread may call this.

@@ -6,7 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
+
+from mismatchctl.dumps import Dump
+from mismatchctl.engines.memory import fewer_threads
+from mismatchctl.engines.work import PartT, Shard, Work
 
 Unit = TypeVar("Unit")
 Done = TypeVar("Done")
@@ -15,6 +20,36 @@ Done = TypeVar("Done")
 def default_threads() -> int:
     """Processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Local:
+    """Threads of this process.
+
+    Attributes:
+        threads: units read at once; None: all processors.
+        memory: bytes that the process may take; fewer threads are used where units are large. None: any number.
+    """
+
+    threads: int | None = None
+    memory: int | None = None
+
+    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+        """The part of each shard; units of several shards are read at once.
+
+        Raises:
+            ConfigError: a single unit takes more memory than there may be.
+        """
+        threads = self.threads or default_threads()
+        if self.memory is not None:
+            threads = fewer_threads(threads, self.memory, dump)
+        units = ((shard, unit) for shard in shards for unit in shard.units)
+        merged: PartT | None = None
+        for (shard, unit), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
+            merged = part if merged is None else merged + part
+            if unit is shard.units[-1]:
+                yield shard, merged
+                merged = None
 
 
 def ordered_map(work: Callable[[Unit], Done], units: Iterable[Unit], threads: int) -> Iterator[tuple[Unit, Done]]:

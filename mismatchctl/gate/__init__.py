@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
+from mismatchctl.engines import Engine
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
@@ -59,6 +60,7 @@ def open_result(
     *,
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
 ) -> Result:
     """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
 
@@ -68,6 +70,7 @@ def open_result(
         corrections: further ones, for rules to name.
         rename: canonical column -> name in the dumps.
         progress: called with (tokens read, tokens expected).
+        engine: where dumps are read.
 
     Raises:
         DataError: what is named cannot be read or used.
@@ -94,6 +97,7 @@ def open_result(
         progress=progress,
         framework=framework,
         every_cluster=True,
+        engine=engine,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,10 @@ class RunSums:
         return RunSums(
             breakdowns, self.joint + other.joint, self.tokens + other.tokens, self.sequences + other.sequences
         )
+
+    def at_file(self, index: int) -> RunSums:
+        """The same sums of one file, which has another place in the dump."""
+        return replace(self, tokens=self.tokens.at_file(index), sequences=self.sequences.at_file(index))
 
 
 class RunCollector:

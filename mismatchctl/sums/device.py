@@ -40,7 +40,8 @@ def accelerators() -> tuple[str, ...]:
 def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
-    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, device=_models(devices))
+    title = f"{_models(devices)} with torch {torch.__version__}"
+    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:

@@ -95,6 +95,12 @@ class Sums:
             runs[name] = runs[name] + run if name in runs else run
         return Sums(cells, runs, self.sequences + other.sequences)
 
+    def at_file(self, index: int) -> Sums:
+        """The same sums of one file, which has another place in the dump."""
+        runs = {name: run.at_file(index) for name, run in self.runs.items()}
+        rows = tuple(columns | {"file": np.full_like(columns["file"], index)} for columns in self.sequences)
+        return Sums(self.cells, runs, rows)
+
 
 def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
     """Sums of one batch; `run` names the rows that carry no run of their own."""

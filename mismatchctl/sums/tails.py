@@ -77,6 +77,12 @@ class Worst:
         fields = {name: np.concatenate([_field(self, name), _field(other, name)]) for name in names}
         return Worst.of(np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields)
 
+    def at_file(self, index: int) -> Worst:
+        """The same rows of one file, which has another place in the dump."""
+        place = self.place.copy()
+        place[:, 0] = index
+        return Worst(self.score, place, self.fields)
+
     @property
     def threshold(self) -> float:
         """A score below this cannot enter."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from mismatchctl.analyze.build import input_files, left_out
 from mismatchctl.analyze.reading import Reading, check_names
 from mismatchctl.batch import TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.dumps import DumpFile
+from mismatchctl.engines import Engine, Local
 from mismatchctl.frameworks import presets
 from mismatchctl.predict import Sample
 from mismatchctl.predict import collect as collect_sample
@@ -20,7 +24,44 @@ from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.outlook import NOTHING_ASKED, Outlook, corrections_of, forecasts
 from mismatchctl.sweep.study import USUAL, Axis, Study, studies
 from mismatchctl.sweep.sums import CellsOfBatch, SweepPlan, reduce_families
-from mismatchctl.sweep.targets import Between, Wish, brackets, collect, studies_of
+from mismatchctl.sweep.targets import Found, Search, Wish, brackets, studies_of
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What comes of one unit."""
+
+    sums: CellsOfBatch
+    sequences: Sample
+
+    def __add__(self, other: _Done) -> _Done:
+        return _Done(self.sums + other.sums, self.sequences + other.sequences)
+
+    def at_file(self, index: int) -> _Done:
+        return self
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is done on each unit; `predicted` are the corrections whose sequences are sampled, if `samples`."""
+
+    plan: SweepPlan
+    predicted: tuple[Correction, ...]
+    samples: bool
+
+    makes: ClassVar[type] = _Done
+
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> _Done:
+        sums, sequences = CellsOfBatch(), empty_sample(len(self.predicted))
+        for batch in batches:
+            sums = sums + reduce_families(batch, run, self.plan)
+            if self.samples:
+                sequences = sequences + collect_sample(batch, run, self.predicted)
+        return _Done(sums, sequences)
+
+    def asked(self, file: DumpFile) -> Iterator[_Pass]:
+        yield self
+
 
 __all__ = ["USUAL", "Axis", "Outlook", "Study", "Sweep", "studies", "sweep"]
 
@@ -36,6 +77,7 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     wishes: Sequence[Wish] = (),
     outlook: Outlook = NOTHING_ASKED,
+    engine: Engine | None = None,
 ) -> Sweep:
     """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
 
@@ -45,10 +87,11 @@ def sweep(
         rename: canonical column -> name in the files.
         by: columns to break down by.
         on_bad: whether bad rows and files stop the sweep or are left out and counted.
-        threads: units read at once; the result does not depend on it.
+        threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected).
         wishes: what thresholds are to be solved for; takes a second pass.
         outlook: what is to be predicted at some points of each study.
+        engine: where units are read; the sweep does not depend on it.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -69,28 +112,22 @@ def sweep(
     predicted = corrections_of(chosen) if outlook.needs_sequences else []
     sample = empty_sample(len(predicted))
 
-    def work(batches: Iterable[TokenBatch], run: str) -> tuple[CellsOfBatch, Sample]:
-        done, sequences = CellsOfBatch(), empty_sample(len(predicted))
-        for batch in batches:
-            done = done + reduce_families(batch, run, plan)
-            if outlook.needs_sequences:
-                sequences = sequences + collect_sample(batch, run, predicted)
-        return done, sequences
-
-    for (done, sequences), may_grow in reading.units(work, threads, progress):
-        accumulator.add(done)
+    work = _Pass(plan, tuple(predicted), outlook.needs_sequences)
+    engine = engine or Local(threads)
+    for done, may_grow in reading.parts(work, engine, progress):
+        accumulator.add(done.sums)
         accumulator.close(may_grow)
-        sample = sample + sequences
+        sample = sample + done.sequences
     accumulator.close()
     accumulator.finish_by()
     overall = accumulator.overall()
     open_wishes, targets = brackets(overall, wishes)
     if open_wishes:
         again = Reading(paths, (), rename or {}, (), on_bad)
-        found: dict[int, Between] = {}
-        for more, _ in again.units(lambda batches, run: collect(batches, run, open_wishes), threads, progress):
-            found |= {number: found[number] + part if number in found else part for number, part in more.items()}
-        targets += [bracket.solved(found[number]) for number, bracket in enumerate(open_wishes)]
+        found = Found()
+        for more, _ in again.parts(Search(tuple(open_wishes)), engine, progress):
+            found = found + more
+        targets += [bracket.solved(found.between[number]) for number, bracket in enumerate(open_wishes)]
     overall = overall.filter(overall["correction"].is_in([study.name for study in chosen]))
     order = list(wishes)
     metrics = {metric.key: metric for known in accumulator.metrics for metric in known}

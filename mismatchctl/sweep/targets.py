@@ -8,15 +8,16 @@ that of all thresholds at which the wish lies within the 90 % interval of what i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.apply import Weights, measure
+from mismatchctl.dumps import DumpFile
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sums.reduce import cut
 from mismatchctl.sweep.model import Target
@@ -262,15 +263,44 @@ def _missed(run: str, key: str, wanted: float, rule: Rule, values: Float64s, *, 
     return Target(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
 
 
-def collect(batches: Iterable[TokenBatch], run: str, wanted: Sequence[Bracket]) -> dict[int, Between]:
-    """What the batches of a unit hold, by the number of the bracket."""
-    found: dict[int, Between] = {}
-    for batch in batches:
-        for name, _, part in cut(batch, run, ()):
-            for _, block in part.blocks():
-                ratios = Ratios(block.train, block.rollout, block.segments)
-                for number, bracket in enumerate(wanted):
-                    if bracket.run == name:
-                        more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
-                        found[number] = found[number] + more if number in found else more
-    return found
+@dataclass(frozen=True)
+class Found:
+    """What units hold, by the number of the bracket."""
+
+    between: dict[int, Between] = field(default_factory=dict)
+
+    def __add__(self, other: Found) -> Found:
+        both = dict(self.between)
+        for number, more in other.between.items():
+            both[number] = both[number] + more if number in both else more
+        return Found(both)
+
+    def at_file(self, index: int) -> Found:
+        """The same: it holds no place."""
+        return self
+
+
+@dataclass(frozen=True)
+class Search:
+    """The second pass over each unit."""
+
+    wanted: tuple[Bracket, ...]
+
+    makes: ClassVar[type] = Found
+
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> Found:
+        """What the batches of a unit hold."""
+        found: dict[int, Between] = {}
+        for batch in batches:
+            for name, _, part in cut(batch, run, ()):
+                for _, block in part.blocks():
+                    ratios = Ratios(block.train, block.rollout, block.segments)
+                    for number, bracket in enumerate(self.wanted):
+                        if bracket.run == name:
+                            more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
+                            found[number] = found[number] + more if number in found else more
+        return Found(found)
+
+    def asked(self, file: DumpFile) -> Iterator[Search]:
+        """Itself."""
+        yield self

@@ -1,0 +1,140 @@
+"""Ray against threads, with and without a worker that is killed. Writes a Markdown table.
+
+python benchmarks/cluster.py [--files 32] [--tokens 4000000] [--repeats 5] [--write docs/benchmarks-ray.md]
+
+Every case is a process of its own with a Ray of its own on this machine; its start is not counted. On more workers than
+processors, only the sameness of the bytes means something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+from cache import CORRECTIONS, make_step  # noqa: E402
+from measure import measure, report  # noqa: E402
+
+WORKERS = (1, 2, 4)
+
+
+def case(dump: str, engine: str, workers: int, result: str) -> None:
+    """One analysis; `engine` is local, ray or killed: ray with one worker killed in the middle."""
+    from mismatchctl.analyze import analyze
+    from mismatchctl.engines import Local
+    from mismatchctl.engines.ray import Ray
+    from mismatchctl.frameworks import preset
+
+    corrections = [preset(name) for name in CORRECTIONS]
+    if engine != "local":
+        import ray
+
+        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        analyze([dump], corrections, engine=Ray())  # workers start and load what they need
+    if engine == "killed":
+        threading.Thread(target=_kill_a_worker, daemon=True).start()
+    wall, processor = time.perf_counter(), time.process_time()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray tells of the lost worker there
+        made = analyze([dump], corrections, engine=Local(workers) if engine == "local" else Ray()).to_json()
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
+    report(wall, processor)
+    sys.stdout.flush()
+    os._exit(0)  # nothing that Ray has to say any more goes behind the report
+
+
+def _kill_a_worker() -> None:
+    """Kill one process of this cluster that is at work on a shard."""
+    while True:
+        for folder in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                is_ours = _descends(int(folder.name), os.getpid())
+                if is_ours and (folder / "cmdline").read_bytes().startswith(b"ray::made_there"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+                    return
+        time.sleep(0.01)
+
+
+def _descends(process: int, from_: int) -> bool:
+    while process > 1 and process != from_:
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return process == from_
+
+
+def main(
+    files: int = 32,
+    tokens: int = 4_000_000,
+    repeats: int = 5,
+    write: Path | None = None,
+    scratch: Annotated[Path | None, typer.Option(help="Where the dump is made; default: a temporary folder.")] = None,
+) -> None:
+    """Measure, print, and write the table."""
+    cases = [(engine, workers) for workers in WORKERS for engine in ("local", "ray", "killed")]
+    costs: dict[tuple[str, int], list[float]] = {one: [] for one in cases}
+    hashes = set()
+    with tempfile.TemporaryDirectory(dir=scratch) as made:
+        root = Path(made)
+        dump = root / "run"
+        dump.mkdir()
+        for step in range(files):
+            make_step(dump, step, tokens)
+        measure(__file__, "case", str(dump), "local", "1", str(root / "hash"))  # compiles; disks warm up
+        for _ in range(repeats):
+            for engine, workers in cases:
+                cost = measure(__file__, "case", str(dump), engine, str(workers), str(root / "hash"))
+                costs[engine, workers].append(cost.wall)
+                hashes.add((root / "hash").read_text())
+    middle = {one: statistics.median(walls) for one, walls in costs.items()}
+    text = _document(files, tokens, repeats, middle, len(hashes))
+    typer.echo(text)
+    if write is not None:
+        write.write_text(text, encoding="utf-8")
+    if len(hashes) > 1:
+        raise typer.Exit(1)
+
+
+def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int], float], hashes: int) -> str:
+    one = middle["local", 1]
+    rows = [
+        f"| {workers} | "
+        + " | ".join(f"{middle[name, workers] / one:.2f}" for name in ("local", "ray", "killed"))
+        + " |"
+        for workers in WORKERS
+    ]
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    same = "All Results have the same bytes." if hashes == 1 else f"MISSED: {hashes} different Results."
+    return "\n".join(
+        [
+            "# Ray against threads",
+            "",
+            f"Written by `python benchmarks/cluster.py`: {files} files of {tokens:,} tokens, one machine with "
+            f"{os.cpu_count()} processors, load {load}; medians of {repeats}, each in a fresh process, the start of "
+            "Ray not counted. Wall times, that of one thread being 1; what has more workers than processors shows the "
+            "bytes, not the speed.",
+            "",
+            "| workers | threads | Ray | Ray, one worker killed |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            same,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["case"]:
+        case(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    else:
+        typer.run(main)

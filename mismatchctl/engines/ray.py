@@ -1,0 +1,137 @@
+"""The Ray engine: a task per shard on the workers of a cluster, parts merged here in the order of the input."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mismatchctl.dumps import Dump
+from mismatchctl.engines.cache import tool
+from mismatchctl.engines.work import PartT, Shard, Work, make
+from mismatchctl.errors import ConfigError, DataError, MismatchctlError
+
+RETRIES = 5
+"""How often a shard is made again whose worker or node was lost."""
+_AHEAD = 3
+"""Shards in flight for each processor of the cluster; parts that wait for their turn are among them."""
+
+
+_PATIENCE = 10.0
+"""Seconds to wait for a cluster to answer."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Tasks on a Ray cluster. Dumps must lie where every worker finds them under the same path.
+
+    Attributes:
+        address: of the cluster; `auto` is the one that runs on this machine; None: the one that `RAY_ADDRESS` names,
+            or a new one on this machine.
+    """
+
+    address: str | None = None
+
+    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+        """The part of each shard.
+
+        Raises:
+            ConfigError: Ray is not installed, or the cluster cannot be reached.
+            DataError: workers do not see a file, run another version, or were lost again and again.
+        """
+        with _connected(self.address) as ray:
+            task = ray.remote(num_cpus=1, max_retries=RETRIES, scheduling_strategy="SPREAD")(made_there)
+            given, here = ray.put(work), tool()
+            ahead = _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            waiting: deque[tuple[Shard, Any]] = deque()
+            try:
+                for shard in shards:
+                    waiting.append((shard, task.remote(given, dump.only(shard.units), here)))
+                    if len(waiting) > ahead:
+                        yield _next(ray, waiting)
+                while waiting:
+                    yield _next(ray, waiting)
+            finally:
+                for _, reference in waiting:
+                    ray.cancel(reference)
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected as the program is already, or else for so long.
+
+    What Ray has to say of lost workers it says on stdout, where results go: on stderr, that is, in the meantime.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--engine ray needs Ray: pip install 'mismatchctl[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that is started here
+        try:
+            _knock(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+            where = "" if address is None else f" at {address}"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            remedy = "start one, or name its --address"
+            raise ConfigError(f"there is no Ray cluster{where} ({reason}): {remedy}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise an OSError where nobody listens at host:port; Ray itself would go on trying for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), _PATIENCE).close()
+
+
+def made_there(work: Work[PartT], dump: Dump, version: str) -> PartT | MismatchctlError:
+    """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
+    file = dump.files[0]
+    node = os.uname().nodename
+    if tool() != version:
+        return DataError(
+            f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
+            remedy="install the same on every node, or send it along as docs/cluster.md shows",
+        )
+    if "://" not in file.location and not os.path.exists(file.location):
+        return DataError(
+            f"the Ray worker on {node} does not see this file",
+            file=file.path,
+            remedy="put the dump on storage that all nodes share under one path, or on an object store",
+        )
+    try:
+        return make(work, dump, Shard(dump.units))
+    except MismatchctlError as error:
+        return error
+
+
+def _next(ray: Any, waiting: deque[tuple[Shard, Any]]) -> tuple[Shard, Any]:
+    shard, reference = waiting.popleft()
+    try:
+        part = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if "No module named" in str(error):
+            remedy = "install it on every node, or send it along as docs/cluster.md shows"
+            raise DataError("mismatchctl is not installed on a Ray worker", remedy=remedy) from None
+        raise
+    except ray.exceptions.RayError as error:
+        problem = f"no Ray worker finished it ({type(error).__name__}, tried {RETRIES + 1} times)"
+        remedy = "see the logs of the cluster: workers that are killed often lack memory"
+        raise DataError(problem, file=shard.file.path, remedy=remedy) from None
+    if isinstance(part, MismatchctlError):
+        raise part
+    return shard, part
