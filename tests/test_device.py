@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch
     import torch
 
     def full(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
 
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     monkeypatch.setattr("mismatchctl.sums.device.to_device", full)
@@ -147,6 +148,26 @@ def test_threads_take_devices_in_turn() -> None:
         thread.start()
         thread.join()
     assert sorted(taken) == ["cpu", "cpu", "cpu:0", "cpu:0"]
+
+
+def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mismatchctl.sums import device
+
+    events: list[str] = []
+
+    def copied(values: Any, place: Any) -> Any:
+        if not events or not events[-1].startswith("copy"):
+            events.append("copy")
+        events[-1] += f" {len(values)}"
+        return to_device(values, place)
+
+    to_device = device.to_device
+    monkeypatch.setattr(device, "to_device", copied)
+    monkeypatch.setattr(device, "BLOCK_TOKENS", 10)
+    batch = replace(made_batch(0, [4, 7, 9], np.float32), current=None, advantages=None)
+    for _, block in device.kernel_on(("cpu",)).blocks(batch):
+        events.append(f"work {block.tokens}")
+    assert events == ["copy 4 4 7 7", "work 4", "copy 9 9", "work 7", "work 9"]
 
 
 EVERYTHING = Correction.model_validate(
