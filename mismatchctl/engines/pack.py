@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -48,9 +49,14 @@ def unpack(content: bytes, kind: Any) -> Any:
         length = struct.unpack_from("<Q", content)[0]
         tree = json.loads(content[8 : 8 + length])
         start = 8 + length + _gap(8 + length)
-        return _value(tree, memoryview(content)[start:], _dataclasses(kind, {}))
+        return _value(tree, memoryview(content)[start:], _known(kind))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, struct.error) as error:
         raise UnpackableError(f"not a packed value: {error}") from None
+
+
+@cache
+def _known(kind: Any) -> dict[str, type]:
+    return _dataclasses(kind, {})
 
 
 def _dataclasses(hint: Any, found: dict[str, type]) -> dict[str, type]:
