@@ -26,9 +26,10 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 	$(BIN)/python tests/conformance_verl.py
 	$(BIN)/python tests/conformance_slime.py
 
-bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, formats and recording cost, into docs/
+bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
+	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
 	$(BIN)/python benchmarks/cache.py --write docs/benchmarks-cache.md
 	$(BIN)/python benchmarks/cluster.py --write docs/benchmarks-ray.md
 	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md

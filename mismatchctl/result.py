@@ -256,13 +256,17 @@ class Acceptance(_Model):
 
 
 class Provenance(_Model):
-    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran."""
+    """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran.
+
+    `device` is what did the arithmetic over tokens, where that was not the CPU.
+    """
 
     tool: str = "mismatchctl"
     version: str = __version__
     inputs: list[InputFile]
     left_out: list[LeftOut] = Field(default_factory=list)
     by: list[str] = Field(default_factory=list)
+    device: str | None = None
     framework: str | None = None
     replay: dict[str, str | int] | None = None
     accepted: Acceptance | None = None

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chromium
 import pytest
 from test_dumps_support import FORMAT
 
+if TYPE_CHECKING:
+    from mismatchctl.sums.kernel import Kernel
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
+
+
+@pytest.fixture(
+    scope="session", params=["compiled", "torch on the CPU", pytest.param("torch on CUDA", marks=pytest.mark.gpu)]
+)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """Each kernel but the plain one, which they are held to."""
+    from mismatchctl.sums.compiled import COMPILED
+
+    if request.param == "compiled":
+        return COMPILED
+    from mismatchctl.sums.device import accelerators, kernel_on
+
+    devices = accelerators() if request.param == "torch on CUDA" else ("cpu",)
+    if not devices:
+        pytest.skip("no accelerator")
+    return kernel_on(devices)
 
 
 @pytest.fixture(scope="module", params=["parquet", "arrow", "stream"])

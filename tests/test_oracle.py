@@ -23,6 +23,7 @@ from mismatchctl.analyze.build import GROUP_ERRORS
 from mismatchctl.correction import Correction
 from mismatchctl.metrics import MISMATCH_METRICS, correction_metrics, drift_key, drift_metrics
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
+from mismatchctl.sums.kernel import Kernel
 
 Expected = list[dict[str, Truth]]
 VALUE_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-7, 5e-3
@@ -157,16 +158,28 @@ def dumps(draw: st.DrawFn) -> tuple[Shape, list[Correction]]:
     return shape, [draw(corrections(shape, name)) for name in ("first", "second")]
 
 
-@MANY
-@given(dumps())
-def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
-    shape, given = dump
+def agrees(shape: Shape, given: Sequence[Correction]) -> None:
     rows = make_rows(shape)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder) / "a", shape.row_group, shape.float32, shape.mask_type)
         write(rows, files, [len(rows) // shape.files] * (shape.files - 1))
         result = analyze([str(files.folder)], given, by=["worker"], threads=1)
     check_run(rows, given, result.runs["a"], ["worker"])
+
+
+@MANY
+@given(dumps())
+def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
+    agrees(*dump)
+
+
+@settings(MANY, max_examples=25)
+@given(dumps())
+def test_every_number_of_other_kernels_agrees(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]
+) -> None:
+    monkeypatch.setattr("mismatchctl.analyze.kernel_for", lambda tokens, device: kernel)
+    agrees(*dump)
 
 
 def test_constants_leave_only_rounding(tmp_path: Path) -> None:

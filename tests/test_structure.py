@@ -43,6 +43,7 @@ ORDER = (
 
 ONLY_IN = {
     "numba": "sums/compiled.py",
+    "torch": ("sums/kernel.py", "sums/device.py", "sums/tensors.py", "frameworks/importers/safe.py"),
     "matplotlib": "render/figures",
     "jinja2": "render/",
     "rich": ("render/", "cli/"),

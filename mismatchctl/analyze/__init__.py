@@ -20,7 +20,7 @@ from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import Framework
 from mismatchctl.result import Result
-from mismatchctl.sums import Plan, Sums, kernel_for, reduce_batch
+from mismatchctl.sums import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,16 @@ class _Pass:
         return (replace(self, causes=causes) for causes in self.causes.asked(file))
 
 
+def _kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
+    """What does the arithmetic: a device is of this process, other engines have the CPUs of theirs."""
+    inner = engine.engine if isinstance(engine, Cached) else engine
+    if inner is None or isinstance(inner, Local):
+        return kernel_for(tokens, device)
+    if device == "cuda":
+        raise ConfigError("--device cuda is of this process: leave it out with --engine ray")
+    return kernel_for(tokens, "cpu")
+
+
 def analyze(
     paths: Sequence[str],
     corrections: Sequence[Correction] = (),
@@ -74,6 +84,7 @@ def analyze(
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
     every_cluster: bool = False,
+    device: Device = "auto",
     engine: Engine | None = None,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
@@ -92,6 +103,8 @@ def analyze(
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
+        device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
+            dump is so large that it pays.
         engine: where units are read; the result does not depend on it.
 
     Raises:
@@ -108,7 +121,7 @@ def analyze(
         tuple(by),
         dump.has("current_log_probs"),
         sequences is not None,
-        kernel_for(reading.expected),
+        _kernel(reading.expected, device, engine),
         every_cluster,
     )
     accumulator = Accumulator(plan)

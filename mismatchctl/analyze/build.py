@@ -64,7 +64,12 @@ def build_result(
         name: _run(accumulator.runs[name], plan, accumulator, dump)
         for name in sorted(accumulator.runs, key=natural_key)
     }
-    provenance = Provenance(inputs=input_files(dump, tokens), left_out=left_out(problems), by=list(plan.by))
+    provenance = Provenance(
+        inputs=input_files(dump, tokens),
+        left_out=left_out(problems),
+        by=list(plan.by),
+        device=plan.kernel.device,
+    )
     corrections, warnings = list(plan.corrections), list(dump.warnings)
     return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 

@@ -45,6 +45,14 @@ class Dtype(str, Enum):
     float32 = "float32"
 
 
+class Device(str, Enum):
+    """What does the arithmetic over tokens."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 class Reducer(str, Enum):
     """How a framework sums up a step, where it has a choice."""
 
@@ -69,6 +77,10 @@ Against = Annotated[
     Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
 ]
 
+OnDevice = Annotated[
+    Device,
+    typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
+]
 ToJson = Annotated[
     bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUTPUTS)
 ]
@@ -111,6 +123,7 @@ def analyze(
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
     threads: Threads = None,
+    device: OnDevice = Device.auto,
     memory_limit: MemoryLimit = None,
     engine: EngineChoice = EngineName.local,
     address: Address = None,
@@ -169,6 +182,7 @@ def analyze(
             join=join,
             framework=load(framework) if framework else None,
             replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
+            device=device.value,
         )
     compared = [] if log is None else compare_with_log(result, log)
     if verbose:

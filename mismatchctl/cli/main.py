@@ -14,7 +14,7 @@ from mismatchctl import __version__
 from mismatchctl.cli import analyze, compare, convert, diagnose, gate, lint, metrics, presets, report, schema, sweep
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
-from mismatchctl.errors import MismatchctlError
+from mismatchctl.errors import EXIT_USAGE, MismatchctlError
 
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
@@ -30,6 +30,11 @@ class _Group(TyperGroup):
         except MismatchctlError as error:
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's, which is loaded only where a device is used
+                raise
+            say("error: the GPU has no memory left: use fewer --threads, or --device cpu")
+            raise typer.Exit(EXIT_USAGE) from None
         except BrokenPipeError:  # the reader of the pipe has gone: nobody is left to tell
             with contextlib.suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -39,7 +39,7 @@ class Selection:
         within = self.segments.lengths.astype(np.float64) if self.tokens is None else self.segments.sum(self.tokens)
         return within * self.sequences
 
-    def sum(self, values: Float64s) -> Float64s:
+    def sum(self, values: NDArray[Any]) -> Float64s:
         """Sum of per-token `values` [T] over the selected tokens of each sequence, [S]."""
         masked = values if self.tokens is None else np.where(self.tokens, values, 0.0)
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
@@ -119,7 +119,7 @@ class Weights:
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
         """Sum over the selected tokens of each sequence of `values`, shaped like the weights, [S]."""
         if self.per_token:
-            return over.sum(np.asarray(values, np.float64))
+            return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
 
 
@@ -151,7 +151,7 @@ class Applied:
     def token_weights(self) -> Float64s:
         """Bounded weight of every token [T], before normalization; rejected tokens keep theirs."""
         if self.weights is None:
-            return np.ones(self.kept.segments.tokens)
+            return self.kept.segments.spread(np.ones(len(self.kept.segments)))
         bounded = self.weights.bounded
         return bounded if self.weights.per_token else self.kept.segments.spread(bounded)
 
@@ -295,7 +295,5 @@ def _clamped(ratios: Ratios) -> Ratios:
 
 def _adjacent_runs(batch: TokenBatch) -> Segments:
     """Each run of adjacent valid tokens as a segment of its own."""
-    starts = np.ones(batch.tokens, np.bool_)
-    starts[1:] = np.diff(batch.positions) != 1
-    starts[batch.segments.offsets[:-1][batch.segments.nonempty]] = True
-    return Segments(np.append(np.flatnonzero(starts), batch.tokens))
+    gaps = np.flatnonzero(np.diff(batch.positions) != 1) + 1
+    return replace(batch.segments, offsets=np.union1d(gaps, batch.segments.offsets))

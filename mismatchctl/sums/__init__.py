@@ -2,7 +2,7 @@
 
 from mismatchctl.sums.cell import CellSums, PairSums, RunSums
 from mismatchctl.sums.clusters import GROUP_CAP, OVERALL_CAP, ClusterTable
-from mismatchctl.sums.kernel import BUCKETS, kernel_for
+from mismatchctl.sums.kernel import BUCKETS, Device, Kernel, kernel_for
 from mismatchctl.sums.reduce import DRIFT, MISMATCH, Plan, Sums, reduce_batch
 
 __all__ = [
@@ -13,6 +13,8 @@ __all__ = [
     "OVERALL_CAP",
     "CellSums",
     "ClusterTable",
+    "Device",
+    "Kernel",
     "PairSums",
     "Plan",
     "RunSums",

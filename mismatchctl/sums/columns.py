@@ -113,9 +113,7 @@ def correction_columns(
         losses: whether the dump has current log-probs, so that there are columns of losses.
     """
     if losses:
-        applied = apply(correction, ratios, batch)
-        columns, maxima = _columns(correction, applied, ratios, k3, batch)
-        return columns | loss_columns(correction, applied, plain, batch), maxima
+        return whole_columns(correction, ratios, k3, batch, plain, losses=True)
     reached = np.flatnonzero(reaching(correction, ratios))
     calm = apply(correction, ratios, batch, calm=len(reached) < len(batch))
     columns, maxima = _columns(correction, calm, ratios, k3, batch)
@@ -124,6 +122,21 @@ def correction_columns(
         found = _columns(correction, apply(correction, own, part), own, k3[reached], part)
         columns, maxima = _replaced(columns, reached, found[0]), _replaced(maxima, reached, found[1])
     return columns, maxima
+
+
+def whole_columns(
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: TokenLoss | None = None,
+    *,
+    losses: bool = False,
+) -> tuple[Columns, Columns]:
+    """As `correction_columns`, looking at every token."""
+    applied = apply(correction, ratios, batch)
+    columns, maxima = _columns(correction, applied, ratios, k3, batch)
+    return (columns | loss_columns(correction, applied, plain, batch) if losses else columns), maxima
 
 
 def _replaced(columns: Columns, where: Ints, values: Columns) -> Columns:

@@ -16,7 +16,7 @@ import numpy as np
 from numba import float32, float64, int32, int64, njit
 from numba.extending import intrinsic
 
-from mismatchctl.batch import Float64s, Floats, Ints, Segments
+from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sums import bins
 from mismatchctl.sums.columns import correction_columns
@@ -437,4 +437,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 
 _NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, block_tokens=1 << 20)
+COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20))

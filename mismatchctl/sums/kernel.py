@@ -1,16 +1,17 @@
-"""What the loops over tokens leave behind, and the interface of the two kernels that make it, plain and compiled."""
+"""What the loops over tokens leave behind, and the interface of the kernels: plain, compiled, on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
 from mismatchctl.sums.losses import Columns, TokenLoss
@@ -109,22 +110,47 @@ class Kernel:
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
         correct: what a correction does.
-        block_tokens: how many tokens it likes to be given at once.
+        blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
+            sequence, block).
+        device: what it works on, where that is not the CPU.
     """
 
     ratios: Callable[[Floats, Floats, Segments], Ratios]
     reduce: Reduce
     beyond: Beyond
     correct: Correct
-    block_tokens: int
+    blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
+    device: str | None = None
 
 
 WORTH_COMPILING = 4_000_000
 """Tokens from which the compiled kernel is worth its start: loading it costs what the plain one takes for these."""
 
 
-def kernel_for(tokens: int) -> Kernel:
-    """The kernel for a dump of so many tokens: compiled where that pays."""
+WORTH_A_DEVICE = 1_000_000_000
+"""Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
+token, the device can save its arithmetic, which is about 30 ns with five corrections and is shared by the threads."""
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
+    """The kernel for a dump of so many tokens: on a device or compiled where that pays.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if device == "cuda" or (device == "auto" and tokens >= WORTH_A_DEVICE):
+        from mismatchctl.sums.device import accelerators, kernel_on
+
+        found = accelerators()
+        if found:
+            return kernel_on(found)
+        if device == "cuda":
+            import torch
+
+            raise ConfigError(
+                f"--device cuda: torch {torch.__version__} finds no CUDA device here; leave --device out for the CPU"
+            )
     if tokens < WORTH_COMPILING:
         from mismatchctl.sums.plain import PLAIN
 

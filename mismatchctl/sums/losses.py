@@ -35,7 +35,7 @@ def token_loss(kind: str, batch: TokenBatch) -> TokenLoss | None:
         return None
     advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
     if kind == "policy_gradient":
-        return TokenLoss(reinforce(advantages, current), -advantages, np.zeros(len(current), np.bool_))
+        return TokenLoss(reinforce(advantages, current), -advantages, np.zeros_like(current, np.bool_))
     anchor: Floats = batch.rollout if kind == "ppo_bypass" else batch.train
     surrogate = ppo(advantages, current, anchor.astype(np.float64))
     slope = -advantages * np.exp(surrogate.log_ratio)
@@ -55,7 +55,7 @@ def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | No
     own = plain if correction.loss == "ppo" else token_loss(correction.loss, batch)
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in _NAMES}
-    weights = applied.token_weights() if correction.weights_loss else np.ones(batch.segments.tokens)
+    weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0
     gradient = weights * own.gradient
     kept = applied.kept
     columns = (

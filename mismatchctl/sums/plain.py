@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from mismatchctl.batch import BLOCK_TOKENS, Float64s, Ints, Segments
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
 from mismatchctl.sums.columns import correction_columns
@@ -18,10 +20,11 @@ def reduce_tokens(
     _tally_pair(pair, ratios, buckets)
     if run is not None:
         _tally_run(run, ratios, position, buckets)
-    return _token_sums(ratios, position)
+    return token_sums(ratios, _neighbours(ratios.log_ratio, ratios.segments, position))
 
 
-def _token_sums(ratios: Ratios, position: Ints | None) -> tuple[Float64s, Float64s]:
+def token_sums(ratios: Ratios, neighbours: Sequence[Float64s]) -> tuple[Float64s, Float64s]:
+    """TOKEN_SUMS and TOKEN_MAXIMA, given the sums over neighbours."""
     total = ratios.segments.sum
     x, difference = ratios.log_ratio, np.abs(ratios.prob_diff)
     policy_prob, reference_prob = ratios.policy_prob, ratios.reference_prob
@@ -41,7 +44,7 @@ def _token_sums(ratios: Ratios, position: Ints | None) -> tuple[Float64s, Float6
         total(reference_prob * reference_prob),
         total(ratios.policy),
         total(ratios.reference),
-        *_neighbours(x, ratios.segments, position),
+        *neighbours,
     ]
     largest = [ratios.highest, -ratios.lowest, ratios.segments.max(difference)]
     return np.stack(sums), np.stack(largest)
@@ -91,4 +94,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return tokens[(x <= low) | (x >= high)]
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, BLOCK_TOKENS)
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, TokenBatch.blocks)

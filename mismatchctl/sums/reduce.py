@@ -152,7 +152,7 @@ def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
     rows: list[dict[str, Float64s]] = []
     worst = RunCollector(plan.kernel)
-    for start, block in batch.blocks(plan.kernel.block_tokens):
+    for start, block in plan.kernel.blocks(batch):
         ratios = ratios_of(block, plan)
         within = slice(start, start + len(block))
         reduced = {

@@ -1,0 +1,167 @@
+"""What an accelerator gives: the arithmetic alone against the copy of its tokens, and whole analyses against the CPU's.
+
+    python benchmarks/device.py --write docs/benchmarks-device.md
+
+Whole analyses run in fresh processes, interleaved, and count the start of torch and of the device. Without an
+accelerator the tables say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from measure import Cost, make_dump, measure, report
+
+from mismatchctl.correction import Correction
+from mismatchctl.correction.model import Gate, Weight
+from mismatchctl.sums.device import BLOCK_TOKENS, accelerators, kernel_on
+
+COUNTS = (0, 5, 50)
+BYTES = 8
+"""Of a token, which are copied: two log-probs in float32."""
+NOT_MEASURED = "not measured"
+
+
+def corrections(number: int) -> list[Correction]:
+    """Rules on tokens whose bounds most sequences of a heavy-tailed dump reach."""
+    bounds = [1.02 + 0.002 * index for index in range(number)]
+    return [
+        Correction(name=f"within {bound:.3f}", weight=Weight(truncate=bound), gates=(Gate(keep=(1 / bound, bound)),))
+        for bound in bounds
+    ]
+
+
+def run_case(device: str, number: int, folder: Path, threads: int) -> None:
+    """One whole analysis, in this process; reading Python's own modules is not counted, torch and the device are."""
+    from mismatchctl.analyze import analyze
+
+    start, processor = time.perf_counter(), time.process_time()
+    analyze([str(folder)], corrections(number), threads=threads, device=device)  # type: ignore[arg-type]
+    report(time.perf_counter() - start, time.process_time() - processor)
+
+
+def rate(work: Callable[[], object], repeat: int, finish: Callable[[], None]) -> float:
+    """How often a second something is done, when the device has finished it: the median."""
+    work()
+    finish()
+    seconds = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        work()
+        finish()
+        seconds.append(time.perf_counter() - start)
+    return 1 / statistics.median(seconds)
+
+
+def arithmetic(device: str, repeat: int) -> list[float]:
+    """Tokens a second: copied through page-locked memory; there, summed with each number of corrections."""
+    import torch
+
+    from mismatchctl.batch import Segments, TokenBatch
+    from mismatchctl.sums.kernel import BUCKETS, PairTables, RunTables
+    from mismatchctl.sums.tensors import to_device
+
+    rng, place, kernel = np.random.default_rng(0), torch.device(device), kernel_on([device])
+    offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)
+    rollout = -rng.exponential(0.5, BLOCK_TOKENS).astype(np.float32)
+    train = np.minimum(rollout + 0.01 * rng.standard_t(3, BLOCK_TOKENS), 0).astype(np.float32)
+    batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
+    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables()
+    blocks = kernel.blocks(batch)  # as long as it lives, work is done on its stream
+    _, block = next(blocks)
+
+    def finish() -> None:
+        if place.type == "cuda":
+            torch.cuda.synchronize(place)
+
+    def copy() -> None:
+        to_device(rollout, place)
+        to_device(train, place)
+
+    def sums(given: list[Correction]) -> None:
+        ratios = kernel.ratios(block.train, block.rollout, block.segments)
+        kernel.reduce(ratios, None, buckets, pair, run)
+        for correction in given:
+            kernel.correct(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
+
+    rates = [rate(copy, repeat, finish)]
+    rates += [rate(partial(sums, corrections(number)), repeat, finish) for number in COUNTS]
+    return [each * BLOCK_TOKENS for each in rates]
+
+
+def arithmetic_table(devices: tuple[str, ...], repeat: int) -> str:
+    """One row per number of corrections."""
+    found = arithmetic(devices[0], repeat) if devices else []
+    lines = ["| what one thread does with a block | M tokens/s | of the copy's rate |", "|---|---|---|"]
+    names = ["copy to the device", *(f"sums and {number} corrections, on the device" for number in COUNTS)]
+    for index, name in enumerate(names):
+        measured = f"{found[index] / 1e6:,.0f} | {found[index] / found[0]:.0%}" if found else f"{NOT_MEASURED} | "
+        lines.append(f"| {name} | {measured} |")
+    if found:
+        lines += ["", f"The copy moves {found[0] * BYTES / 1e9:.1f} GB/s, its way into page-locked memory included."]
+    return "\n".join(lines) + "\n"
+
+
+def whole_table(devices: tuple[str, ...], folder: Path, tokens: int, repeat: int, threads: int) -> str:
+    """Seconds on the CPU and on the device, and their ratio within rounds."""
+    lines = ["| corrections | CPU, s | device, s | device / CPU |", "|---|---|---|---|"]
+    for number in COUNTS:
+        if not devices:
+            lines.append(f"| {number} | {NOT_MEASURED} | {NOT_MEASURED} | |")
+            continue
+        words = ("--corrections", str(number), "--folder", str(folder), "--threads", str(threads))
+        rounds: list[dict[str, Cost]] = [
+            {case: measure(__file__, "--case", case, *words) for case in ("cpu", "cuda")} for _ in range(repeat)
+        ]
+        cpu, cuda = (statistics.median(found[case].wall for found in rounds) for case in ("cpu", "cuda"))
+        ratio = statistics.median(found["cuda"].wall / found["cpu"].wall for found in rounds)
+        lines.append(f"| {number} | {cpu:.1f} | {cuda:.1f} | {ratio:.2f} |")
+    about = f"{tokens / 1e6:g} M tokens, {threads} threads, {repeat} rounds" if devices else "No accelerator here"
+    return f"{about}\n\n" + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=200e6)
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--write", type=Path, help="write the tables here")
+    parser.add_argument("--case", choices=("cpu", "cuda"), help=argparse.SUPPRESS)
+    parser.add_argument("--corrections", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        run_case(given.case, given.corrections, given.folder, given.threads)
+        return
+    devices, tokens = accelerators(), int(given.tokens)
+    where = kernel_on(devices).device if devices else "no accelerator (the tables wait for one)"
+    sections = [HEAD.format(device=where, processors=os.cpu_count(), load=os.getloadavg()[0])]
+    sections += ["## The arithmetic alone\n", arithmetic_table(devices, given.repeat), "## A whole analysis\n"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if devices:
+            make_dump(folder, tokens, 2500)
+        sections.append(whole_table(devices, folder, tokens, given.repeat, given.threads))
+    print("\n".join(sections))
+    if given.write:
+        given.write.write_text("\n".join(sections), encoding="utf-8")
+
+
+HEAD = """# What an accelerator gives
+
+Made by `benchmarks/device.py` on {device}, beside {processors} processors with a load of {load:.1f} at the start.
+The dump has heavy tails: nearly all sequences reach a bound of every correction, which is when a device has most to do.
+Whole analyses are fresh processes, interleaved, and count the start of torch and of the device.
+"""
+
+
+if __name__ == "__main__":
+    main()
