@@ -132,7 +132,7 @@ def _folder(path: str) -> _Argument:
         store = store_of(path)
         names = sorted(store.names(path), key=natural_key)
         what = f"holds no Parquet or Arrow file, only {_some(names)}" if names else "is empty"
-        remedy = f"name a folder that holds {' or '.join(SUFFIXES)} files"
+        remedy = "name a folder of .parquet or .arrow files"
         if store.remote:
             remedy += ", or copy what a framework wrote to a disk"
         raise DataError(f"this folder {what}", file=printable(path), remedy=remedy)

@@ -145,6 +145,8 @@ class Recorder:
             ValueError: columns that do not fit together; nothing of the call is kept.
             OSError: a file could not be written; its rows are lost. With a thread: one since the last call.
         """
+        if self._process != os.getpid():
+            self._begin()
         try:
             if self._closed:
                 raise ValueError("the recorder is closed")
@@ -156,8 +158,6 @@ class Recorder:
             return None
         if len(table) == 0:
             return None
-        if self._process != os.getpid():
-            self._begin()
         if not self.background:
             return self._save(table)
         with self._lock:
