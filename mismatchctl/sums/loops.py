@@ -1,8 +1,8 @@
 """The loops over tokens of `plain`, compiled by numba on first use and kept on disk.
 
-The pass walks through each sequence in tiles that stay in the processor's nearest cache: terms of the tile's tokens first, in
-a loop without branches that becomes vector code (one polynomial serves exp, expm1 and K3), then everything that is
-summed or counted over them. Tiles start with the sequence, so that its sums depend on its own tokens alone.
+The pass walks through each sequence in tiles that stay in the processor's nearest cache: terms of the tile's tokens
+first, in a loop without branches that becomes vector code (one polynomial serves exp, expm1 and K3), then everything
+that is summed or counted over them. Tiles start with the sequence, so that its sums depend on its own tokens alone.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def reduce_sequences(
 
 @_compiled
 def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
-    """Write the tokens of some sequences with a log ratio at or below `low`, or from `high` on, to `found`; how many."""
+    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many."""
     count = 0
     for i in sequences:
         for j in range(offsets[i], offsets[i + 1]):
