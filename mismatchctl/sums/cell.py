@@ -145,8 +145,9 @@ def _worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: 
     candidates = np.flatnonzero((peak > 0) & (peak >= needed))
     found = kernel.beyond(ratios, candidates, -needed, needed)
     log_ratio = ratios.log_ratio_at(found)
-    if not needed:  # so few sequences that even tokens without a difference were found
-        found, log_ratio = found[log_ratio != 0], log_ratio[log_ratio != 0]
+    size = np.abs(log_ratio)
+    worst = (size > 0) & (size >= _least_of_worst(size))  # of few sequences, far more tokens than that were found
+    found, log_ratio = found[worst], log_ratio[worst]
     sequence = np.searchsorted(batch.segments.offsets, found, side="right") - 1
     token = found - batch.segments.offsets[sequence]
     position = token if batch.position is None else batch.position[found]

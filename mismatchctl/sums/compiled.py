@@ -1,318 +1,18 @@
-"""The kernel for large dumps: the loops over tokens of `plain`, compiled by numba on first use and kept on disk.
-
-It walks through each sequence in tiles that stay in the processor's nearest cache: terms of the tile's tokens first, in
-a loop without branches that becomes vector code (one polynomial serves exp, expm1 and K3), then everything that is
-summed or counted over them. Tiles start with the sequence, so that its sums depend on its own tokens alone.
-"""
+"""The kernel for large dumps: the arithmetic of `plain` in compiled loops."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import float32, float64, int32, int64, njit
-from numba.extending import intrinsic
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
-from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
+from mismatchctl.ratios import Ratios
 from mismatchctl.sums import bins
 from mismatchctl.sums.columns import correction_columns
-from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
-
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-
-
-def _compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
-    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order."""
-
-    def made(*, cache: bool) -> Loop:
-        return cast(Loop, njit(nogil=True, cache=cache, error_model="numpy", fastmath=set(fastmath))(loop))
-
-    try:
-        return made(cache=True)
-    except RuntimeError:  # there is no folder to keep it in: it is compiled in every process
-        return made(cache=False)
-
-
-_compiled_sums = partial(_compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Sums of a sequence may be taken in several lanes at once."""
-_compiled_maxima = partial(_compiled, fastmath=frozenset({"nnan", "nsz", "reassoc"}))
-
-_COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
-_LOG2_E = 1 / math.log(2)
-_LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
-_ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
-_SMALLEST, _LARGEST = -708.0, 709.4
-"""Where exp is nearest to 0 and largest here; below and beyond, it counts as 0 and as overflow."""
-_UNLIKELY = -700.0
-"""A probability below exp of it has lost digits."""
-_LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
-
-
-def _bitcast(source: Any, target: Any) -> Any:
-    """A function that reads the bits of one type as another."""
-
-    @intrinsic
-    def cast(typing: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.bitcast(values[0], context.get_value_type(target))
-
-        return target(source), generate
-
-    return cast
-
-
-_double_bits, _double, _float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
-
-
-@_compiled
-def _split(x: float) -> tuple[float, float, float]:
-    """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
-    shifted = x * _LOG2_E + _ROUND
-    n = shifted - _ROUND
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = _COEFFICIENTS[13]
-    p = p * r + _COEFFICIENTS[12]
-    p = p * r + _COEFFICIENTS[11]
-    p = p * r + _COEFFICIENTS[10]
-    p = p * r + _COEFFICIENTS[9]
-    p = p * r + _COEFFICIENTS[8]
-    p = p * r + _COEFFICIENTS[7]
-    p = p * r + _COEFFICIENTS[6]
-    p = p * r + _COEFFICIENTS[5]
-    p = p * r + _COEFFICIENTS[4]
-    p = p * r + _COEFFICIENTS[3]
-    p = p * r + _COEFFICIENTS[2]
-    return r * r * p, r, _double((_double_bits(shifted) << 52) + 0x3FF0000000000000)
-
-
-@_compiled
-def _make_terms(
-    policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
-) -> None:
-    for j in range(len(policy)):
-        q = float64(reference[j])
-        x = float64(policy[j]) - q
-        k, r, scale = _split(min(max(x, _SMALLEST), _LARGEST))
-        excess = scale * (k + r) + (scale - 1.0)
-        whole = k if scale == 1.0 else excess - x
-        over = x > _LARGEST
-        excess = np.inf if over else excess
-        log_ratio[j] = x
-        exp_minus_one[j] = excess
-        k3[j] = np.inf if over else whole
-        k, r, scale = _split(min(max(q, _SMALLEST), _LARGEST))
-        probability = scale * (1.0 + (r + k))
-        reference_prob[j] = probability
-        policy_prob[j] = probability + probability * excess
-
-
-@_compiled
-def _mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
-    """The policy's probability anew where the reference's is too small for it to be made from that one."""
-    for j in range(len(policy)):
-        if reference[j] < _UNLIKELY:
-            policy_prob[j] = math.exp(policy[j])
-
-
-@_compiled_sums
-def _add_sums(
-    policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any, out: Any
-) -> None:
-    """Add to TOKEN_SUMS, but for the neighbours at their end."""
-    log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
-    difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
-    for j in range(len(x)):
-        log_ratio += x[j]
-        absolute += abs(x[j])
-        square += x[j] * x[j]
-        k3_sum += k3[j]
-        bounded = min(max(exp_minus_one[j], _LOWEST_EXCESS), _HIGHEST_EXCESS)
-        excess += bounded
-        squared_excess += bounded * bounded
-        identical += 1.0 if x[j] == 0.0 else 0.0
-        p, q = policy_prob[j], reference_prob[j]
-        difference += abs(p - q)
-        squared_difference += (p - q) * (p - q)
-        p_sum += p
-        p_square += p * p
-        q_sum += q
-        q_square += q * q
-        policy_sum += policy[j]
-        reference_sum += reference[j]
-    sums = (
-        log_ratio, absolute, square, k3_sum, excess, squared_excess, identical, difference, squared_difference,
-        p_sum, p_square, q_sum, q_square, policy_sum, reference_sum,
-    )  # fmt: skip
-    for index, value in enumerate(sums):
-        out[index] += value
-
-
-@_compiled_maxima
-def _raise_maxima(x: Any, policy_prob: Any, reference_prob: Any, out: Any) -> None:
-    high, low, difference = out[0], out[1], out[2]
-    for j in range(len(x)):
-        high = max(high, x[j])
-        low = max(low, -x[j])
-        difference = max(difference, abs(policy_prob[j] - reference_prob[j]))
-    out[0], out[1], out[2] = high, low, difference
-
-
-@_compiled_sums
-def _add_neighbours(x: Any, position: Any, out: Any) -> None:
-    """Add number, product and sum of each log ratio and the one before it; an empty `position`: there are no gaps."""
-    product = both = 0.0
-    count = len(x) - 1
-    if len(position):
-        count = 0
-        for j in range(1, len(x)):
-            adjacent = position[j] - position[j - 1] == 1
-            count += adjacent
-            product += x[j] * x[j - 1] if adjacent else 0.0
-            both += x[j] + x[j - 1] if adjacent else 0.0
-    else:
-        for j in range(1, len(x)):
-            product += x[j] * x[j - 1]
-            both += x[j] + x[j - 1]
-    out[0] += count
-    out[1] += product
-    out[2] += both
-
-
-@_compiled
-def _tally_ratios(x: Any, k3: Any, counts: Any, k3_by_bin: Any, where: Any) -> None:
-    for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
-        bits = _float_bits(float32(x[j]))
-        magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-        where[j] = (min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)) + bins.MAGNITUDES
-    for j in range(len(x)):
-        counts[where[j]] += 1
-        k3_by_bin[where[j]] += k3[j]
-
-
-_Bins = tuple[int, int, int]
-
-
-def _parameters(kind: bins.OctaveBins) -> _Bins:
-    return kind.shift, kind.first, kind.count - 1
-
-
-_POSITION, _SURPRISAL = _parameters(BREAKDOWNS["position"]), _parameters(BREAKDOWNS["surprisal"])
-_BEHIND = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
-"""The first position + 1 behind each bin."""
-_LANES = 4
-"""Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
-
-
-@_compiled
-def _bin(value: float, kind: _Bins) -> int:
-    """As OctaveBins.of."""
-    where: int = min(max((_float_bits(float32(value)) >> kind[0]) - kind[1], 0), kind[2])
-    return where
-
-
-@_compiled
-def _tally_surprisal(reference: Any, x: Any, k3: Any, lanes: Any, where: Any) -> None:
-    for j in range(len(x)):
-        where[j] = _bin(max(-float64(reference[j]), 0.0), _SURPRISAL)
-    for j in range(len(x)):
-        row = lanes[j % _LANES, where[j]]
-        row[0] += 1.0
-        row[1] += abs(x[j])
-        row[2] += k3[j]
-
-
-@_compiled
-def _tally_joint(policy_prob: Any, reference_prob: Any, joint: Any, where: Any) -> None:
-    for j in range(len(policy_prob)):
-        across, up = int32(reference_prob[j] * JOINT), int32(policy_prob[j] * JOINT)
-        where[j] = min(across, JOINT - 1) * JOINT + min(up, JOINT - 1)
-    for j in range(len(policy_prob)):
-        joint[where[j]] += 1
-
-
-@_compiled
-def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
-    """Sums of |x| and of K3, in an order of their own: a loop this short, left to the compiler, may vary."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
-    whole = len(x) // 4 * 4
-    for j in range(0, whole, 4):
-        a0 += abs(x[j])
-        a1 += abs(x[j + 1])
-        a2 += abs(x[j + 2])
-        a3 += abs(x[j + 3])
-        b0 += k3[j]
-        b1 += k3[j + 1]
-        b2 += k3[j + 2]
-        b3 += k3[j + 3]
-    for j in range(whole, len(x)):
-        a0 += abs(x[j])
-        b0 += k3[j]
-    return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
-
-
-@_compiled
-def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
-    """Stretches of tokens that fall into one bin are summed first; without gaps, `first` is the place of x[0]."""
-    start = 0
-    while start < len(x):
-        if len(position):
-            where, stop = _bin(float64(position[start] + 1), _POSITION), start + 1
-            while stop < len(x) and _bin(float64(position[stop] + 1), _POSITION) == where:
-                stop += 1
-        else:
-            where = _bin(float64(first + start + 1), _POSITION)
-            stop = min(len(x), _BEHIND[where] - first - 1)
-        absolute, k3_sum = _sum_in_lanes(x[start:stop], k3[start:stop])
-        table[where, 0] += stop - start
-        table[where, 1] += absolute
-        table[where, 2] += k3_sum
-        start = stop
-
-
-_FIRST_NEIGHBOUR = TOKEN_SUMS.index("neighbours")
-_TILE = 1024
-"""Tokens per tile."""
-
-
-@_compiled
-def _reduce(
-    policy: Any, reference: Any, position: Any, offsets: Any, buckets: Any, has_unlikely: bool,
-    sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any, joint: Any,
-) -> None:  # fmt: skip
-    """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
-    x, where = np.empty(_TILE + 1), np.empty(_TILE, np.int32)
-    exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    lanes = np.zeros((_LANES, *by_surprisal.shape[1:]))
-    for i in range(len(offsets) - 1):
-        bucket = buckets[i]
-        for start in range(offsets[i], offsets[i + 1], _TILE):
-            stop = min(start + _TILE, offsets[i + 1])
-            n, early = stop - start, int(start > offsets[i])
-            p, q, places = policy[start:stop], reference[start:stop], position[start:stop]
-            own, k3_own, p_own, q_own = x[1 : n + 1], k3[:n], policy_prob[:n], reference_prob[:n]
-            _make_terms(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own)
-            if has_unlikely:
-                _mend_unlikely(p, q, p_own)
-            _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i])
-            _raise_maxima(own, p_own, q_own, maxima[i])
-            _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
-            if len(counts):
-                _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
-            if len(joint):
-                _tally_surprisal(q, own, k3_own, lanes, where)
-                _tally_joint(p_own, q_own, joint, where)
-                _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
-            x[0] = x[n]
-        if len(joint):
-            table = by_surprisal[bucket]
-            for lane in lanes:
-                table += lane
-            lanes[:] = 0.0
-
+from mismatchctl.sums.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
+from mismatchctl.sums.loops import UNLIKELY, make_terms, mend_unlikely, reduce_sequences, search
 
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -332,7 +32,7 @@ class CompiledRatios(Ratios):
     @cached_property
     def has_unlikely(self) -> bool:
         """Whether some token's probability is too small to make the policy's from it."""
-        return bool(self.given[1].min(initial=0.0) < _UNLIKELY)
+        return bool(self.given[1].min(initial=0.0) < UNLIKELY)
 
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
@@ -358,9 +58,9 @@ class CompiledRatios(Ratios):
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
         log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
-        _make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
+        make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
         if self.has_unlikely:
-            _mend_unlikely(*self.given, policy_prob)
+            mend_unlikely(*self.given, policy_prob)
         return terms
 
     @cached_property
@@ -411,29 +111,17 @@ def _reduced(
     """TOKEN_SUMS and TOKEN_MAXIMA; tables without a row are left as they are."""
     sums = np.zeros((len(buckets), len(TOKEN_SUMS)))
     maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
-    _reduce(
+    reduce_sequences(
         *ratios.given, places, ratios.segments.offsets, buckets, ratios.has_unlikely,
         sums, maxima, counts, k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint,
     )  # fmt: skip
     return sums.T, maxima.T
 
 
-@_compiled
-def _search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
-    count = 0
-    for i in sequences:
-        for j in range(offsets[i], offsets[i + 1]):
-            x = float64(policy[j]) - float64(reference[j])
-            if x <= low or x >= high:
-                found[count] = j
-                count += 1
-    return count
-
-
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """As the interface says."""
     found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
-    return found[: _search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
+    return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
 
 
 _NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
