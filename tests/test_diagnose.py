@@ -71,6 +71,11 @@ ALONE = [
         for side in ("rollout", "train")
         for name, factor in (("log2", 1 / math.log(2)), ("log10", 1 / math.log(10)), ("sign", -1.0))
     ),
+    *(
+        case("wrong_log_base", f"{side}-over-{t}", lambda d, s=side, t=t: planted.other_logarithm(d, s, 1 / t))
+        for side in ("rollout", "train")
+        for t in (0.7, 0.9, 1.2)
+    ),
     *(case("probabilities_not_logs", s, lambda d, s=s: planted.probabilities(d, s)) for s in ("rollout", "train")),
     *(case("growing_mismatch", str(lag), lambda d, lag=lag: planted.growing(d, lag, 5)) for lag in (1, 3)),
     *(case("cache_quantization", str(s), lambda d, s=s: planted.cache_quantization(d, s)) for s in (0.03, 0.08)),
@@ -107,6 +112,8 @@ MIXED = [
     mix("wrong_log_base", "stale_worker", lambda d: planted.other_logarithm(planted.stale_worker(d, 3), "train", LOG2)),
     mix("edited_response", "stale_worker", lambda d: planted.edited(planted.stale_worker(d, 3), 0.2)),
     mix("duplicated_rows", "padding_or_sentinel", lambda d: planted.duplicated(planted.no_end(d), 0.3)),
+    mix("misaligned", "probabilities_not_logs", lambda d: planted.probabilities(planted.shifted(d, 2), "rollout")),
+    mix("misaligned", "wrong_log_base", lambda d: planted.other_logarithm(planted.shifted(d, 1), "train", -1.0)),
     mix("edited_response", "truncated_sampling", lambda d: planted.edited(planted.top_k(d, 8), 0.2)),
 ]
 
@@ -115,6 +122,34 @@ MIXED = [
 @pytest.mark.parametrize(("causes", "plant"), MIXED)
 def test_two_causes_at_once_are_both_reported(causes: set[str], plant: Plant, kind: str, tmp_path: Path) -> None:
     assert causes <= set(alarms(found(plant(healthy(kind)), tmp_path)))
+
+
+@pytest.mark.parametrize("by", [1 / 0.7, 1 / math.log(2)])
+def test_a_temperature_on_log_probs_is_told_from_a_base(by: float, tmp_path: Path) -> None:
+    first = found(planted.other_logarithm(healthy(), "rollout", by), tmp_path)[0]
+    assert ("temperature: of 0.7" in first.summary, "base 2" in first.summary) == (by < 1.435, by > 1.435)
+
+
+def test_float32_log_softmax_is_no_low_precision(tmp_path: Path) -> None:
+    """Logits near 30 leave log-probs on a lattice of 2^-19, where near-certain tokens have few bits."""
+    dump = healthy()
+    for side in ("rollout_log_probs", "train_log_probs"):
+        certain = dump.tokens[side] > -0.25
+        values = np.where(certain, dump.tokens[side] / 100, dump.tokens[side])
+        dump.tokens[side] = (np.round(values * 2.0**19) / 2.0**19).astype(np.float32)
+    assert "low_precision_logging" not in {finding.cause for finding in found(dump, tmp_path)}
+
+
+def test_a_constant_is_no_low_precision(tmp_path: Path) -> None:
+    dump = healthy()
+    dump.tokens["rollout_log_probs"] = np.where(dump.place % 8 < 4, np.float32(-1), dump.tokens["rollout_log_probs"])
+    assert "low_precision_logging" not in {finding.cause for finding in found(dump, tmp_path)}
+
+
+def test_few_tokens_say_little(tmp_path: Path) -> None:
+    (noise,) = found(healthy().rows(np.array([0])), tmp_path)
+    assert (noise.cause, noise.confidence) == ("numerical_noise", "low")
+    assert "too few" in noise.summary
 
 
 @pytest.mark.parametrize("kind", KINDS)

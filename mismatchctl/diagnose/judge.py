@@ -38,11 +38,16 @@ def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
         part = min(case.weight / whole, 1.0) if whole else 1.0
         found.append((cause, replace(diagnosis, share=diagnosis.share * part), case))
         rest = diagnosis.leaves or case
-        if rest.reshaped != case.reshaped:  # what is left looks different: ask those again that saw nothing
+        if _looks_different(rest, case):  # then ask those again that saw nothing
             waiting, tested = [*tested, *waiting], []
         case = replace(rest, explained=(*case.explained, cause.id))
     ranked = sorted(found, key=lambda row: (CONFIDENCES.index(row[1].confidence), -round(row[1].share, 2)))
     return [_finding(cause, diagnosis, seen, files) for cause, diagnosis, seen in ranked]
+
+
+def _looks_different(rest: Case, case: Case) -> bool:
+    """Whether a cause has changed what its tokens look like, beside taking tokens out."""
+    return rest.reshaped != case.reshaped or rest.rollout is not case.rollout or rest.train is not case.train
 
 
 def _finding(cause: Cause, diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Finding:

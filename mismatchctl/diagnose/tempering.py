@@ -67,6 +67,8 @@ def tempering(case: Case) -> Tempering | None:
     if len(exponents) < 20:
         return None
     temperature, interval = _envelope(exponents, sequence, colder=likely < 0)
+    if interval[0] <= 0:
+        return None  # no temperature: likely tokens on one side are unlikely on the other
     return Tempering(temperature, interval, likely, unlikely, *calibration(case), sure=sure and not truncated)
 
 

@@ -17,13 +17,17 @@ _BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
 _LEAST_SHARE, _ALL = 0.02, 0.995
 _DECIMALS = range(1, 6)
+_UNSURE = -0.25
+"""Log-probs nearer to 0 are differences of large logits: few of their bits can be set, whatever stored them."""
+_FEWEST = 10
+"""Different values; fewer are constants that stand for something."""
 
 
 def _counts(rows: Rows) -> dict[str, int]:
     found: dict[str, int] = {}
     for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        used = rows.mask & (values < 0)  # 0 lies on every lattice, NaN on some
-        found[f"nonzero_{side}"] = int(np.count_nonzero(used))
+        used = rows.mask & (values < _UNSURE) & np.isfinite(values)
+        found[f"unsure_{side}"] = int(np.count_nonzero(used))
         for name in _BITS:
             found[f"{name}_{side}"] = int(np.count_nonzero(_on_lattice(values, name) & used))
     return found
@@ -42,10 +46,13 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     tallies = case.evidence.tallies
     for side in ("rollout", "train"):
-        total = tallies[f"nonzero_{side}"].tokens if f"nonzero_{side}" in tallies else 0
+        total = tallies[f"unsure_{side}"].tokens if f"unsure_{side}" in tallies else 0
+        values = case.rows.rollout if side == "rollout" else case.rows.train
+        unsure = values[case.sound & (values < _UNSURE)]
         for name, bits in _BITS.items():
             count = tallies[f"{name}_{side}"].tokens if f"{name}_{side}" in tallies else 0
-            if total and count / total >= _LEAST_SHARE:
+            various = len(np.unique(unsure[_on_lattice(unsure, name)])) >= _FEWEST
+            if total and count / total >= _LEAST_SHARE and various:
                 return _diagnosis(case, side, name, count / total, 2.0 ** (bits - 24), _spacing(case, side, bits))
         decimals = _decimals(case.r if side == "rollout" else case.t)
         if decimals is not None:
@@ -83,7 +90,7 @@ def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, sp
         f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
         share=explained * (share if partly else 1.0),
         evidence=(
-            fact("on_lattice", share, f"share of {side} log-probs that {name} holds exactly"),
+            fact("on_lattice", share, f"share of {side} log-probs below {_UNSURE:g} that {name} holds exactly"),
             fact("by_chance", chance, "the share that would be by chance"),
             fact("rounding", rounding, "mean difference that such rounding makes, nats"),
             fact("difference", seen, "mean |log ratio|, nats", against=seen > 2 * rounding),

@@ -57,7 +57,7 @@ def _covers_prompt(case: Case) -> Diagnosis | None:
     return Diagnosis(
         "high",
         f"{percent(float(sequences.mean()))} of the sequences begin with {runs.length.mean():.3g} tokens on average "
-        f"that one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
+        f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
         share=case.share(tokens),
         evidence=(
             fact("sequences", float(sequences.mean()), "share of sequences that begin with a constant log-prob"),
@@ -90,7 +90,8 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
         shorter = min(len(one), len(two))
         differ = np.flatnonzero(ids[one[:shorter]] != ids[two[:shorter]])
         common = int(differ[0]) if len(differ) else 0
-        if common and -case.train[one[:common]].sum() > _IMPROBABLE:
+        surprise = -np.maximum(case.train, case.rollout)[one[:common]].sum()  # as both sides admit
+        if common and surprise > _IMPROBABLE:
             hits.append(first)
             lengths.append(common)
             prefix[one[:common]] = prefix[two[:common]] = True
@@ -98,14 +99,14 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
         return None
     return Diagnosis(
         "medium",
-        f"responses to one prompt share their first {np.mean(lengths):.3g} tokens, for {len(hits)} of "
+        f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of "
         f"{len(pairs)} prompts: "
         "the mask covers the prompt",
         share=case.share(prefix),
         evidence=(
             fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),
             fact("tokens_each", float(np.mean(lengths)), "tokens that they share"),
-            fact("nats", _IMPROBABLE, "two samples share a beginning less probable than e^-20 by chance never"),
+            fact("nats", _IMPROBABLE, "no two samples share a beginning less probable than e^-20 by chance"),
         ),
         where={"positions": f"the first {int(np.median(lengths))} tokens"},
         examples=np.array(hits[:3]),

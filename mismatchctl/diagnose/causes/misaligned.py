@@ -73,7 +73,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("agreement", float(np.median(agreement[found])), "mean difference at that shift over that at none"),
             fact("sequences", share, "share of sequences long enough to tell that are shifted"),
         ),
-        where={"sequences": whole},
+        where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=loudest(case, found, case.means(np.abs(case.x))),
         leaves=_aligned(case, shift),
     )

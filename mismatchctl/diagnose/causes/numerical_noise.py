@@ -14,15 +14,18 @@ from mismatchctl.result import Confidence
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022
 """Noise of the logits below which it is that of float32, or of bfloat16, arithmetic."""
 
+_FEW = 200
+"""Tokens below which other causes could not have shown."""
+
 
 def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or not len(case.x) or case.noise == 0:
         return None
     k3, mean = float(k3_of(np.clip(case.x, -20, 20)).mean()), float(np.abs(case.x).mean())
     _, z, _, _ = calibration(case)
-    balanced = abs(z) < 5
+    balanced, few = abs(z) < 5, len(case.x) < _FEW
     kind = "float32" if case.noise < FLOAT32_NOISE else "bfloat16" if case.noise < BFLOAT16_NOISE else ""
-    confidence: Confidence = "high" if kind and balanced else "medium" if balanced else "low"
+    confidence: Confidence = "low" if few or not balanced else "high" if kind else "medium"
     standing = (
         f"as {kind} arithmetic makes it"
         if kind
@@ -30,7 +33,8 @@ def _test(case: Case) -> Diagnosis | None:
     )
     return Diagnosis(
         confidence,
-        f"nothing beyond noise: mean |log ratio| {mean:.2g} nats, {standing}; K3 {k3:.2g} is {_standing(k3)}",
+        f"nothing beyond noise: mean |log ratio| {mean:.2g} nats, {standing}; K3 {k3:.2g} is {_standing(k3)}"
+        + (f". {len(case.x):,} tokens are too few to tell more" if few else ""),
         evidence=(
             fact(
                 "noise",

@@ -11,6 +11,8 @@ from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
 
 _LEAST_SHARE = 0.05
 _SMALLEST = 1e-30
+_POSITIVE = 0.9
+"""Share of values above 0 from which a column cannot hold log-probs, whatever the other one says."""
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -21,6 +23,8 @@ def _test(case: Case) -> Diagnosis | None:
         inside = case.means((sound < 0) | (sound > 1.0 + 1e-3)) == 0
         rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
         found = better_as(case, rollout, train) & inside
+        if len(sound) and np.mean(sound > 0) > _POSITIVE:
+            found |= inside & (case.counts > 0)
         if found.sum() >= 3 and found.mean() >= _LEAST_SHARE:
             return _diagnosis(case, side, found, rollout, train)
     return None

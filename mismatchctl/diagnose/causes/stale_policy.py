@@ -62,7 +62,7 @@ def _test(case: Case) -> Diagnosis | None:
         confidence,
         _summary(signs),
         evidence=(*_evidence(signs), *_advantage(case)),
-        where={"sequences": f"{int(count):,} behind"} if count else {},
+        where={"sequences": f"{int(count):,}, those behind"} if count else {},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         rivals=_rivals(signs),
     )
