@@ -69,7 +69,7 @@ Cache = Annotated[
 ]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
 Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and sequences.", rich_help_panel=OUTPUTS)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that stand there.", rich_help_panel=OUTPUTS)]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),

@@ -58,7 +58,7 @@ def on_disk(place: Path) -> Path:
 
 def _check_place(place: Path) -> None:
     if str(place) == "-":
-        raise ConfigError("only -o writes to stdout: name a file")
+        raise ConfigError("this cannot be written to stdout: name a file; --json prints there")
     on_disk(place)
     if place.is_dir():
         raise ConfigError(f"{place}: is a folder; name a file in it")

@@ -237,7 +237,10 @@ class ColumnNames:
         for column in self.rename:
             if column not in BY_NAME:
                 known = suggestion(column, BY_NAME)
-                raise ConfigError(f"--column {printable(column)}=...: the contract has no such column{known}")
+                raise ConfigError(
+                    f"--column {printable(column)}=...: the contract has no such column{known}; "
+                    "`mismatchctl schema` lists them"
+                )
 
     def match(self, footer: Footer, lenient: bool = False) -> dict[str, str]:
         """Canonical name -> name in the file, in the order of the contract, then `--by` columns.

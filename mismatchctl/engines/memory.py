@@ -45,7 +45,7 @@ def fewer_threads(threads: int, memory: int, dump: Dump) -> int:
         group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
-            f"--memory-limit {memory / 1e6:,.0f}MB is too little for {group}; allow {least:,}MB, or write smaller "
-            "row groups"
+            f"--memory-limit {-(-memory // 1_000_000):,}MB is too little for {group}; allow {least:,}MB, or "
+            "write smaller row groups"
         )
     return min(threads, possible)

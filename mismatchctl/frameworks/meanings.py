@@ -122,7 +122,9 @@ def resolve(name: str, framework: str = "", correction: Correction | None = None
     candidates = _candidates(name, framework)
     if not candidates:
         known = [meaning.name for _, meanings in _all_meanings() for meaning in meanings]
-        raise ConfigError(f"no metric is called {name!r}{suggestion(name, [*keys, *known])}")
+        raise ConfigError(
+            f"no metric is called {name!r}{suggestion(name, [*keys, *known])}; `mismatchctl metrics` lists them"
+        )
     title, meanings = max(candidates, key=lambda found: _nearness(found[1][0], name))
     status = NEVER_LOGGED if meanings[0].logged_as else "ok"
     metric = _metric_of(meanings, correction)

@@ -68,7 +68,7 @@ def mapping_from_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values, found {type(data).__name__}")
+        raise ConfigError(f"{path}: expected keys and values; name a configuration of verl, slime or Miles")
     return dict(data)
 
 

@@ -157,7 +157,7 @@ def _changes(
     heads = [
         Head("metric", numeric=False), Head("reference"), Head("other"), Head("difference"),
         Head("interval", about="for this metric alone"), Head("relative"),
-        Head("p", about="two-sided, adjusted by Holm"), Head("verdict", numeric=False),
+        Head("p", about="two-sided, adjusted by Holm"), Head("verdict"),
     ]  # fmt: skip
     table = Table(caption, heads, sortable=True)
     for key in keys:
@@ -174,7 +174,7 @@ def _changes(
                 Cell(ends, mark),
                 _amount(change.relative, signed_percent),
                 Cell(DASH if change.p is None else number(change.p), order=_order(change.p)),
-                Cell(word, kind="alarm" if word == "worse" else "text"),
+                Cell(word, kind="alarm" if word == "worse" else "number"),
             ]
         )
     return table

@@ -97,10 +97,15 @@ def _facts(finding: Finding) -> Iterable[tuple[str, str]]:
 
 def fact_text(fact: Fact) -> str:
     """The value of a fact, with its interval."""
-    shown = fact.value if isinstance(fact.value, str) else number(fact.value)
+    shown = fact.value if isinstance(fact.value, str) else _plain(fact.value)
     if fact.interval is None:
         return shown
-    return f"{shown} ({number(fact.interval[0])} to {number(fact.interval[1])})"
+    return f"{shown} ({_plain(fact.interval[0])} to {_plain(fact.interval[1])})"
+
+
+def _plain(value: float | None) -> str:
+    """Whole numbers as they are: steps, shifts and counts are among them."""
+    return number(value, "rows") if value is not None and float(value).is_integer() else number(value)
 
 
 def example_text(example: Example) -> str:

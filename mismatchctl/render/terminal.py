@@ -64,8 +64,8 @@ def render_summary(result: Result, console: Console) -> None:
 def _print_headline(name: str, run: RunResult, console: Console) -> None:
     """One run: its name and size, then a line per question."""
     glyphs, steps = Glyphs(console), len(run.groups.labels)
-    counts = [f"{number(_value(run, key).value, key)} {key}" for key in ("tokens", "sequences")]
-    counts.append(f"{steps} step{'s' * (steps != 1)}")
+    sizes = {"token": _value(run, "tokens").value, "sequence": _value(run, "sequences").value, "step": steps}
+    counts = [f"{number(size, 'rows')} {noun}{'s' * (size != 1)}" for noun, size in sizes.items()]
     console.print(Text.assemble((glyphs.text(name), "bold"), f": {', '.join(counts)}"))
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)

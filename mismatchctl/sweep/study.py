@@ -75,7 +75,7 @@ class Axis:
         if log and min(low, high) <= 0:
             raise ConfigError(f"{where}: a range on a log scale needs ends above 0")
         spaced = np.geomspace(low, high, number) if log else np.linspace(low, high, number)
-        return cls(path, tuple(spaced.tolist()), log)
+        return cls(path, tuple(float(f"{value:.12g}") for value in spaced), log)  # 1.2, not 1.2000000000000002
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ def trend_figure(chart: Chart, groups: Groups, name: str) -> Figure | None:
         colors = [MUTED if line.name == "limit" else SERIES[index] for index, line in enumerate(columns)]
         canvas.legend([(line.name, color, line.dashed) for line, color in zip(columns, colors, strict=True)])
     canvas.labels("step", chart.axis)
-    return canvas.finish(chart.title, f"{chart.caption} {BAND}")
+    below = chart.scale == "log" and any((found.values <= 0).any() for found in columns.values())
+    left_out = " Steps at or below 0 are left out." if below else ""
+    return canvas.finish(chart.title, f"{chart.caption}{left_out} {BAND}")
 
 
 def _positive(found: Column) -> bool:
