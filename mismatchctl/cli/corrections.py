@@ -133,7 +133,7 @@ def _configured(path: str, framework: str, quiet: bool) -> Correction:
 
     source, correction = read_native(path, framework)
     if not framework:
-        say(f"{path}: read as {source.title}; --framework says otherwise", quiet)
+        say(f"{path}: read as {source.dated}; --framework says otherwise", quiet)
     return correction
 
 

@@ -37,6 +37,6 @@ def lint(
     if json:
         print_json({"framework": chosen.title, "findings": [asdict(finding) for finding in findings]})
     elif not quiet:
-        render_traps(findings, f"{config}, read as {chosen.title}", console())
+        render_traps(findings, f"{config}, read as {chosen.dated}", console())
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(EXIT_CHECK_FAILED)

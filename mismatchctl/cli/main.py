@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -19,11 +22,26 @@ from mismatchctl.errors import EXIT_USAGE, MismatchctlError
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
+_interrupted = threading.Event()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupted.set()
+    signal.default_int_handler(number, frame)
+
 
 class _Group(TyperGroup):
     """Turns errors that a user can cause into one sentence on stderr and their exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        try:
+            return self._invoke(ctx)
+        except Exception:
+            if _interrupted.is_set():  # in a callback of numba's compiler, which drops it and then fails otherwise
+                raise KeyboardInterrupt from None
+            raise
+
+    def _invoke(self, ctx: Any) -> Any:
         try:
             done = super().invoke(ctx)
             sys.stdout.flush()
@@ -85,5 +103,6 @@ def _settings(
 
 def main() -> None:
     """Entry point of the command."""
+    signal.signal(signal.SIGINT, _interrupt)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
     app()

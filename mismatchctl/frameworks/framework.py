@@ -90,6 +90,11 @@ class Framework(ABC):
         return f"{self.name}@{self.version}"
 
     @property
+    def dated(self) -> str:
+        """The title, with the day of that code where the version is no date itself."""
+        return self.title
+
+    @property
     def block(self) -> tuple[str, ...]:
         """The keys that its configuration of corrections stands under in a full one."""
         return ()

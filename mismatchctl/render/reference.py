@@ -165,7 +165,7 @@ def preset_yaml(preset: Preset) -> str:
 def native_yaml(correction: Correction, framework: Framework) -> str:
     """A Correction as YAML of a framework, with what cannot be said there as comments."""
     said, unsaid = framework.native(correction)
-    head = [f"# {correction.name} as {framework.title} reads it"]
+    head = [f"# {correction.name} as {framework.dated} reads it"]
     if unsaid:
         head += [f"# What {framework.title} cannot say, or says otherwise:", *(f"# - {text}" for text in unsaid)]
     if not said:

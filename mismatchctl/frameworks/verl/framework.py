@@ -37,6 +37,11 @@ class Verl(Framework):
         self.version = version.name
 
     @property
+    def dated(self) -> str:
+        """The title with the day of the commit."""
+        return f"{self.title} ({self.about.date})"
+
+    @property
     def block(self) -> tuple[str, ...]:
         """The section of a full configuration: the flat keys stand among others there."""
         return ("algorithm",) if self.about.dialect == "flat" else ("algorithm", "rollout_correction")
