@@ -24,7 +24,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
         })
         .forEach((row) => body.append(row));
     });
-    head.insertBefore(button, head.querySelector("small"));
+    const unit = head.querySelector("small");
+    head.insertBefore(document.createTextNode("\u2060"), unit); // no line break before the button
+    head.insertBefore(button, unit);
   });
 }
 let folded = [];

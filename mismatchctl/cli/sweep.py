@@ -231,27 +231,37 @@ def _from_file(path: Path) -> list[Study]:
 def _shortcut(flags: dict[str, str], is_level: str, rs_level: str) -> Study:
     """The correction that the shortcuts spell; those with more than one value vary."""
     from mismatchctl.correction import correction_from_mapping
-    from mismatchctl.sweep import Axis, Study
+    from mismatchctl.sweep import Study
     from mismatchctl.sweep.study import checked
 
     weight, gates, axes = None, [], []
     if "is_threshold" in flags:
         weight = {"level": is_level, "truncate": 1.0}
-        axes.append(Axis.parse("weight.truncate", flags["is_threshold"], "--is-threshold"))
+        axes.append(_numbers("weight.truncate", flags["is_threshold"], "--is-threshold"))
     sides = [(index, name) for index, name in enumerate(("rs_lower", "rs_upper")) if name in flags]
     if sides:
         gates.append({"level": rs_level, "keep": [0.0 if "rs_lower" in flags else None, None]})
         flag = {name: f"--{name.replace('_', '-')}" for _, name in sides}
-        axes += [Axis.parse(f"gates.0.keep.{index}", flags[name], flag[name]) for index, name in sides]
+        axes += [_numbers(f"gates.0.keep.{index}", flags[name], flag[name]) for index, name in sides]
     if "geo" in flags:
         gates.append({"level": "geometric", "keep": [0.5, 2.0]})
-        axes.append(Axis.parse(f"gates.{len(gates) - 1}.keep", flags["geo"], "--geo"))
+        axes.append(_numbers(f"gates.{len(gates) - 1}.keep", flags["geo"], "--geo"))
     if "veto" in flags:
         gates.append({"level": "min", "keep": [1e-4, None], "clamp": "none"})
-        axes.append(Axis.parse(f"gates.{len(gates) - 1}.keep.0", flags["veto"], "--veto"))
+        axes.append(_numbers(f"gates.{len(gates) - 1}.keep.0", flags["veto"], "--veto"))
     if "rs_upper" in flags and "rs_lower" not in flags:
         gates[0] = {"level": rs_level, "keep": [None, 1.0]}
     return checked(Study(correction_from_mapping({"name": "flags", "weight": weight, "gates": gates}), tuple(axes)))
+
+
+def _numbers(path: str, text: str, flag: str) -> Axis:
+    """The axis of a shortcut, which takes numbers alone."""
+    from mismatchctl.sweep import Axis
+
+    axis = Axis.parse(path, text, flag)
+    if not axis.is_numeric:
+        raise ConfigError(f"{flag} {text}: write a number, a list a,b,c or a range a:b:n, as in 1.1:4:30")
+    return axis
 
 
 def _wishes(rejections: Sequence[str], sizes: Sequence[float]) -> list[Wish]:

@@ -169,7 +169,10 @@ def diagnose(
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
     runs = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
-    return Diagnosed(runs, dump.warnings, problems)
+    masked = [run for run in runs if not everything.runs[run].tokens]
+    remedy = "check that response_mask is 1 on the tokens that the policy sampled"
+    warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
+    return Diagnosed(runs, warnings, problems)
 
 
 __all__ = ["COLUMNS", "Collector", "Diagnosed", "collector_for", "diagnose"]

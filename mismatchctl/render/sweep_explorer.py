@@ -139,7 +139,7 @@ def _configs(study: Study, runs: Sequence[Sequence[Row]]) -> dict[str, Any]:
 
 def texts(correction: Correction) -> dict[str, str]:
     """A correction in each syntax: one's own, then each framework's, which says what it cannot say."""
-    named = correction.model_copy(update={"name": clean(correction.name), "about": clean(correction.about)})
+    named = correction.model_copy(update={"name": clean(correction.name), "about": ""})  # that is of another point
     found = {OWN: preset_yaml(Preset(named))}
     return found | {framework.title: native_yaml(named, framework) for framework in _frameworks()}
 

@@ -7,10 +7,10 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
-from mismatchctl.diagnose.measures import fact, loudest, systematic
+from mismatchctl.diagnose.measures import calibration, fact, loudest, systematic
 from mismatchctl.result import Confidence
 
-_LONG, _Z, _SURE = 36, 2.5, 6.0
+_LONG, _Z, _SURE, _FAR = 36, 2.5, 6.0, 5.0
 _SYSTEMATIC = 0.02
 
 
@@ -23,7 +23,9 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     growth, z = _growth(case)
     grows = z > _Z and growth > 0.05
-    confidence: Confidence = "high" if grows and z > _SURE else "medium"
+    _, ratio_z, _, _ = calibration(case)
+    balanced = abs(ratio_z) < _FAR
+    confidence: Confidence = "low" if not balanced else "high" if grows and z > _SURE else "medium"
     return Diagnosis(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
@@ -43,6 +45,12 @@ def _test(case: Case) -> Diagnosis | None:
                 "systematic",
                 shared,
                 "share of the variance that is the same for a token everywhere: small, so the weights agree",
+            ),
+            fact(
+                "ratio_mean_z",
+                ratio_z,
+                "E[ratio] - 1 in standard errors: noise leaves it at 0",
+                against=not balanced,
             ),
         ),
         where={"positions": "late in the response" if grows else "everywhere"},
