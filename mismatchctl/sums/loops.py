@@ -120,8 +120,10 @@ def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
 
 @_compiled
 def _ordered(bits: int) -> int:
-    """Bits of a double as an integer that grows with the double, and back again: maxima of integers become vector
-    code, those of floats do not."""
+    """Bits of a double as an integer that grows with the double, and back again.
+
+    Maxima of integers become vector code, those of floats do not.
+    """
     return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s
+from mismatchctl.batch import Float64s, Floats
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, percent
-from mismatchctl.dumps import Rows
 
 _BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
@@ -19,34 +15,25 @@ _LEAST_SHARE, _ALL = 0.02, 0.995
 _DECIMALS = range(1, 6)
 
 
-def _counts(rows: Rows) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        used = rows.mask & (values < 0)  # 0 lies on every lattice, NaN on some
-        found[f"nonzero_{side}"] = int(np.count_nonzero(used))
-        for name in _BITS:
-            found[f"{name}_{side}"] = int(np.count_nonzero(_on_lattice(values, name) & used))
-    return found
-
-
-def _on_lattice(values: NDArray[Any], name: str) -> Bools:
-    """Which values a format with fewer bits would have kept as they are."""
+def _share(values: Floats, bits: int) -> float:
+    """Share of log-probs that a format with so many significant bits would have kept as they are."""
+    if not len(values):
+        return 0.0
     single = values.astype(np.float32, copy=False)
-    low_bits = np.uint32((1 << (24 - _BITS[name])) - 1)
-    kept: Bools = (single.view(np.uint32) & low_bits) == 0
-    return kept if values.dtype.itemsize <= 4 else kept & (single == values)
+    low_bits = np.uint32((1 << (24 - bits)) - 1)
+    return float(np.mean(((single.view(np.uint32) & low_bits) == 0) & (single == values)))
 
 
 def _test(case: Case) -> Diagnosis | None:
     if not len(case.x):
         return None
-    tallies = case.evidence.tallies
-    for side in ("rollout", "train"):
-        total = tallies[f"nonzero_{side}"].tokens if f"nonzero_{side}" in tallies else 0
+    rows = case.rows
+    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
+        used = values[rows.mask & (values < 0)]  # 0 lies on every lattice, NaN on some
         for name, bits in _BITS.items():
-            count = tallies[f"{name}_{side}"].tokens if f"{name}_{side}" in tallies else 0
-            if total and count / total >= _LEAST_SHARE:
-                return _diagnosis(case, side, name, count / total, 2.0 ** (bits - 24), _spacing(case, side, bits))
+            share = _share(used, bits)
+            if share >= _LEAST_SHARE:
+                return _diagnosis(case, side, name, share, 2.0 ** (bits - 24), _spacing(case, side, bits))
         decimals = _decimals(case.r if side == "rollout" else case.t)
         if decimals is not None:
             step = np.full(len(case.x), 10.0**-decimals)
@@ -106,5 +93,4 @@ CAUSE = Cause(
     "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
     "trainer help too.",
     pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
-    flags=_counts,
 )
