@@ -50,8 +50,8 @@ class Case:
         return cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
 
     def without(self, tokens: Bools) -> Case:
-        """The case without some tokens [T]."""
-        return replace(self, sound=self.sound & ~tokens)
+        """The case without some tokens [T]; itself where there is none, so that what was measured of it stays."""
+        return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
         """The case with other log-probs; those that are not finite are sound no more."""

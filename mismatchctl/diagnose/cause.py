@@ -63,7 +63,7 @@ class Cause:
         advice: what to check or change.
         pointless: which corrections make no sense until it is fixed.
         columns: optional columns of the dump that the test looks at.
-        flags: tokens that the pass counts over the whole dump, by name: flags [T], or just how many.
+        flags: tokens that the pass counts over the whole dump, by name.
     """
 
     id: str
@@ -73,4 +73,4 @@ class Cause:
     advice: str
     pointless: str = ""
     columns: tuple[str, ...] = ()
-    flags: Callable[[Rows], Mapping[str, Bools] | Mapping[str, int]] = no_flags
+    flags: Callable[[Rows], Mapping[str, Bools]] = no_flags

@@ -30,8 +30,8 @@ _FLOOR, _SMALLEST_DOUBT = 1e-9, 0.02
 
 Value = str | int | float | bool | None
 Cells = dict[tuple[str, Value, Value], Float64s]
-Flags = Callable[[Rows], Mapping[str, Bools] | Mapping[str, int]]
-"""Tokens that a cause has counted, by name: as flags [T], or just how many where nobody asks which."""
+Flags = Callable[[Rows], Mapping[str, Bools]]
+"""Tokens that a cause has counted, by name, as flags [T]."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,7 @@ def _at_least_single(values: Floats) -> Floats:
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
 
 
-def _tally(rows: Rows, found: Bools | int) -> Tally:
-    if isinstance(found, int):
-        return Tally(found)
+def _tally(rows: Rows, found: Bools) -> Tally:
     tokens = int(np.count_nonzero(found))
     first = np.flatnonzero(found[:_HEAD])[:PLACES]
     if len(first) < min(PLACES, tokens):

@@ -16,6 +16,7 @@ _BETTER, _MOST, _GROSS = 0.35, 0.5, 5.0
 _LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
 _ENOUGH = 8
 _FLIPS = 24
+_LONG = 4
 
 
 def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
@@ -100,38 +101,31 @@ class Runs:
         return found
 
 
-def constant_runs(case: Case, values: Float64s) -> Runs:
-    """All stretches of equal `values` [N], those of one token too."""
-    new = np.ones(len(values), np.bool_)
-    new[1:] = (values[1:] != values[:-1]) | (case.where[1:] != case.where[:-1])
-    first = np.flatnonzero(new)
-    length = np.diff(np.append(first, len(values)))
-    size = np.append(0.0, np.cumsum(np.minimum(np.abs(case.x), 20.0)))
-    sequence = case.where[first]
-    return Runs(
-        first,
-        length,
-        sequence,
-        values[first],
-        (size[first + length] - size[first]) / np.maximum(length, 1),
-        case.place[first] == 0,
-        case.place[first] + length == case.counts[sequence],
-    )
-
-
+@once
 def suspicious_runs(case: Case) -> Runs:
     """Stretches that no model has sampled: a constant log-prob, four times or more, that the other side denies.
 
     A log-prob of exactly 0 says that nothing else could have come: a single one is enough where the trainer
     gives the token less than e^-2.
     """
-    found = []
-    for values in (case.r, case.t):
-        runs = constant_runs(case, values)
-        long = (runs.length >= 4) & (runs.off > 0.5)
-        denied = (runs.value == 0) & (runs.off > 2.0)
-        found.append(runs[long | denied])
+    found = [_constant_runs(case, values) for values in (case.r, case.t)]
     return Runs(*(np.concatenate([vars(runs)[name] for runs in found]) for name in vars(found[0])))
+
+
+def _constant_runs(case: Case, values: Float64s) -> Runs:
+    """Such stretches of one side's log-probs `values` [N]."""
+    new = np.ones(len(values), np.bool_)
+    new[1:] = (values[1:] != values[:-1]) | (case.where[1:] != case.where[:-1])
+    first = np.flatnonzero(new)
+    length = np.diff(np.append(first, len(values)))
+    likely = (length >= _LONG) | (values[first] == 0)
+    first, length = first[likely], length[likely]
+    size = np.append(0.0, np.cumsum(np.minimum(np.abs(case.x), 20.0)))
+    off = (size[first + length] - size[first]) / np.maximum(length, 1)
+    denied = ((length >= _LONG) & (off > 0.5)) | ((values[first] == 0) & (off > 2.0))
+    first, length, off = first[denied], length[denied], off[denied]
+    sequence, start = case.where[first], case.place[first]
+    return Runs(first, length, sequence, values[first], off, start == 0, start + length == case.counts[sequence])
 
 
 @once

@@ -35,9 +35,10 @@ def _compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
         return made(cache=False)
 
 
+_compiled_terms = partial(_compiled, fastmath=frozenset({"contract"}))
+"""A product may go into a sum unrounded."""
 _compiled_sums = partial(_compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
 """Sums of a sequence may be taken in several lanes at once."""
-_compiled_maxima = partial(_compiled, fastmath=frozenset({"nnan", "nsz", "reassoc"}))
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -66,7 +67,7 @@ def _bitcast(source: Any, target: Any) -> Any:
 _double_bits, _double, _float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
 
 
-@_compiled
+@_compiled_terms
 def _split(x: float) -> tuple[float, float, float]:
     """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
@@ -87,7 +88,7 @@ def _split(x: float) -> tuple[float, float, float]:
     return r * r * p, r, _double((_double_bits(shifted) << 52) + 0x3FF0000000000000)
 
 
-@_compiled
+@_compiled_terms
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
@@ -117,14 +118,28 @@ def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
             policy_prob[j] = math.exp(policy[j])
 
 
+@_compiled
+def _ordered(bits: int) -> int:
+    """Bits of a double as an integer that grows with the double, and back again.
+
+    Maxima of integers become vector code, those of floats do not.
+    """
+    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
+
+
 @_compiled_sums
 def _add_sums(
-    policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any, out: Any
-) -> None:
-    """Add to TOKEN_SUMS, but for the neighbours at their end."""
+    policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
+    sums: Any, maxima: Any,
+) -> None:  # fmt: skip
+    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA."""
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
+    high = low = _ordered(_double_bits(x[0]))
+    farthest = int64(0)
     for j in range(len(x)):
+        place = _ordered(_double_bits(x[j]))
+        high, low = max(high, place), min(low, place)
         log_ratio += x[j]
         absolute += abs(x[j])
         square += x[j] * x[j]
@@ -134,30 +149,25 @@ def _add_sums(
         squared_excess += bounded * bounded
         identical += 1.0 if x[j] == 0.0 else 0.0
         p, q = policy_prob[j], reference_prob[j]
-        difference += abs(p - q)
-        squared_difference += (p - q) * (p - q)
+        apart = abs(p - q)
+        farthest = max(farthest, _double_bits(apart))
+        difference += apart
+        squared_difference += apart * apart
         p_sum += p
         p_square += p * p
         q_sum += q
         q_square += q * q
         policy_sum += policy[j]
         reference_sum += reference[j]
-    sums = (
+    found = (
         log_ratio, absolute, square, k3_sum, excess, squared_excess, identical, difference, squared_difference,
         p_sum, p_square, q_sum, q_square, policy_sum, reference_sum,
     )  # fmt: skip
-    for index, value in enumerate(sums):
-        out[index] += value
-
-
-@_compiled_maxima
-def _raise_maxima(x: Any, policy_prob: Any, reference_prob: Any, out: Any) -> None:
-    high, low, difference = out[0], out[1], out[2]
-    for j in range(len(x)):
-        high = max(high, x[j])
-        low = max(low, -x[j])
-        difference = max(difference, abs(policy_prob[j] - reference_prob[j]))
-    out[0], out[1], out[2] = high, low, difference
+    for index, value in enumerate(found):
+        sums[index] += value
+    maxima[0] = max(maxima[0], _double(_ordered(high)))
+    maxima[1] = max(maxima[1], -_double(_ordered(low)))
+    maxima[2] = max(maxima[2], _double(farthest))
 
 
 @_compiled_sums
@@ -296,8 +306,7 @@ def reduce_sequences(
             make_terms(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own)
             if has_unlikely:
                 mend_unlikely(p, q, p_own)
-            _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i])
-            _raise_maxima(own, p_own, q_own, maxima[i])
+            _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(counts):
                 _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
@@ -314,13 +323,30 @@ def reduce_sequences(
 
 
 @_compiled
+def _some_beyond(policy: Any, reference: Any, low: float, high: float) -> bool:
+    """Whether a log ratio is at most `low` or at least `high`: vector code, as it does not say which."""
+    hits = 0
+    for j in range(len(policy)):
+        x = float64(policy[j]) - float64(reference[j])
+        hits += (x <= low) | (x >= high)
+    return hits > 0
+
+
+_GLANCE = 32
+"""Tokens that are looked at at once for one beyond."""
+
+
+@_compiled
 def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
     """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many."""
     count = 0
     for i in sequences:
-        for j in range(offsets[i], offsets[i + 1]):
-            x = float64(policy[j]) - float64(reference[j])
-            if x <= low or x >= high:
-                found[count] = j
-                count += 1
+        for start in range(offsets[i], offsets[i + 1], _GLANCE):
+            stop = min(start + _GLANCE, offsets[i + 1])
+            if _some_beyond(policy[start:stop], reference[start:stop], low, high):
+                for j in range(start, stop):
+                    x = float64(policy[j]) - float64(reference[j])
+                    if x <= low or x >= high:
+                        found[count] = j
+                        count += 1
     return count

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s
+from mismatchctl.batch import Bools, Float64s, Floats
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, percent
-from mismatchctl.dumps import Rows
 
 _BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
@@ -23,37 +19,24 @@ _FEWEST = 10
 """Different values; fewer are constants that stand for something."""
 
 
-def _counts(rows: Rows) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        used = rows.mask & (values < _UNSURE) & np.isfinite(values)
-        found[f"unsure_{side}"] = int(np.count_nonzero(used))
-        for name in _BITS:
-            found[f"{name}_{side}"] = int(np.count_nonzero(_on_lattice(values, name) & used))
-    return found
-
-
-def _on_lattice(values: NDArray[Any], name: str) -> Bools:
-    """Which values a format with fewer bits would have kept as they are."""
+def _on_lattice(values: Floats, bits: int) -> Bools:
+    """Which log-probs a format with so many significant bits would have kept as they are."""
     single = values.astype(np.float32, copy=False)
-    low_bits = np.uint32((1 << (24 - _BITS[name])) - 1)
-    kept: Bools = (single.view(np.uint32) & low_bits) == 0
-    return kept if values.dtype.itemsize <= 4 else kept & (single == values)
+    low_bits = np.uint32((1 << (24 - bits)) - 1)
+    kept: Bools = ((single.view(np.uint32) & low_bits) == 0) & (single == values)
+    return kept
 
 
 def _test(case: Case) -> Diagnosis | None:
     if not len(case.x):
         return None
-    tallies = case.evidence.tallies
-    for side in ("rollout", "train"):
-        total = tallies[f"unsure_{side}"].tokens if f"unsure_{side}" in tallies else 0
-        values = case.rows.rollout if side == "rollout" else case.rows.train
+    for side, values in (("rollout", case.rows.rollout), ("train", case.rows.train)):
         unsure = values[case.sound & (values < _UNSURE)]
         for name, bits in _BITS.items():
-            count = tallies[f"{name}_{side}"].tokens if f"{name}_{side}" in tallies else 0
-            various = len(np.unique(unsure[_on_lattice(unsure, name)])) >= _FEWEST
-            if total and count / total >= _LEAST_SHARE and various:
-                return _diagnosis(case, side, name, count / total, 2.0 ** (bits - 24), _spacing(case, side, bits))
+            kept = unsure[_on_lattice(unsure, bits)]
+            share = len(kept) / max(len(unsure), 1)
+            if share >= _LEAST_SHARE and len(np.unique(kept)) >= _FEWEST:
+                return _diagnosis(case, side, name, share, 2.0 ** (bits - 24), _spacing(case, side, bits))
         decimals = _decimals(case.r if side == "rollout" else case.t)
         if decimals is not None:
             step = np.full(len(case.x), 10.0**-decimals)
@@ -113,5 +96,4 @@ CAUSE = Cause(
     "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
     "trainer help too.",
     pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
-    flags=_counts,
 )
