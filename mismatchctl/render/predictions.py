@@ -20,6 +20,8 @@ TITLES = {
     "ess_sequence": "ESS of sequences",
 }
 """Short titles of what is predicted; every one is a fraction."""
+_WIDE, _FINEST = 0.02, 1e-3
+"""Ends of an interval wider than the one are not told closer to 0 or 1 than the other."""
 
 
 def render_predictions(predictions: Mapping[str, Sequence[Prediction]], console: Console) -> None:
@@ -53,7 +55,12 @@ def interval(found: Prediction) -> str:
     """The interval of a prediction, a dash without one."""
     if found.interval is None:
         return DASH
-    return " to ".join(number(end, "fraction") for end in found.interval)
+    low, high = found.interval
+    if high - low < _WIDE:
+        return f"{number(low, 'fraction')} to {number(high, 'fraction')}"
+    below = f"< {_FINEST:.1%}".replace("%", " %") if 0 < low < _FINEST else number(low, "fraction")
+    above = f"> {1 - _FINEST:.1%}".replace("%", " %") if 1 - _FINEST < high < 1 else number(high, "fraction")
+    return f"{below} to {above}"
 
 
 def check_sentence(check: Check) -> str:

@@ -34,7 +34,7 @@ def _test(case: Case) -> Diagnosis | None:
     return Diagnosis(
         confidence,
         f"nothing beyond noise: mean |log ratio| {mean:.2g} nats, {standing}; K3 {k3:.2g} is {_standing(k3)}"
-        + (f". {len(case.x):,} tokens are too few to tell more" if few else ""),
+        + (f". So few tokens ({len(case.x):,}) cannot tell more" if few else ""),
         evidence=(
             fact(
                 "noise",
