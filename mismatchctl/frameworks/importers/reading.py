@@ -65,7 +65,7 @@ class Source:
         layout, batches = raw(path)
         if layout is None:
             return
-        if layout.rollout_only and self._join is None:
+        if layout.rollout_only and (self._join is None or not layout.columns):
             self._alone = self._alone or (path, layout)  # no matter, where it lies beside what the trainer wrote
             return
         first, known = self._first = self._first or (path, layout)
@@ -124,6 +124,7 @@ class Source:
         for row, (step, name) in enumerate(zip(steps, batch["sequence_id"].to_pylist(), strict=True)):
             if step != self._seen_step:  # files come step by step, so that earlier ones can be forgotten
                 self._seen, self._seen_step = {}, step
+            name = name.removeprefix(f"{path.stem}:")  # a sequence without a name has its file's, and its place there
             key = hashlib.blake2b(repr((str(path.parent), name)).encode(), digest_size=16)
             for column in values:
                 key.update(column[offsets[row] : offsets[row + 1]].tobytes())
@@ -145,11 +146,14 @@ def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
 
 
 def _incomplete(what: str, path: Path, layout: Layout) -> DataError:
-    return DataError(
-        f"files of {layout.framework} hold no {what} log-probs, so there is nothing to compare",
-        file=str(path),
-        remedy=f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
+    which, remedy = (
+        f"{what} log-probs",
+        f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
     )
+    if not layout.columns:
+        which, remedy = "log-probs", "record both in the training loop: docs/recording.md"
+    problem = f"files of {layout.framework} hold no {which}, so there is nothing to compare"
+    return DataError(problem, file=str(path), remedy=remedy)
 
 
 def _flat(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
