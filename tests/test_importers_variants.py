@@ -1,4 +1,4 @@
-"""Dumps of any size, type and padding, written here after each framework's layout, give the tokens they were made of."""
+"""Dumps of any size, type and padding, written here as each framework lays them out, give back what was written."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Variant:
 
 
 def variant(seed: int) -> Variant:
-    """Sequences of 0 to 60 tokens, some of one, with tool tokens in between, in the precision that they are saved in."""
+    """Sequences of 0 to 60 tokens with tool tokens in between, in the precision that they are saved in."""
     rng = np.random.default_rng(seed)
     dtype = list(DTYPES)[seed % len(DTYPES)]
     truth = []

@@ -145,7 +145,9 @@ def _foreign(path: str) -> tuple[str, ...]:
 def holds_dump(path: str) -> bool:
     """Whether a file, or one below a folder, is of a dump by its name, so that no framework's own are looked for."""
     store = store_of(path)
-    return _own(path, store) if store.is_file(path) else next(_walk(path), None) is not None
+    if store.is_folder(path):
+        return next(_walk(path), None) is not None
+    return store.is_file(path) and _own(path, store)
 
 
 def _own(path: str, store: Store) -> bool:

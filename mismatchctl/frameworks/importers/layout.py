@@ -180,4 +180,8 @@ def _value(name: str, value: Any) -> Any:
         return str(value.item() if hasattr(value, "item") else value)
     if isinstance(value, (Mapping, list, tuple)) or np.size(value) > 1:
         return None  # a reward of several parts is no number
-    return float(value) if pa.types.is_floating(TYPES[name]) else int(np.int64(value))
+    if pa.types.is_floating(TYPES[name]):
+        return float(value)
+    if int(value) != value:
+        raise ValueError(f"{value!r} is not whole")
+    return int(np.int64(int(value)))  # refuses what is beyond it
