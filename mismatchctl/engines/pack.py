@@ -130,4 +130,5 @@ def _from_buffer(dtype: str, shape: list[int], at: int, *, buffers: memoryview) 
     kind = np.dtype(dtype)
     if kind.kind not in _BUFFERS or at < 0 or min(shape, default=0) < 0:
         raise UnpackableError("an array of another kind")
-    return np.frombuffer(buffers, kind, math.prod(shape), at).reshape(shape)
+    # A copy: a view of one small array would keep all buffers in memory for as long as it lives.
+    return np.frombuffer(buffers, kind, math.prod(shape), at).reshape(shape).copy()

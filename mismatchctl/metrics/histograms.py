@@ -24,6 +24,13 @@ def _middles() -> Float64s:
     return middles
 
 
+@lru_cache(maxsize=8)
+def _draws(buckets: int) -> Float64s:
+    """How often each of some buckets is drawn in each resample, [RESAMPLES, buckets]."""
+    drawn = np.random.default_rng(_SEED).multinomial(buckets, np.full(buckets, 1 / buckets), RESAMPLES)
+    return drawn.astype(np.float64)
+
+
 def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Float64s:
     """Quantiles of |log ratio| over tokens, within 0.8 % of their value; none exceeds the `largest`.
 
@@ -32,7 +39,8 @@ def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floa
     """
     counts = pair.counts.sum(axis=0)
     filled = np.flatnonzero(counts)
-    values: Float64s = _read(counts[None, filled].astype(np.float64), _middles()[filled], shares, largest)[0]
+    cumulative = np.cumsum(counts[None, filled].astype(np.float64), axis=1)
+    values: Float64s = _read(cumulative, _middles()[filled], shares, largest)[0]
     return values
 
 
@@ -43,20 +51,18 @@ def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float
     buckets = len(occupied)
     if buckets < 2:
         return np.full((len(shares), 2), np.nan)
-    drawn = np.random.default_rng(_SEED).multinomial(buckets, np.full(buckets, 1 / buckets), RESAMPLES)
-    counts = drawn.astype(np.float64) @ pair.counts[np.ix_(occupied, filled)].astype(np.float64)
-    resampled = np.sort(_read(counts, _middles()[filled], shares, largest), axis=0)
+    cumulative = np.cumsum(pair.counts[np.ix_(occupied, filled)].astype(np.float64), axis=1)
+    resampled = np.sort(_read(_draws(buckets) @ cumulative, _middles()[filled], shares, largest), axis=0)
     low = int((1 - INTERVAL) / 2 * RESAMPLES)
     return np.stack([resampled[low], resampled[RESAMPLES - 1 - low]], axis=1)
 
 
-def _read(counts: Float64s, middles: Float64s, shares: tuple[float, ...], largest: float) -> Float64s:
-    """Quantiles of each row of counts [N, bins]; NaN for a row without tokens."""
+def _read(cumulative: Float64s, middles: Float64s, shares: tuple[float, ...], largest: float) -> Float64s:
+    """Quantiles of each row of cumulative counts [N, bins]; NaN for a row without tokens."""
     if not len(middles):
-        return np.full((len(counts), len(shares)), np.nan)
-    cumulative = np.cumsum(counts, axis=1)
+        return np.full((len(cumulative), len(shares)), np.nan)
     total = cumulative[:, -1:]
-    found = np.stack([(cumulative < share * total).sum(axis=1) for share in shares], axis=1)
+    found = np.stack([np.searchsorted(row, row[-1] * np.array(shares)) for row in cumulative])
     values = np.minimum(middles, largest)[np.minimum(found, len(middles) - 1)]
     return np.where(total > 0, values, np.nan)
 

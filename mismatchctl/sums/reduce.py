@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -63,9 +63,10 @@ class Plan:
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        ratios = ratios_of(block, self)
+        plain = replace(self, kernel=PLAIN)
+        ratios = ratios_of(block, plain)
         nothing = np.zeros((len(TOKEN_SUMS), 1)), np.zeros((len(TOKEN_MAXIMA), 1))
-        additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), self)
+        additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), plain)
         return tuple(additive), tuple(maxima)
 
     @property
