@@ -159,12 +159,10 @@ def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
 
 
 def _incomplete(what: str, path: Path, layout: Layout) -> DataError:
-    which, remedy = (
-        f"{what} log-probs",
-        f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
-    )
+    which = f"{what} log-probs" if layout.columns else "log-probs"
+    remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
     if not layout.columns:
-        which, remedy = "log-probs", "record both in the training loop: docs/recording.md"
+        remedy = "record both in the training loop: docs/recording.md"
     problem = f"files of {layout.framework} hold no {which}, so there is nothing to compare"
     return DataError(problem, file=str(path), remedy=remedy)
 
