@@ -475,3 +475,23 @@ def test_bad_masks_and_numbers_are_named(column: str, value: Any, says: str, tmp
     torch.save({"format_version": 2, "rollout_id": 0, "samples": [good | {column: value}]}, tmp_path / "0.pt")
     with pytest.raises(DataError, match=says):
         convert(tmp_path / "0.pt", tmp_path / "out.parquet")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 0.5, 1e300])
+@pytest.mark.parametrize(("column", "means"), [("rollout_log_probs", "rollout_log_probs"), ("log_probs", "train")])
+def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(
+    value: float, column: str, means: str, tmp_path: Path
+) -> None:
+    """Converting loses no row; a verb names the first bad one, of the source as of what was made of it."""
+    good = {"rollout_log_probs": [-1.0, -2.0, -3.0], "log_probs": [-1.0, -2.0, -3.0], "loss_masks": [1, 1, 1]}
+    good |= {"tokens": [1, 2, 3, 4], "response_lengths": 3}
+    samples = [good, good | {column: torch.tensor([-1.0, value, -3.0], dtype=torch.float64)}]
+    path, out = tmp_path / "0.pt", tmp_path / "out.parquet"
+    torch.save({"format_version": 2, "rollout_id": 0, "samples": samples}, path)
+    convert(path, out)
+    for place in (path, out):
+        done = CliRunner().invoke(app, ["analyze", str(place)], env={"COLUMNS": "1000"})
+        assert done.exit_code == 4
+        assert done.stderr.startswith(f"error: {place}, row 1, column {means}")
+        assert "correct the dump, or leave such rows out with --on-bad skip" in done.stderr
+        assert CliRunner().invoke(app, ["analyze", str(place), "--on-bad", "skip"]).exit_code == 0
