@@ -128,6 +128,9 @@ def importers() -> str:
 
 
 def _layout(layout: Layout) -> str:
+    files = f"- Files: {', '.join(f'`{pattern}`' for pattern in layout.patterns)}"
+    if not layout.columns:
+        return f"\n{files}\n\n"
     axis = "prompt and response" if layout.prompt else "response only"
     padding = "not padded" if layout.padding == "none" else f"padded on the {layout.padding}"
     columns = [
@@ -138,7 +141,7 @@ def _layout(layout: Layout) -> str:
     return "\n".join(
         [
             "",
-            f"- Files: {', '.join(f'`{pattern}`' for pattern in layout.patterns)}",
+            files,
             f"- Rows: {axis}, {padding}.",
             f"- Mask: {layout.mask}.",
             *(missing if layout.missing else []),

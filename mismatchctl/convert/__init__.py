@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from mismatchctl.convert.joining import Joined, joining
 from mismatchctl.convert.rewrite import open_parquet, parquet_batches
+from mismatchctl.dumps.paths import holds_dump
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
 from mismatchctl.frameworks.importers.batches import fitted, parquet_writer
@@ -67,7 +68,7 @@ def convert(
         DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
         ConfigError: an unknown framework, or `out` cannot be written.
     """
-    paths = candidates(place, framework)
+    paths = candidates(place, framework) if framework or not holds_dump(str(place)) else []
     with ExitStack() as stack:
         joined = stack.enter_context(joining(join)) if join is not None else None
         source = Source(str(place), joined)

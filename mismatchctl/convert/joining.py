@@ -64,7 +64,11 @@ def _converted(place: Path, folder: Path) -> Iterator[Path]:
 
 
 class Joined:
-    """Sequences that are looked up one by one; memory holds their ids, and a few row groups."""
+    """Sequences that are looked up one by one; memory holds their ids, and a few row groups.
+
+    Attributes:
+        columns: column of the contract -> its name in the files.
+    """
 
     def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
         """Tell columns apart; a name of the contract goes before what frameworks call it.
@@ -78,8 +82,8 @@ class Joined:
         aliases = column_aliases()
         shared = set.intersection(*(set(file.schema_arrow.names) for file in files))
         ordered = sorted(shared, key=lambda name: (name in TYPES, name))
-        self._names = {aliases.get(name, name): name for name in ordered}
-        if "sequence_id" not in self._names:
+        self.columns = {aliases.get(name, name): name for name in ordered}
+        if "sequence_id" not in self.columns:
             remedy = "write the ids that the other file has"
             raise DataError("there is no such column", file=str(place), column="sequence_id", remedy=remedy)
 
@@ -89,7 +93,7 @@ class Joined:
         Raises:
             DataError: a sequence that is not there, or is there twice, or has another length.
         """
-        keys = tuple(name for name in KEYS if name in self._names and name in batch.schema.names)
+        keys = tuple(name for name in KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
             raise DataError("names no sequences, so nothing can be joined", file=str(path))
         places = [self._find(keys, key, path) for key in zip(*(_texts(batch[name]) for name in keys), strict=True)]
@@ -98,8 +102,8 @@ class Joined:
             raise DataError("has one row per token, and joining is by sequence", file=str(path))
         lengths = np.diff(known.offsets.to_numpy())
         for name in TYPES:
-            if name in self._names and name not in batch.schema.names:
-                values = [self._group(file, group)[self._names[name]][row].as_py() for file, group, row in places]
+            if name in self.columns and name not in batch.schema.names:
+                values = [self._group(file, group)[self.columns[name]][row].as_py() for file, group, row in places]
                 self._check(name, values, lengths, batch, path)
                 column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
                 batch = batch.append_column(column, pa.array(values, TYPES[name]))
@@ -117,8 +121,8 @@ class Joined:
         index: dict[Key, tuple[int, int, int]] = {}
         for number, file in enumerate(self._files):
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=[self._names[name] for name in keys])
-                for row, key in enumerate(zip(*(_texts(table[self._names[name]]) for name in keys), strict=True)):
+                table = file.read_row_group(group, columns=[self.columns[name] for name in keys])
+                for row, key in enumerate(zip(*(_texts(table[self.columns[name]]) for name in keys), strict=True)):
                     if index.setdefault(key, (number, group, row)) != (number, group, row):
                         named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
                         raise DataError(f"{named} is there twice", file=str(self._place), row=row)

@@ -286,7 +286,8 @@ class ColumnNames:
         listed = ", ".join(printable(name) for name in list(footer.types)[:_SHOWN_COLUMNS]) or "none"
         more = ", ..." if len(footer.types) > _SHOWN_COLUMNS else ""
         problem = f"there is no required column {printable(actual)}{named}{need}{printable(near)}"
-        return DataError(problem, file=path, remedy=f"{_map(column)}; its columns are {listed}{more}")
+        alone = "" if columns.keys() & set(REQUIRED) else "if this file is no dump, name those that are; else "
+        return DataError(problem, file=path, remedy=f"{alone}{_map(column)}; its columns are {listed}{more}")
 
 
 def pieces(

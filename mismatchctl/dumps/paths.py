@@ -19,7 +19,7 @@ from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks.importers.registry import candidates, rollout_only
-from mismatchctl.stores import normal, printable, store_of
+from mismatchctl.stores import Store, normal, printable, store_of
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
@@ -115,9 +115,7 @@ def _expand(path: str) -> Iterator[_Argument]:
         yield _folder(path)
     elif store.is_file(path):
         parts = _parts(path)
-        yield _Argument(
-            path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not is_dump_file(path, store)
-        )
+        yield _Argument(path, (*parts[:-1], os.path.splitext(parts[-1])[0]), parts, (path,), not _own(path, store))
     elif glob.has_magic(path):
         yield from _glob(path)
     else:
@@ -142,6 +140,18 @@ def _folder(path: str) -> _Argument:
 def _foreign(path: str) -> tuple[str, ...]:
     """Files that may be in a framework's own layout, by their names."""
     return () if store_of(path).remote else tuple(os.path.normpath(file) for file in candidates(Path(path)))
+
+
+def holds_dump(path: str) -> bool:
+    """Whether a file, or one below a folder, is of a dump by its name, so that no framework's own are looked for."""
+    store = store_of(path)
+    if store.is_folder(path):
+        return next(_walk(path), None) is not None
+    return store.is_file(path) and _own(path, store)
+
+
+def _own(path: str, store: Store) -> bool:
+    return is_dump_file(path, store) and not rollout_only(path)
 
 
 def _walk(path: str) -> Iterator[str]:

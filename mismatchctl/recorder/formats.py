@@ -11,22 +11,27 @@ ROW_GROUP_TOKENS = 1 << 20
 """About so many tokens are decoded at a time; fewer or more cost time (docs/recording.md)."""
 
 
-def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
-    """With the settings that decode fastest of those that benchmarks/recorder.py measures; `settings` change them."""
-    chosen = {
-        "row_group_size": _rows_at_a_time(table),
+def parquet_settings(schema: pa.Schema) -> dict[str, Any]:
+    """Those that decode fastest of those that benchmarks/recorder.py measures."""
+    chosen: dict[str, Any] = {
         "compression": "zstd",
         "compression_level": 1,
         "use_dictionary": False,
         "use_byte_stream_split": [
             f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
-            for field in table.schema
+            for field in schema
             if pa.types.is_floating(getattr(field.type, "value_type", field.type))
         ],
         "write_statistics": ["step"],
     }
     if int(pa.__version__.partition(".")[0]) >= 15:  # older ones cannot
         chosen["write_page_checksum"] = True
+    return chosen
+
+
+def write_parquet(table: pa.Table, handle: BinaryIO, **settings: Any) -> None:
+    """With `parquet_settings`; `settings` change them."""
+    chosen = {"row_group_size": _rows_at_a_time(table), **parquet_settings(table.schema)}
     pq.write_table(table, handle, **{**chosen, **settings})
 
 

@@ -10,7 +10,7 @@ from mismatchctl.frameworks.importers.tensors import batch_rows, holds
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    for row in batch_rows(path):
+    for row in batch_rows(path, {*LAYOUT.columns.values(), "attention_mask"}):
         # prox_logp has T entries about the token after each; the last one is about none.
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
 

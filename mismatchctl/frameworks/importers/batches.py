@@ -1,9 +1,8 @@
-"""One file's rows as record batches, and the Parquet settings of every file that is converted."""
+"""One file's rows as record batches, and the writer of every file that is converted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,15 @@ import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
+from mismatchctl.recorder.formats import parquet_settings
 
 ROWS, TOKENS = 512, 1 << 21
 """Rows of a batch, which becomes a row group, and tokens that end one earlier."""
 
 
-@contextmanager
-def parquet_writer(place: Path, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """A writer with the settings that the reader decodes fastest (the recorder's)."""
-    floats = [
-        f"{column.name}.list.element" if pa.types.is_list(column.type) else column.name
-        for column in schema
-        if pa.types.is_floating(getattr(column.type, "value_type", column.type))
-    ]
-    with pq.ParquetWriter(
-        place,
-        schema,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=False,
-        use_byte_stream_split=floats,
-        write_statistics=["step"],
-        write_page_checksum=True,
-    ) as writer:
-        yield writer
+def parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer with the recorder's settings."""
+    return pq.ParquetWriter(place, schema, **parquet_settings(schema))
 
 
 def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:
@@ -88,10 +72,7 @@ def _batch(rows: Sequence[Row], schema: pa.Schema) -> pa.RecordBatch:
 
 def _column(values: list[Any], column: pa.Field) -> pa.Array:
     if not pa.types.is_list(column.type):
-        plain = [value.item() if hasattr(value, "item") else value for value in values]
-        if pa.types.is_string(column.type):
-            plain = [None if value is None else str(value) for value in plain]
-        return pa.array(plain, column.type)
+        return pa.array(values, column.type)
     absent = [value is None for value in values]
     lengths = [0 if value is None else len(value) for value in values]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

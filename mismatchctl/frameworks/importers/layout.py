@@ -98,47 +98,54 @@ class Layout:
             DataError: a column is missing, lengths differ, the file cannot be read, or it is not as declared.
         """
         for number, raw in enumerate(self._raw(path)):
-            try:
-                yield self._row(path, number, raw)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"holds what is no number: {error}", file=str(path), row=number) from error
+            yield self._row(path, number, raw)
 
     def _raw(self, path: Path) -> Iterator[Row]:
         try:
             yield from self.rows(path)
+        except OSError as error:
+            raise DataError(f"cannot be read ({error.strerror})", file=str(path)) from error
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             problem = f"is not laid out as files of {self.framework} are ({type(error).__name__}: {error})"
-            raise DataError(problem, file=str(path)) from error
+            remedy = "name the framework that wrote it with convert --from"
+            raise DataError(problem, file=str(path), remedy=remedy) from error
 
     def _row(self, path: Path, number: int, raw: Row) -> Row:
-        def refuse(problem: str, column: str | None = None, remedy: str | None = None) -> DataError:
-            return DataError(problem, file=str(path), row=number, column=column, remedy=remedy)
+        def refuse(problem: str, name: str, remedy: str | None = None) -> DataError:
+            return DataError(problem, file=str(path), row=number, column=self.columns.get(name, name), remedy=remedy)
 
-        row: Row = {name: raw.get(self.columns.get(name, name)) for name in self.schema.names}
-        for name in NEEDED:
-            if name in self.columns and row[name] is None:
-                remedy = f"{self.framework} needs it for {name}"
-                raise refuse("there is no such value", self.columns[name], remedy)
-        given = {name: _array(name, row[name]) for name in PER_TOKEN if row.get(name) is not None}
-        given = {name: values for name, values in given.items() if values.ndim}
+        row: Row = {}
+        for name in self.schema.names:
+            try:
+                row[name] = _value(name, raw.get(self.columns.get(name, name)))
+            except (ArithmeticError, TypeError, ValueError) as error:
+                raise refuse(f"holds what is no number: {error}", name) from error
+            if row[name] is None and name in NEEDED:
+                raise refuse("there is no such value", name, f"{self.framework} needs it for {name}")
+        given = {name: row[name] for name in PER_TOKEN if row.get(name) is not None and row[name].ndim}
         for name in given.keys() & self.next_token:
             given[name] = np.concatenate([np.zeros(1, given[name].dtype), given[name]])
-        if len({len(values) for values in given.values()}) > 1:
+        if not given.keys() >= {name for name in NEEDED if name in row}:
+            single = next(name for name in NEEDED if name in row and name not in given)
+            raise refuse("holds one number where a list of the sequence's tokens is needed", single)
+        length = len(given["rollout_log_probs"])
+        if other := next((name for name, values in given.items() if len(values) != length), None):
             lengths = ", ".join(f"{self.columns[name]} {len(values)}" for name, values in given.items())
-            raise refuse(f"lists differ in length: {lengths}")
-        given["response_mask"] = mask = given.get("response_mask", np.ones(len(next(iter(given.values()))))) > 0
+            remedy = "save columns of the same tokens"
+            raise refuse(f"lists differ in length: {lengths}", other, remedy)
+        if np.isnan(given["response_mask"]).any():
+            raise refuse("the mask holds NaN or null", "response_mask", "save 0 and 1, or false and true")
+        given["response_mask"] = mask = given["response_mask"] > 0
         if problem := self._misfit(mask, raw.get("attention_mask")):
-            raise refuse(
-                problem, self.columns.get("response_mask"), "another framework wrote it: name it with convert --from"
-            )
-        window = slice(0, len(mask))
+            raise refuse(problem, "response_mask", "another framework wrote it: name it with convert --from")
+        window = slice(0, length)
         if self.prompt or self.padding != "none":
             inside = np.flatnonzero(mask)
             window = slice(int(inside[0]), int(inside[-1]) + 1) if len(inside) else slice(0, 0)
         row.update({name: values[window] for name, values in given.items()})
         for name in PER_TOKEN:
-            if name in row and name not in given and row[name] is not None:
-                row[name] = np.full(len(row["response_mask"]), float(row[name]), np.float32)
+            if row.get(name) is not None and name not in given:
+                row[name] = np.full(len(row["response_mask"]), row[name])
         row["sequence_id"] = f"{path.stem}:{number}" if row["sequence_id"] is None else row["sequence_id"]
         return row
 
@@ -155,7 +162,26 @@ class Layout:
         return None
 
 
-def _array(name: str, value: Any) -> NDArray[Any]:
-    if name == "response_mask":
-        return np.asarray(value, np.float32)
-    return np.asarray(value, np.int64 if name == "token_ids" else np.float32)
+def _value(name: str, value: Any) -> Any:
+    """A value as its column holds it: numbers of a list as an array, one number alone as a scalar.
+
+    Raises:
+        ArithmeticError, TypeError, ValueError: it is something else.
+    """
+    if value is None:
+        return None
+    if name in PER_TOKEN:
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused by whoever reads it
+            values = np.asarray(value, np.int64 if name == "token_ids" else np.float32)
+        if values.ndim > 1:
+            raise ValueError(f"a sequence's values have the shape {values.shape}")
+        return values
+    if pa.types.is_string(TYPES[name]):
+        return str(value.item() if hasattr(value, "item") else value)
+    if isinstance(value, (Mapping, list, tuple)) or np.size(value) > 1:
+        return None  # a reward of several parts is no number
+    if pa.types.is_floating(TYPES[name]):
+        return float(value)
+    if int(value) != value:
+        raise ValueError(f"{value!r} is not whole")
+    return int(np.int64(int(value)))  # refuses what is beyond it

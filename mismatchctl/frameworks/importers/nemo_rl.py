@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
@@ -13,16 +14,22 @@ from mismatchctl.frameworks.importers.lines import json_lines
 PADDED = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
 
 
+def _unwrapped(name: str, value: Any) -> Any:
+    """A row's value: each is a micro-batch of one, except in a line that somebody else wrote."""
+    if not isinstance(value, list) or len(value) != 1 or (name in PADDED and not isinstance(value[0], list)):
+        return value
+    return value[0]
+
+
 def _rows(path: Path) -> Iterator[Row]:
     step = re.search(r"step(\d+)", path.name)
     for number, line in enumerate(json_lines(path)):
-        # Every value is a micro-batch of one, except in a line that somebody else wrote.
-        row = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in line.items()}
+        row = {name: _unwrapped(name, value) for name, value in line.items()}
         for name in PADDED:
             if isinstance(row.get(name), list):
                 row[name] = row[name][: row.get("input_lengths")]
-        previous = row.get("prev_logprobs")
-        if isinstance(previous, list) and previous and not any(previous):
+        rollout, previous = row.get("generation_logprobs"), row.get("prev_logprobs")
+        if isinstance(previous, list) and isinstance(rollout, list) and any(rollout) and not any(previous):
             raise DataError(
                 "all values are zero: the run skipped the recomputation (force_on_policy_ratio)",
                 file=str(path),
@@ -32,8 +39,7 @@ def _rows(path: Path) -> Iterator[Row]:
             )
         if row.get("sample_loss_mask") == 0 and isinstance(row.get("token_loss_mask"), list):
             row["token_loss_mask"] = [0] * len(row["token_loss_mask"])
-        reward = row.get("rewards")
-        yield {**row, "step": int(step[1]) if step else None, "reward": None if isinstance(reward, list) else reward}
+        yield {**row, "step": int(step[1]) if step else None}
 
 
 LAYOUT = Layout(
@@ -44,7 +50,7 @@ LAYOUT = Layout(
         "response_mask": "token_loss_mask",
         "token_ids": "token_ids",
         "advantages": "advantages",
-        "reward": "reward",
+        "reward": "rewards",
     },
     prompt=True,
     padding="right",

@@ -11,7 +11,8 @@ from mismatchctl.frameworks.importers.lines import json_lines
 
 def _rows(path: Path) -> Iterator[Row]:
     for line in json_lines(path):
-        yield {**line, "sequence_id": f"{line.get('rank')}:{line.get('export_sequence_idx')}"}
+        rank, index = line.get("rank", 0), line.get("export_sequence_idx")
+        yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
 
 
 LAYOUT = Layout(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,17 @@ from mismatchctl.frameworks.importers.registry import LAYOUTS, recognize
 
 Batches = Iterator[pa.RecordBatch]
 Raw = Callable[[Path], "tuple[Layout | None, Batches]"]
-Join = Callable[[pa.RecordBatch, Path], pa.RecordBatch]
+
+
+class Join(Protocol):
+    """Adds columns to a batch of a file."""
+
+    @property
+    def columns(self) -> Collection[str]:
+        """Those that it has, by the contract's names."""
+
+    def __call__(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+        """The batch with the columns that it lacks."""
 
 
 class Source:
@@ -45,6 +55,7 @@ class Source:
         """
         self.missing = self.copies = 0
         self._place, self._join = place, join
+        self._completes = join is not None and "train_log_probs" in join.columns
         self._sums = np.zeros((len(LAGS), 6))
         self._sequences = 0
         self._first: tuple[Path, Layout] | None = None
@@ -65,7 +76,7 @@ class Source:
         layout, batches = raw(path)
         if layout is None:
             return
-        if layout.rollout_only and self._join is None:
+        if layout.rollout_only and not (self._completes and layout.columns):
             self._alone = self._alone or (path, layout)  # no matter, where it lies beside what the trainer wrote
             return
         first, known = self._first = self._first or (path, layout)
@@ -95,9 +106,11 @@ class Source:
         if self._first is None and self._alone is not None:
             raise _incomplete("train", *self._alone)
         if self._first is None or not self._sequences:
-            known = ", ".join(LAYOUTS)
+            remedy = f"name its framework with convert --from: {', '.join(LAYOUTS)}"
+            if self._first and self._first[1].duplicates:
+                remedy = "name its folder: what several ranks hold is read from the file of one"
             problem = "holds no sequence" if self._first else "holds no file that is recognized"
-            raise DataError(problem, file=self._place, remedy=f"name its framework with convert --from: {known}")
+            raise DataError(problem, file=self._place, remedy=remedy)
         _check(self._sums, self._place, self._first[1])
 
     def _without_missing(self, batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
@@ -124,6 +137,7 @@ class Source:
         for row, (step, name) in enumerate(zip(steps, batch["sequence_id"].to_pylist(), strict=True)):
             if step != self._seen_step:  # files come step by step, so that earlier ones can be forgotten
                 self._seen, self._seen_step = {}, step
+            name = name.removeprefix(f"{path.stem}:")  # a sequence without a name has its file's, and its place there
             key = hashlib.blake2b(repr((str(path.parent), name)).encode(), digest_size=16)
             for column in values:
                 key.update(column[offsets[row] : offsets[row + 1]].tobytes())
@@ -145,11 +159,12 @@ def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
 
 
 def _incomplete(what: str, path: Path, layout: Layout) -> DataError:
-    return DataError(
-        f"files of {layout.framework} hold no {what} log-probs, so there is nothing to compare",
-        file=str(path),
-        remedy=f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet",
-    )
+    which = f"{what} log-probs" if layout.columns else "log-probs"
+    remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
+    if not layout.columns:
+        remedy = "record both in the training loop: docs/recording.md"
+    problem = f"files of {layout.framework} hold no {which}, so there is nothing to compare"
+    return DataError(problem, file=str(path), remedy=remedy)
 
 
 def _flat(batch: pa.RecordBatch, name: str) -> NDArray[Any]:

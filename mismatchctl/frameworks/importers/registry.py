@@ -42,7 +42,8 @@ _MODULES = (
     trl,
 )
 LAYOUTS: dict[str, Layout] = {
-    layout.framework: layout for layout in (*(module.LAYOUT for module in _MODULES), slime_rollout.DASHBOARD)
+    layout.framework: layout
+    for layout in (*(module.LAYOUT for module in _MODULES), slime_rollout.DASHBOARD, trl.COMPLETIONS)
 }
 
 

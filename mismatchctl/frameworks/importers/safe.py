@@ -6,6 +6,7 @@ import pickle
 import re
 import zipfile
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,30 @@ NUMPY: frozenset[tuple[str, str]] = frozenset(
 _TORCH_CLASS = re.compile(r"(?:GLOBAL|class|global) `?([\w.]+\.[\w.]+)")
 """How torch names the class that it refuses."""
 
-
 _ASKS = "it asks for "
+_SKYRL = "skyrl.backends.skyrl_train.training_batch"
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Numbers, and stand-ins for SkyRL's own names: its batch is the plain state that it would be built from.
+
+    It is Python's own and not the one in C, which takes the memory that a made-up index of its memo asks for.
+    """
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in NUMPY:
             return super().find_class(module, name)
+        if (module, name) == (_SKYRL, "_rebuild_tensor_batch"):
+            return lambda cls, state: state
+        if (module, name) == (_SKYRL, "TrainingInputBatch"):
+            return None
+        if (module, name) == ("torch", "device"):
+            return lambda *parts: ":".join(map(str, parts))
         raise pickle.UnpicklingError(f"{_ASKS}{module}.{name}")
 
 
-def load_pickle(path: Path) -> Any:
-    """A pickle of plain values and numpy arrays.
+def load_skyrl(path: Path) -> Any:
+    """What a pickle holds: plain values, numpy arrays, and of a SkyRL TrainingInputBatch its state.
 
     Raises:
         DataError: it asks for any other class, which is named, or it is damaged.
@@ -50,8 +62,12 @@ def load_pickle(path: Path) -> Any:
         raise _refusal(path, error) from error
 
 
-def load_torch(path: Path) -> Any:
+def load_torch(path: Path, content: bytes | None = None) -> Any:
     """A torch file of plain values, tensors (on any device: they are loaded on the CPU) and numpy arrays.
+
+    Args:
+        path: the file.
+        content: bytes of a torch file that lie within it, to be read instead.
 
     Raises:
         DataError: it asks for any other class, which is named, or it is damaged.
@@ -66,7 +82,9 @@ def load_torch(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals([*allowed, *old]):
             # Mapped, so that of the many ranks' files only what is looked at is read.
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            mapped = content is None and zipfile.is_zipfile(path)
+            source = path if content is None else BytesIO(content)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         raise _refusal(path, error) from error
 
@@ -82,32 +100,3 @@ def _refusal(path: Path, error: Exception) -> DataError:
     return DataError(
         f"cannot be read: {reason}", file=str(path), remedy="it is damaged or of another kind: save it again"
     )
-
-
-_SKYRL = "skyrl.backends.skyrl_train.training_batch"
-
-
-class _SkyrlUnpickler(_Unpickler):
-    """Stand-ins for SkyRL's own names: its batch is the plain state that it would be built from."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (_SKYRL, "_rebuild_tensor_batch"):
-            return lambda cls, state: state
-        if (module, name) == (_SKYRL, "TrainingInputBatch"):
-            return None
-        if (module, name) == ("torch", "device"):
-            return lambda *parts: ":".join(map(str, parts))
-        return super().find_class(module, name)
-
-
-def load_skyrl(path: Path) -> Any:
-    """The state of a SkyRL TrainingInputBatch, as plain values.
-
-    Raises:
-        DataError: it asks for any other class, which is named, or it is damaged.
-    """
-    try:
-        with path.open("rb") as file:
-            return _SkyrlUnpickler(file).load()
-    except Exception as error:
-        raise _refusal(path, error) from error

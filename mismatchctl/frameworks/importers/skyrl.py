@@ -10,16 +10,19 @@ import numpy as np
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
-from mismatchctl.frameworks.importers.safe import load_skyrl
-from mismatchctl.frameworks.importers.tensors import step_of
+from mismatchctl.frameworks.importers.safe import load_skyrl, load_torch
+from mismatchctl.frameworks.importers.tensors import array, step_of
 
 
 def _tensor(path: Path, name: str, value: Any) -> Any:
     if not isinstance(value, dict):
         return None
-    if value.get("format") != "numpy":
-        raise DataError(f"is saved as {value.get('format')!r}, not as numpy", file=str(path), column=name)
+    kind = value.get("format", "numpy")
     try:
+        if kind == "torch":  # what numpy has no type for: bfloat16
+            return array(load_torch(path, value["data"]))
+        if kind != "numpy":
+            raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(path), column=name)
         return np.frombuffer(value["data"], dtype=np.dtype(value["dtype"])).reshape(value["shape"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"is no array: {error}", file=str(path), column=name) from error

@@ -18,15 +18,15 @@ def _rows(path: Path) -> Iterator[Row]:
     content = loaded(path)
     for sample in content["samples"]:
         mask = [0] * sample["response_length"] if sample.get("remove_sample") else sample.get("loss_mask")
-        reward, versions = sample.get("reward"), [str(one) for one in sample.get("weight_versions") or ()]
+        versions = [str(one) for one in sample.get("weight_versions") or ()]
         yield {
             **_response(sample["tokens"], sample["response_length"], mask),
             "step": content["rollout_id"],
             "sequence_id": sample["index"],
-            "rollout_log_probs": sample.get("rollout_log_probs"),
+            "rollout_log_probs": [] if sample["response_length"] == 0 else sample.get("rollout_log_probs"),
             "prompt_id": sample.get("group_index"),
             "rollout_ids": sample.get("rollout_id"),
-            "reward": reward if isinstance(reward, (int, float)) else None,
+            "reward": sample.get("reward"),
             "rollout_version": max(map(int, versions)) if versions and all(map(str.isdecimal, versions)) else None,
         }
 

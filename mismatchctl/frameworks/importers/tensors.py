@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,12 @@ def _loaded(path: Path, size: int, modified: int) -> Any:
     return load_torch(path)
 
 
-def batch_rows(path: Path) -> Iterator[Row]:
-    """The rows of a dict of tensors of one batch; what is no such column stays out.
+def batch_rows(path: Path, names: Collection[str]) -> Iterator[Row]:
+    """The rows of a dict of columns of one batch, which are tensors, arrays or lists of them.
+
+    Args:
+        path: the file.
+        names: the columns to read; what else the file has stays out, as do columns that hold one number or nothing.
 
     Raises:
         DataError: the file holds no such dict, or its columns differ in their number of rows.
@@ -53,14 +57,18 @@ def batch_rows(path: Path) -> Iterator[Row]:
     content = loaded(path)
     if not isinstance(content, dict):
         raise DataError("holds no dict of tensors", file=str(path))
-    columns = {name: array(value) for name, value in content.items()}
-    columns = {name: value for name, value in columns.items() if isinstance(value, np.ndarray) and value.ndim}
-    counts = {len(value) for name, value in columns.items()}
+    columns = {name: array(content[name]) for name in names if name in content}
+    columns = {
+        name: value
+        for name, value in columns.items()
+        if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim)
+    }
+    counts = {len(value) for value in columns.values()}
     if len(counts) > 1:
         listed = ", ".join(f"{name} {len(value)}" for name, value in columns.items())
         raise DataError(f"columns differ in their number of rows: {listed}", file=str(path))
     for number in range(max(counts, default=0)):
-        yield {"step": step_of(path), **{name: value[number] for name, value in columns.items()}}
+        yield {"step": step_of(path), **{name: array(value[number]) for name, value in columns.items()}}
 
 
 def holds(*names: str) -> Callable[[Path], bool]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.lines import json_lines
 from mismatchctl.frameworks.importers.tensors import step_of
 
 
+def _values(tensor: Any) -> Any:
+    """Of TensorData its values; plain lists as they are."""
+    return tensor["data"] if isinstance(tensor, dict) else tensor
+
+
 def _rows(path: Path) -> Iterator[Row]:
     for line in json_lines(path):
         row: Row = {"step": step_of(path)}
         for part in ("loss_fn_inputs", "loss_fn_outputs"):
-            row |= {f"{part}.{name}": tensor["data"] for name, tensor in line[part].items()}
+            row |= {f"{part}.{name}": _values(tensor) for name, tensor in line[part].items()}
         yield row
 
 

@@ -1,18 +1,21 @@
-"""TRL: the dict of `_generate_and_score_completions`, saved with torch.save."""
+"""TRL: the dict of `_generate_and_score_completions`, saved with torch.save; its own completions are text only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.tensors import batch_rows, holds
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    for row in batch_rows(path):
-        mask = row["completion_mask"]
-        yield {**row, "mask": mask * row["tool_mask"] if "tool_mask" in row else mask}  # its padding is 1
+    for row in batch_rows(path, {*LAYOUT.columns.values(), "completion_mask", "tool_mask"}):
+        mask = np.asarray(row["completion_mask"])
+        tools = row.get("tool_mask")  # its padding is 1
+        yield {**row, "mask": mask if tools is None else mask * np.asarray(tools)}
 
 
 LAYOUT = Layout(
@@ -30,4 +33,15 @@ LAYOUT = Layout(
     patterns=("*.pt",),
     rows=_rows,
     recognizes=holds("sampling_per_token_logps", "completion_mask"),
+)
+
+
+COMPLETIONS = Layout(
+    framework="trl-completions",
+    columns={},
+    prompt=False,
+    padding="none",
+    mask="none",
+    patterns=("completions/completions_[0-9]*.parquet",),
+    rows=lambda path: iter(()),
 )

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank's file holds: its context-parallel rank, of how many, of which samples."""
+    """What one rank's file holds: its context-parallel rank, of how many, of which samples (by index or tokens)."""
 
     path: Path
     cp_rank: int
@@ -49,9 +50,16 @@ def _ranks(stamps: tuple[tuple[Path, int, int], ...]) -> list[Rank]:
     for path, *_ in stamps:
         content = loaded(path)
         if isinstance(content, dict) and isinstance(data := content.get("rollout_data"), dict):
-            samples = tuple(int(index) for index in data.get("sample_indices", ()))
-            found.append(Rank(path, content.get("cp_rank", 0), content.get("cp_size", 1), samples, "log_probs" in data))
+            rank, size = content.get("cp_rank", 0), content.get("cp_size", 1)
+            found.append(Rank(path, rank, size, _samples(data), "log_probs" in data))
     return found
+
+
+def _samples(data: Mapping[str, Any]) -> tuple[int, ...]:
+    """What tells the samples of a rank from those of others: their indices, else their tokens."""
+    if data.get("sample_indices") is not None:
+        return tuple(int(index) for index in data["sample_indices"])
+    return tuple(crc32(np.asarray(array(tokens), np.int64).tobytes()) for tokens in data.get("tokens", ()))
 
 
 def responses(path: Path, content: Mapping[str, Any]) -> dict[str, list[NDArray[Any]]]:
@@ -61,7 +69,7 @@ def responses(path: Path, content: Mapping[str, Any]) -> dict[str, list[NDArray[
         DataError: the file of a rank is missing, or its slices are not what the rule says.
     """
     size, own = content["cp_size"], content["cp_rank"]
-    samples = tuple(int(index) for index in content["rollout_data"]["sample_indices"])
+    samples = _samples(content["rollout_data"])
     alike = [rank for rank in ranks(path) if (rank.cp_size, rank.samples, rank.log_probs) == (size, samples, True)]
     by_rank = {rank.cp_rank: rank.path for rank in reversed(alike)} | {own: path}
     if not 0 <= own < size:
