@@ -129,7 +129,7 @@ WORTH_COMPILING = 4_000_000
 
 WORTH_A_DEVICE = 1_000_000_000
 """Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
-token, the device can save its arithmetic, which is about 30 ns with five corrections and is shared by the threads."""
+token, the device can save its arithmetic, which is about 15 ns with five corrections and is shared by the threads."""
 Device = Literal["auto", "cpu", "cuda"]
 
 
