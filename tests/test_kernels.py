@@ -5,9 +5,12 @@ The kernel for devices runs on the CPU here, and on an accelerator where there i
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.diagnose.evidence import _level_terms, _level_terms_compiled
 from mismatchctl.frameworks import preset
 from mismatchctl.sums.compiled import COMPILED
 from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
@@ -198,3 +202,23 @@ def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
                     assert own is None or own == pytest.approx(expected, rel=1e-7, abs=1e-12), key
         assert [token.model_dump() for token in other.worst_tokens] == [t.model_dump() for t in run.worst_tokens]
         assert other.distribution.tokens == run.distribution.tokens
+
+
+@pytest.mark.parametrize("terms", [_level_terms, _level_terms_compiled])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("broken", [False, True])
+def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool) -> None:
+    lengths = [0, 1, 7, 300, 0, 2500]
+    policy, reference = policies(7, sum(lengths), 0.3, dtype)
+    sound = np.ones(len(policy), np.bool_)
+    if broken:
+        sound[::5] = False
+        policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
+    segments = Segments(np.cumsum([0, *lengths]))
+    counts, sizes, certain = terms(segments, reference, policy, sound)
+    for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
+        pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
+        pairs = [(p, q) for p, q in pairs if math.isfinite(p - q)]
+        assert counts[index] == len(pairs)
+        assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)
+        assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)

@@ -15,6 +15,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Finding
+from mismatchctl.sums import WORTH_COMPILING
 
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for column in cause.columns))
 """Optional columns that some cause looks at."""
@@ -27,17 +28,20 @@ class Collector:
     Attributes:
         by: columns that may tell a deviating worker, beside `worker`.
         tokens: how many each run holds, about: of more in all, more are sampled of each.
+        size: tokens to sample of each run.
+        compiled: whether the dump is so large that compiled loops are worth their start.
         runs: what is known so far.
     """
 
     by: tuple[str, ...] = ()
     tokens: Mapping[str, int] = field(default_factory=dict)
     size: int = LEAST_SAMPLE
+    compiled: bool = False
     runs: dict[str, Evidence] = field(default_factory=dict)
 
     def watch(self, rows: Rows) -> None:
         """Take note of some rows."""
-        self._add(gather(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens))
+        self._add(gather(rows, self.by, [cause.flags for cause in CAUSES], self.size, self.tokens, self.compiled))
 
     def add(self, other: Collector) -> None:
         """Take over what another collector has, which may have sampled more."""
@@ -85,7 +89,8 @@ def collector_for(dump: Dump, by: Sequence[str]) -> Collector:
         run = "" if dump.has("run") else unit.file.run
         found[run] = found.get(run, 0) + unit.tokens
     tokens = {run: _power_of_two(number) for run, number in found.items()}
-    return Collector(tuple(by), tokens, sample_size(_power_of_two(sum(found.values()))))
+    total = sum(found.values())
+    return Collector(tuple(by), tokens, sample_size(_power_of_two(total)), total >= WORTH_COMPILING)
 
 
 def _power_of_two(number: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, Floats, Segments
+from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.sums.clusters import Hashes, mix
 
@@ -129,27 +129,27 @@ class Evidence:
 
 
 def gather(
-    rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: Mapping[str, int]
+    rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: Mapping[str, int], compiled: bool
 ) -> dict[str, Evidence]:
     """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
     runs = rows.columns["run"]
     names = sorted({str(run) for run in runs.tolist()})
     parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
-    return {name: _of_run(part, by, flags, size, tokens.get(name, 0)) for name, part in parts.items()}
+    return {name: _of_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
 
 
-def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int) -> Evidence:
-    evidence = reduce(add, (_of_piece(piece, by, flags) for piece in rows.pieces()), Evidence())
+def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int, compiled: bool) -> Evidence:
+    evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in rows.pieces()), Evidence())
     return replace(evidence, sample=Sample.of(_content(rows), rows, size, tokens))
 
 
-def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags]) -> Evidence:
+def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags], compiled: bool) -> Evidence:
     """The evidence of a few rows but for the sample."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
     return Evidence(
         tallies={name: _tally(rows, found) for name, found in marked.items() if np.any(found)},
-        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by)),
+        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by), compiled=compiled),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
@@ -185,7 +185,9 @@ def _content(rows: Rows) -> Hashes:
     return hashes
 
 
-def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str]) -> Cells:
+def level_sums(
+    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], *, compiled: bool = False
+) -> Cells:
     """By (column, step, value): sequences, sums of their level and of its square, tokens, sum of |log ratio|.
 
     The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
@@ -197,18 +199,11 @@ def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
         train: log-probs of the trainer [T].
         sound: the tokens that count [T]; such that are not finite do not.
         columns: per-sequence columns; `LAG` is the version lag.
+        compiled: whether loops are worth loading.
     """
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = np.abs(train - rollout)
-        size = size if size.max(initial=0.0) <= _CAP else np.minimum(size, _CAP)
-        prob = np.exp(train if train.max(initial=0.0) <= 0.0 else np.minimum(train, 0.0))
-    counts, total = rows.segments.lengths, rows.segments.sum(size)
-    if not (sound.all() and np.isfinite(total).all()):
-        sound = sound & np.isfinite(size)
-        size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
-        counts, total = rows.segments.sum(sound).astype(np.int64), rows.segments.sum(size)
+    counts, total, certain = (_level_terms_compiled if compiled else _level_terms)(rows.segments, rollout, train, sound)
     some = counts > 0
-    expected = (1.0 + _SMALLEST_DOUBT) * counts - rows.segments.sum(prob)
+    expected = (1.0 + _SMALLEST_DOUBT) * counts - certain
     level = np.log(total[some] / expected[some] + _FLOOR)
     sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)
     steps = column_of(rows, "step")[some].tolist()
@@ -223,6 +218,32 @@ def level_sums(rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns
             members.setdefault(key, []).append(index)
         cells |= {(name, step, value): sums[found].sum(axis=0) for (step, value), found in members.items()}
     return cells
+
+
+def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bools) -> tuple[Ints, Float64s, Float64s]:
+    """Tokens of each sequence that count, sums of their |log ratio|, and of their probabilities [S]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(train - rollout)
+        size = size if size.max(initial=0.0) <= _CAP else np.minimum(size, _CAP)
+        prob = np.exp(train if train.max(initial=0.0) <= 0.0 else np.minimum(train, 0.0))
+    counts, total = segments.lengths, segments.sum(size)
+    if not (sound.all() and np.isfinite(total).all()):
+        sound = sound & np.isfinite(size)
+        size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
+        counts, total = segments.sum(sound).astype(np.int64), segments.sum(size)
+    return counts, total, segments.sum(prob)
+
+
+def _level_terms_compiled(
+    segments: Segments, rollout: Floats, train: Floats, sound: Bools
+) -> tuple[Ints, Float64s, Float64s]:
+    """The same in one loop."""
+    from mismatchctl.sums.loops import add_levels
+
+    counts = np.empty(len(segments), np.int64)
+    total, certain = np.empty((2, len(segments)))
+    add_levels(train, rollout, sound, segments.offsets, _CAP, counts, total, certain)
+    return counts, total, certain
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:

@@ -2,7 +2,7 @@
 
 from mismatchctl.sums.cell import CellSums, PairSums, RunSums
 from mismatchctl.sums.clusters import GROUP_CAP, OVERALL_CAP, ClusterTable
-from mismatchctl.sums.kernel import BUCKETS, Device, Kernel, kernel_for
+from mismatchctl.sums.kernel import BUCKETS, WORTH_COMPILING, Device, Kernel, kernel_for
 from mismatchctl.sums.reduce import DRIFT, MISMATCH, Plan, Sums, reduce_batch
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "GROUP_CAP",
     "MISMATCH",
     "OVERALL_CAP",
+    "WORTH_COMPILING",
     "CellSums",
     "ClusterTable",
     "Device",

@@ -350,3 +350,26 @@ def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float
                         found[count] = j
                         count += 1
     return count
+
+
+@_compiled_sums
+def add_levels(
+    policy: Any, reference: Any, sound: Any, offsets: Any, cap: float, counts: Any, sizes: Any, certain: Any
+) -> None:
+    """Write, for each sequence, how many tokens count, their |log ratio| up to a cap, and the policy's probabilities.
+
+    Tokens count that are sound and whose log ratio is finite; a probability is 1 at most.
+    """
+    for i in range(len(offsets) - 1):
+        tokens = slice(offsets[i], offsets[i + 1])
+        own, other, counted = policy[tokens], reference[tokens], sound[tokens]
+        number = size = probability = 0.0  # a number of its own type would keep this from becoming vector code
+        for j in range(len(own)):
+            p = float64(own[j])
+            x = abs(p - float64(other[j]))
+            used = counted[j] & (x < np.inf)
+            k, r, scale = _split(min(max(p, _SMALLEST), 0.0))
+            number += 1.0 if used else 0.0
+            size += min(x, cap) if used else 0.0
+            probability += scale * (1.0 + (r + k)) if used else 0.0
+        counts[i], sizes[i], certain[i] = number, size, probability
