@@ -224,14 +224,13 @@ def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bool
     """Tokens of each sequence that count, sums of their |log ratio|, and of their probabilities [S]."""
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(train - rollout)
-        size = size if size.max(initial=0.0) <= _CAP else np.minimum(size, _CAP)
-        prob = np.exp(train if train.max(initial=0.0) <= 0.0 else np.minimum(train, 0.0))
-    counts, total = segments.lengths, segments.sum(size)
-    if not (sound.all() and np.isfinite(total).all()):
+        prob = np.exp(np.minimum(train, 0.0))
+    counts = segments.lengths
+    if not (sound.all() and size.max(initial=0.0) < np.inf):  # NaN fails too
         sound = sound & np.isfinite(size)
         size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
-        counts, total = segments.sum(sound).astype(np.int64), segments.sum(size)
-    return counts, total, segments.sum(prob)
+        counts = segments.sum(sound).astype(np.int64)
+    return counts, segments.sum(np.minimum(size, _CAP)), segments.sum(prob)
 
 
 def _level_terms_compiled(
