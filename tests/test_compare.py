@@ -20,8 +20,9 @@ from mismatchctl.batch import Float64s
 from mismatchctl.compare import Comparison, compare
 from mismatchctl.compare.decompose import Parts, contributions
 from mismatchctl.compare.model import Decomposition
-from mismatchctl.compare.sources import Argument, parse_argument
+from mismatchctl.compare.sources import Argument, Source, parse_argument
 from mismatchctl.correction import correction_from_mapping
+from mismatchctl.dumps import Unit
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.render.compare_words import carrier_name, headline
 
@@ -250,8 +251,11 @@ def test_without_token_ids_common_log_probs_tell(tmp_path: Path, same: str, colu
     assert tokens.k3_change.value == pytest.approx(k3(other).mean() - k3(BASE).mean(), rel=1e-9)
 
 
-def test_several_passes_give_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("order", ["same", "shuffled"])
+def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
     other = BASE.scaled(lambda index, _, __: 1 + 0.1 * (index % 5))
+    if order == "shuffled":
+        other = other.chosen(np.random.default_rng(3).permutation(len(BASE.name)))
     whole = pair(tmp_path, other).contrasts[0].tokens
     monkeypatch.setattr(pairing, "MOST_HELD", 1000)
     pieces = pair(tmp_path, other).contrasts[0].tokens
@@ -261,6 +265,24 @@ def test_several_passes_give_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     assert pieces.k3_change.value == pytest.approx(whole.k3_change.value, rel=1e-12)
     assert pieces.most_moved == whole.most_moved
     assert [s.of_movement for s in pieces.shares] == pytest.approx([s.of_movement for s in whole.shares], rel=1e-12)
+
+
+def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each unit: one reading to index it, one to pair it, however little is held at a time."""
+    read: list[tuple[str, int]] = []
+    batches = pairing._batches
+
+    def counted(source: Source, unit: Unit) -> Any:
+        read.append((source.argument.path, unit.index))
+        return batches(source, unit)
+
+    monkeypatch.setattr(pairing, "_batches", counted)
+    monkeypatch.setattr(pairing, "MOST_HELD", 1)
+    found = pair(tmp_path, BASE.scaled(lambda _, __, ___: 2.0)).contrasts[0].tokens
+    assert found is not None
+    assert found.sequences == len(BASE.name)
+    assert len(set(read)) > 4
+    assert len(read) == 2 * len(set(read))
 
 
 def test_sequences_without_a_partner_are_counted(tmp_path: Path) -> None:

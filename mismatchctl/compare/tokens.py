@@ -1,15 +1,15 @@
 """The same tokens on both sides: recognized, paired one by one, in bounded memory.
 
 First both dumps are read once and each sequence is hashed: by its token ids (with its prompt), by its rollout and by
-its train log-probs, with and without its name. What most sequences agree in is what they are matched by. Then they are
-read again: tokens of the reference are held, those of the other dump meet them. Where the reference has more than
-`MOST_HELD` tokens, sequences are dealt into several such passes by their hash. Beside that, memory is about 100 bytes
-a sequence.
+its train log-probs, with and without its name. What most sequences agree in is what they are matched by. Then the
+reference is read again, `MOST_HELD` tokens at a time, and those units of the other dump that hold the same sequences:
+once each where the two are in about the same order, and again for every such part where they are shuffled. Beside
+that, memory is about 100 bytes a sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,12 +20,12 @@ from mismatchctl.batch import Bools, Ints, Segments, TokenBatch
 from mismatchctl.compare.model import PairedTokens
 from mismatchctl.compare.moved import Moved
 from mismatchctl.compare.sources import Source
-from mismatchctl.dumps import Problems
+from mismatchctl.dumps import Dump, Problems, Unit
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums.clusters import Hashes, hash_values, mix
 
-MOST_HELD = 1 << 24
-"""Tokens of the reference in memory at once."""
+MOST_HELD = 1 << 22
+"""Tokens of the reference in memory at once, and up to a batch more."""
 LEAST_MATCHED = 0.1
 """Share of the smaller side's sequences below which a few chance hits are no pairing."""
 
@@ -37,10 +37,13 @@ _MISSING = np.uint64(0)
 
 @dataclass(frozen=True)
 class _Index:
-    """Hashes of each sequence that has tokens, in the order of reading [S]; 0 where there is nothing to hash."""
+    """Hashes of each sequence that has tokens, in the order of reading [S]; 0 where there is nothing to hash.
+
+    `units` is which unit of its dump each sequence is in, ascending.
+    """
 
     hashes: Mapping[str, Hashes]
-    lengths: Ints
+    units: Ints
 
 
 def pair_tokens(reference: Source, other: Source) -> tuple[PairedTokens | None, str]:
@@ -57,24 +60,20 @@ def pair_tokens(reference: Source, other: Source) -> tuple[PairedTokens | None, 
         ids = "token ids" if both_have_ids else "token_ids are missing, and log-probs"
         return None, f"the two do not hold the same tokens: {ids} agree in {len(common)} of {len(keys[0])} sequences"
     moved = Moved(other.dump)
-    held = int(first.lengths[np.isin(keys[0], common)].sum())
-    passes = np.uint64(-(-held // MOST_HELD))
-    for number in range(int(passes)):
-        wanted = common[common % passes == np.uint64(number)]
-        _meet(_held(reference, keys[0], wanted), other, keys[1], wanted, moved)
+    for held in _parts(_chosen(reference, first.units, keys[0], common)):
+        for whole, own in _chosen(other, second.units, keys[1], held.keys):
+            _meet(held, whole, own, moved)
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
     return moved.finish(matched_by, unmatched), "ok"
 
 
-def _batches(source: Source) -> Iterator[TokenBatch]:
-    """The sequences of one run that have tokens."""
-    dump = source.dump
-    assert dump is not None
-    for unit in dump.units:
-        for batch in dump.read(unit, Problems()):
-            chosen = np.flatnonzero(batch.segments.nonempty & _is_of_run(batch, unit.file.run, source.run_name))
-            if len(chosen):
-                yield batch if len(chosen) == len(batch) else batch.take(chosen)
+def _batches(source: Source, unit: Unit) -> Iterator[TokenBatch]:
+    """The sequences of a unit that are of the run and have tokens."""
+    assert source.dump is not None
+    for batch in source.dump.read(unit, Problems()):
+        chosen = np.flatnonzero(batch.segments.nonempty & _is_of_run(batch, unit.file.run, source.run_name))
+        if len(chosen):
+            yield batch if len(chosen) == len(batch) else batch.take(chosen)
 
 
 def _is_of_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
@@ -88,28 +87,30 @@ def _is_of_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
 
 def _index(source: Source, with_ids: bool, names: list[str]) -> _Index:
     assert source.dump is not None
-    rows: list[dict[str, Hashes]] = []
-    lengths: list[Ints] = []
-    for batch in _batches(source):
-        named = np.zeros(len(batch), np.uint64)
-        for name in names:
-            named = mix(named, _column_hash(batch, name))
-        found = {
-            "rollout_log_probs": _content_hash(batch.rollout, batch.segments),
-            "train_log_probs": _content_hash(batch.train, batch.segments),
-            "token_ids": np.zeros(len(batch), np.uint64),
-            "name": named,
-        }
-        if with_ids:
-            prompts = _column_hash(batch, "prompt_id") if "prompt_id" in names else np.zeros(len(batch), np.uint64)
-            ids = source.dump.token_ids(batch.file, batch.rows.tolist())
-            found["token_ids"] = _id_hashes(batch, ids, prompts)
-        rows.append(found)
-        lengths.append(batch.segments.lengths)
-    every = (*CONTENTS, "name")
-    if not rows:
-        return _Index({name: np.zeros(0, np.uint64) for name in every}, np.zeros(0, np.int64))
-    return _Index({name: np.concatenate([row[name] for row in rows]) for name in every}, np.concatenate(lengths))
+    hashes: dict[str, list[Hashes]] = {name: [np.zeros(0, np.uint64)] for name in (*CONTENTS, "name")}
+    units: list[Ints] = [np.zeros(0, np.int64)]
+    for number, unit in enumerate(source.dump.units):
+        for batch in _batches(source, unit):
+            for name, found in _batch_hashes(batch, source.dump if with_ids else None, names).items():
+                hashes[name].append(found)
+            units.append(np.full(len(batch), number))
+    return _Index({name: np.concatenate(found) for name, found in hashes.items()}, np.concatenate(units))
+
+
+def _batch_hashes(batch: TokenBatch, ids_from: Dump | None, names: list[str]) -> dict[str, Hashes]:
+    named = np.zeros(len(batch), np.uint64)
+    for name in names:
+        named = mix(named, _column_hash(batch, name))
+    found = {
+        "rollout_log_probs": _content_hash(batch.rollout, batch.segments),
+        "train_log_probs": _content_hash(batch.train, batch.segments),
+        "token_ids": np.zeros(len(batch), np.uint64),
+        "name": named,
+    }
+    if ids_from is not None:
+        prompts = _column_hash(batch, "prompt_id") if "prompt_id" in names else np.zeros(len(batch), np.uint64)
+        found["token_ids"] = _id_hashes(batch, ids_from.token_ids(batch.file, batch.rows.tolist()), prompts)
+    return found
 
 
 def _column_hash(batch: TokenBatch, name: str) -> Hashes:
@@ -180,35 +181,69 @@ class _Held:
     train: NDArray[Any]
 
 
-def _chosen(source: Source, keys: Hashes, wanted: Hashes) -> Iterator[tuple[TokenBatch, Hashes]]:
-    """The wanted sequences with their keys, batch by batch."""
-    start = 0
-    for batch in _batches(source):
-        own = keys[start : start + len(batch)]
-        start += len(batch)
-        rows = np.flatnonzero(np.isin(own, wanted))
-        if len(rows):
-            yield batch.take(rows), own[rows]
+class _Part:
+    """Collects sequences to hold; of their batches no more than what will be asked for."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._keys: list[Hashes] = []
+        self._lengths: list[Ints] = []
+        self._rollout: list[NDArray[Any]] = []
+        self._train: list[NDArray[Any]] = []
+
+    def add(self, batch: TokenBatch, keys: Hashes) -> None:
+        self.tokens += batch.tokens
+        self._keys.append(keys)
+        self._lengths.append(batch.segments.lengths)
+        self._rollout.append(batch.rollout)
+        self._train.append(batch.train)
+
+    def held(self) -> _Held:
+        keys, lengths = np.concatenate(self._keys), np.concatenate(self._lengths)
+        order = np.argsort(keys)
+        return _Held(keys[order], (np.cumsum(lengths) - lengths)[order], _emptied(self._rollout), _emptied(self._train))
 
 
-def _held(source: Source, keys: Hashes, wanted: Hashes) -> _Held:
-    batches = list(_chosen(source, keys, wanted))
-    own = np.concatenate([keys for _, keys in batches])
-    lengths = np.concatenate([batch.segments.lengths for batch, _ in batches])
-    starts = np.cumsum(lengths) - lengths
-    order = np.argsort(own)
-    flat = [np.concatenate([getattr(batch, name) for batch, _ in batches]) for name in ("rollout", "train")]
-    return _Held(own[order], starts[order], *flat)
+def _emptied(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    """All in one; the list lets go of its own, so that nothing is kept twice."""
+    flat = np.concatenate(arrays)
+    arrays.clear()
+    return flat
 
 
-def _meet(held: _Held, other: Source, keys: Hashes, wanted: Hashes, moved: Moved) -> None:
-    for whole, own in _chosen(other, keys, wanted):
-        for start, block in whole.blocks():
-            found = np.searchsorted(held.keys, own[start : start + len(block)])
-            first = block.segments.spread(held.starts[found] - block.segments.offsets[:-1])
-            tokens = first + np.arange(block.tokens)
-            moved.add(
-                Ratios(held.train[tokens], held.rollout[tokens], block.segments),
-                Ratios(block.train, block.rollout, block.segments),
-                block,
-            )
+def _chosen(source: Source, units: Ints, keys: Hashes, wanted: Hashes) -> Iterator[tuple[TokenBatch, Hashes]]:
+    """The wanted sequences with their keys, batch by batch, from the units that hold any."""
+    assert source.dump is not None
+    chosen = np.isin(keys, wanted)
+    for number in np.unique(units[chosen]).tolist():
+        start = int(np.searchsorted(units, number))
+        for batch in _batches(source, source.dump.units[number]):
+            here = slice(start, start + len(batch))
+            rows = np.flatnonzero(chosen[here])
+            if len(rows):
+                yield batch.take(rows), keys[here][rows]
+            start += len(batch)
+
+
+def _parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_Held]:
+    """As many sequences at a time as may be held."""
+    part = _Part()
+    for batch, keys in found:
+        part.add(batch, keys)
+        if part.tokens >= MOST_HELD:
+            yield part.held()
+            part = _Part()
+    if part.tokens:
+        yield part.held()
+
+
+def _meet(held: _Held, whole: TokenBatch, own: Hashes, moved: Moved) -> None:
+    for start, block in whole.blocks():
+        found = np.searchsorted(held.keys, own[start : start + len(block)])
+        first = block.segments.spread(held.starts[found] - block.segments.offsets[:-1])
+        tokens = first + np.arange(block.tokens)
+        moved.add(
+            Ratios(held.train[tokens], held.rollout[tokens], block.segments),
+            Ratios(block.train, block.rollout, block.segments),
+            block,
+        )
