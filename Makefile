@@ -28,6 +28,7 @@ conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code agai
 
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md
+	$(BIN)/python benchmarks/memory.py --write docs/benchmarks-memory.md
 	$(BIN)/python benchmarks/sweep.py --write docs/benchmarks-sweep.md
 	$(BIN)/python benchmarks/device.py --write docs/benchmarks-device.md
 	$(BIN)/python benchmarks/cache.py --write docs/benchmarks-cache.md

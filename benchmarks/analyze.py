@@ -1,4 +1,4 @@
-"""What `analyze` costs: against a bare decode of the same columns, its memory as dumps grow, and its start.
+"""What `analyze` costs: against a bare decode of the same columns, and its start.
 
     python benchmarks/analyze.py --write docs/benchmarks.md
 
@@ -104,19 +104,6 @@ def against_decode(folder: Path, tokens: int, repeat: int, threads: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def memory_as_dumps_grow(folder: Path, tokens: int, times: list[int]) -> str:
-    """The same shards again under other names."""
-    lines = ["| tokens | peak memory, MB | seconds |", "|---|---|---|"]
-    for count in times:
-        with tempfile.TemporaryDirectory(dir=folder.parent) as name:
-            for number in range(count):
-                for file in sorted(folder.iterdir()):
-                    os.link(file, Path(name) / f"{number:04d}_{file.name}")
-            cost = measure(__file__, "--case", FIVE, "--folder", name, "--threads", "1")
-        lines.append(f"| {count * tokens / 1e6:,.0f} M | {cost.memory:,.0f} | {cost.wall:.1f} |")
-    return "\n".join(lines) + "\n"
-
-
 def start(repeat: int) -> str:
     """Time by the clock of the bare interpreter, of --help, and of a small analysis with its report."""
     command = shutil.which("mismatchctl", path=str(Path(sys.executable).parent)) or "mismatchctl"
@@ -144,7 +131,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=50e6)
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--times", type=int, nargs="+", default=[1, 4, 20], help="dumps so many times as large")
     parser.add_argument("--write", type=Path, help="write the tables here")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -161,9 +147,8 @@ def main() -> None:
         for threads in (1, 2):
             sections.append(against_decode(folder, tokens, given.repeat, threads))
             print(sections[-1], flush=True)
-        sections += ["## Memory as dumps grow\n", memory_as_dumps_grow(folder, tokens, given.times), "## Start\n"]
-    sections.append(start(given.repeat))
-    print(*sections[-3:], sep="\n")
+    sections += ["## Start\n", start(given.repeat)]
+    print(*sections[-2:], sep="\n")
     if given.write:
         given.write.write_text("\n".join(sections), encoding="utf-8")
 
@@ -181,7 +166,7 @@ fast as it gets, and the ratio as large.
 |---|---|
 | everything that the report shows in 2.0 bare decodes | missed: about 4, and 5 with five corrections |
 | the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: nothing leaves the rest out |
-| 600 MB at most, flat as dumps grow | met |
+| 600 MB at most, flat as dumps grow | met: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | missed: typer and its help alone take nearly that |
 | a small analysis with its report in 2.5 s | about met: this machine takes 2.3 to 3 s |
 | 20 times as fast as padded torch, 500 with fifty corrections, 4 bucketed | missed: [there](benchmarks-baselines.md) |

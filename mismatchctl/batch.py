@@ -58,12 +58,12 @@ class Segments:
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
-    def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, int]]:
-        """Ranges of whole segments of about so many tokens; a longer segment is a range of its own."""
+    def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
+        """Ranges of whole segments, so many and of about so many tokens at most; a longer one is a range of its own."""
         start = 0
         while start < len(self):
             stop = int(np.searchsorted(self.offsets, self.offsets[start] + tokens, side="right")) - 1
-            stop = min(max(stop, start + 1), len(self))
+            stop = min(max(stop, start + 1), start + (segments or len(self)), len(self))
             yield start, stop
             start = stop
 
@@ -184,7 +184,7 @@ class TokenBatch:
             rows=self.rows[chosen],
         )
 
-    def blocks(self, tokens: int = BLOCK_TOKENS) -> Iterator[tuple[int, TokenBatch]]:
+    def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
         """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
-        for start, stop in self.segments.blocks(tokens):
+        for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

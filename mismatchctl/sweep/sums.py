@@ -32,6 +32,9 @@ BY_CLUSTER = (
     "squared_sequence_weight",
 )
 """Columns that are kept by cluster too: standard errors of the main metrics, and prompts left empty, need them."""
+BLOCK_TOKENS, BLOCK_SEQUENCES = 1 << 18, 256
+"""Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
+what a sequence has of every point should fit there."""
 
 
 class Layout:
@@ -94,8 +97,9 @@ class FamilySums:
         return FamilySums(self.totals + other.totals, self.rows + other.rows)
 
     def bounded(self, cap: int) -> FamilySums:
-        """The same with its rows merged, and folded beyond `cap` clusters, once there are more parts than that."""
-        if sum(map(len, self.rows)) <= cap:
+        """The same with its rows merged, and folded beyond `cap` clusters, once half of them were added since."""
+        first, *more = self.rows
+        if sum(map(len, more)) <= len(first):
             return self
         return FamilySums(self.totals, (merged(self.rows).folded(cap),))
 
@@ -151,7 +155,7 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
     maxima: list[list[Float64s]] = [[] for _ in plan.families]
     rows: list[list[ClusterTable]] = [[] for _ in plan.families]
     clusters = cluster_hashes(batch)
-    for start, block in batch.blocks():
+    for start, block in batch.blocks(BLOCK_TOKENS, BLOCK_SEQUENCES):
         ratios = ratios_of(block, plan.base)
         keys = clusters[start : start + len(block)]
         order = np.argsort(keys, kind="stable")

@@ -1,0 +1,111 @@
+"""The peak memory of every verb that reads tokens, as dumps grow.
+
+    python benchmarks/memory.py --write docs/benchmarks-memory.md
+
+Every command runs in a fresh process, with one thread. The larger dumps are the smallest one's files again under other
+names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+from measure import Cost, make_dump, measure, report  # noqa: E402
+
+VERBS = {
+    "analyze, five corrections and the report": ["analyze", "DUMP", "--html", "OUT/page.html"],
+    "diagnose": ["diagnose", "DUMP"],
+    "gate": ["gate", "DUMP", "--rule", "k3:max=1"],
+    "convert": ["convert", "DUMP", "OUT/converted"],
+    "sweep": ["sweep", "DUMP"],
+    "compare, with itself": ["compare", "DUMP", "DUMP"],
+}
+GOAL = 600
+
+
+def case(*words: str) -> None:
+    """One command, as a shell would run it."""
+    from mismatchctl.cli.main import main as command
+
+    sys.argv = ["mismatchctl", *words]
+    wall, processor = time.perf_counter(), time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            command()
+        except SystemExit as end:
+            assert not end.code, f"{words}: exit code {end.code}"
+    report(time.perf_counter() - wall, time.process_time() - processor)
+
+
+def grown(folder: Path, times: int, to: Path) -> Path:
+    """The files of a folder, so many times, as links."""
+    to.mkdir()
+    for number in range(times):
+        for file in sorted(folder.iterdir()):
+            os.link(file, to / f"{number:04d}_{file.name}")
+    return to
+
+
+def of(dump: Path) -> dict[str, Cost]:
+    """What each verb takes on a dump."""
+    costs = {}
+    for name, words in VERBS.items():
+        with tempfile.TemporaryDirectory(dir=dump.parent) as out:
+            places = [word.replace("DUMP", str(dump)).replace("OUT", out) for word in words]
+            options = [] if name == "convert" else ["--threads", "1"]
+            costs[name] = measure(__file__, "case", *places, *options)
+    return costs
+
+
+def main(
+    tokens: int = 10_000_000,
+    times: Annotated[list[int] | None, typer.Option(help="Dumps so many times as large; default 1, 10, 100.")] = None,
+    write: Path | None = None,
+    scratch: Annotated[Path | None, typer.Option(help="Where dumps are made; default: a temporary folder.")] = None,
+) -> None:
+    """Measure, print, and write the table."""
+    costs = {}
+    with tempfile.TemporaryDirectory(dir=scratch) as made:
+        smallest = Path(made) / "dump"
+        smallest.mkdir()
+        make_dump(smallest, tokens, 2500)
+        for count in times or [1, 10, 100]:
+            costs[count * tokens] = of(grown(smallest, count, Path(made) / f"dump_{count}"))
+    text = _document(costs)
+    typer.echo(text)
+    if write is not None:
+        write.write_text(text, encoding="utf-8")
+
+
+def _document(costs: dict[int, dict[str, Cost]]) -> str:
+    most = max(cost.memory for found in costs.values() for cost in found.values())
+    lines = [
+        "# Memory as dumps grow",
+        "",
+        f"Written by `python benchmarks/memory.py`: peak memory in MB, and seconds by the clock, of each command in a "
+        f"fresh process with one thread. The goal is {GOAL} MB at most: {'met' if most <= GOAL else 'missed'}.",
+        "",
+        "| command | " + " | ".join(f"{tokens / 1e6:,.0f} M tokens" for tokens in costs) + " |",
+        "|---|" + "---|" * len(costs),
+    ]
+    for name in VERBS:
+        found = [costs[tokens][name] for tokens in costs]
+        lines.append(f"| {name} | " + " | ".join(f"{cost.memory:,.0f} ({cost.wall:,.0f} s)" for cost in found) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["case"]:
+        case(*sys.argv[2:])
+    else:
+        typer.run(main)
