@@ -81,7 +81,7 @@ def _on_dumps(
         for index, (place, gate) in enumerate(zip(places, correction.gates, strict=True))
     ]
     together = Correction(name="all gates", gates=correction.gates)
-    result = analyze(dumps, [*(gate for _, gate in alone), together], rename=rename)
+    result = analyze(dumps, [*(gate for _, gate in alone), together], rename=rename, findings=False)
     for run, measured in result.runs.items():
         found = [
             finding

@@ -44,13 +44,14 @@ class _Pass:
 
     plan: Plan
     causes: Collector
+    watches: bool
     replays: bool
 
     makes: ClassVar[type] = _Done
 
     def __call__(self, batches: Batches, run: str) -> _Done:
         causes, sums, parts = self.causes.empty(), Sums(), Parts()
-        for batch in batches.watched_by(causes.watch):
+        for batch in batches.watched_by(causes.watch) if self.watches else batches:
             sums = sums + reduce_batch(batch, run, self.plan)
             if self.replays:
                 parts += step_tables(batch, run)
@@ -84,6 +85,7 @@ def analyze(
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
     every_cluster: bool = False,
+    findings: bool = True,
     device: Device = "auto",
     engine: Engine | None = None,
 ) -> Result:
@@ -103,6 +105,7 @@ def analyze(
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
+        findings: look for causes of the mismatch, too.
         device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
             dump is so large that it pays.
         engine: where units are read; the result does not depend on it.
@@ -114,7 +117,7 @@ def analyze(
     if framework is not None and isinstance(engine, Cached):
         raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
     extra = () if framework is None else NAMES
-    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS)
+    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS if findings else ())
     dump = reading.dump
     plan = Plan(
         tuple(corrections),
@@ -127,7 +130,7 @@ def analyze(
     accumulator = Accumulator(plan)
     logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
     causes = collector_for(dump, by)
-    work = _Pass(plan, causes.empty(), framework is not None)
+    work = _Pass(plan, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
         for done, may_grow in reading.parts(work, engine or Local(threads), progress):
             accumulator.add(done.sums)

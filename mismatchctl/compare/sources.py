@@ -145,7 +145,7 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
     result = analyze(
         [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, engine=how.engine,
         progress=how.progress,
-        every_cluster=True,
+        every_cluster=True, findings=False,
     )  # fmt: skip
     return result, reading
 
