@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.batch import Float64s
+from mismatchctl.compare import Comparison, compare
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,22 @@ def write_tokens(path: Path, tokens: Tokens, *, leave_out: tuple[str, ...] = (),
     table = pa.table({name: values for name, values in columns.items() if name not in leave_out})
     pq.write_table(table, path, row_group_size=40)
     return path
+
+
+BASE = make_tokens()
+"""What other dumps are made from, and compared with."""
+
+
+def k3(tokens: Tokens) -> Float64s:
+    x = np.concatenate(tokens.train) - np.concatenate(tokens.rollout)
+    return np.exp(x) - 1 - x
+
+
+def spread(tokens: Tokens, values: list[Any]) -> Any:
+    return np.repeat(np.array(values), [len(row) for row in tokens.rollout])
+
+
+def pair(folder: Path, other: Tokens, base: Tokens = BASE, **leave_out: Any) -> Comparison:
+    """Write two dumps, and compare them."""
+    paths = [write_tokens(folder / f"{n}.parquet", t, **leave_out) for n, t in (("base", base), ("other", other))]
+    return compare([str(path) for path in paths], by=["worker"])
