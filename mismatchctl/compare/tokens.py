@@ -63,6 +63,7 @@ def pair_tokens(reference: Source, other: Source) -> tuple[PairedTokens | None, 
     for held in _parts(_chosen(reference, first.units, keys[0], common)):
         for whole, own in _chosen(other, second.units, keys[1], held.keys):
             _meet(held, whole, own, moved)
+        del held  # before the next is put together
     unmatched = len(keys[0]) - len(common), len(keys[1]) - len(common)
     return moved.finish(matched_by, unmatched), "ok"
 
