@@ -119,10 +119,6 @@ class ClusterTable:
         """The same rows in one scope: they stay apart from the rows of other scopes."""
         return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
 
-    def salted(self, salt: np.uint64) -> ClusterTable:
-        """The same rows under new cluster names: clusters of one group are not those of another."""
-        return ClusterTable.of(mix(self.clusters, salt), self.scopes, self.sums, self.maxima, self.is_folded)
-
     def folded_across_scopes(self, cap: int) -> ClusterTable:
         """The clusters of every scope, each its own, folded into `cap` by their hash."""
         names = mix(self.clusters, self.scopes) % np.uint64(cap)

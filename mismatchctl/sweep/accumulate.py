@@ -17,7 +17,7 @@ from mismatchctl.metrics import correction_metrics
 from mismatchctl.metrics.corrections import COSTS
 from mismatchctl.sums import GROUP_CAP, OVERALL_CAP
 from mismatchctl.sums.close import normalization_factor, normalized
-from mismatchctl.sums.clusters import ClusterTable, Hashes
+from mismatchctl.sums.clusters import ClusterTable, Hashes, mix
 from mismatchctl.sums.reduce import Value
 from mismatchctl.sweep import estimates
 from mismatchctl.sweep.columns import Arrays
@@ -53,9 +53,9 @@ class Closed:
             self.totals[name] = self.totals[name] + sums if name in self.totals else sums
         for name, largest in group.maxima.items():
             self.maxima[name] = np.maximum(self.maxima[name], largest) if name in self.maxima else largest
-        self.rows += [part.salted(salt) for part in group.rows]
+        self.rows += [replace(part, clusters=mix(part.clusters, salt)) for part in group.rows]
         if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
-            self.rows = [merged(self.rows).folded(OVERALL_CAP)]
+            self.rows = [merged(self.rows, OVERALL_CAP)]
 
 
 @dataclass
@@ -88,8 +88,7 @@ class SweepAccumulator:
         for (run, (step, values)), found in sums.cells.items():
             cells = self._open.setdefault((run, step), {})
             known = cells.get(values)
-            both = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
-            cells[values] = [family.bounded(GROUP_CAP) for family in both]
+            cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
 
     def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
         """Close every open group that cannot grow any more."""
@@ -134,7 +133,7 @@ class SweepAccumulator:
         for run, totals in self.runs.items():
             for number, closed in enumerate(totals.overall):
                 family, layout = self.plan.families[number], self.plan.layouts[number][2]
-                rows = layout.arrays(merged(closed.rows).folded(OVERALL_CAP).sums)
+                rows = layout.arrays(merged(closed.rows, OVERALL_CAP).sums)
                 wanted = [metric for metric in self.metrics[number] if metric.key in WITH_ERRORS]
                 errors = estimates.errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
@@ -195,7 +194,7 @@ class _Closing:
         columns |= normalized(columns, factors, self.family.correction) | {"factor": factors * columns["tokens"]}
         maxima = largest.arrays(part.totals.maxima)
         maxima |= {name: maxima[name] / factors for name in ("weight", "-weight")}
-        rows = self._rows(merged(part.rows).folded(GROUP_CAP), by_cluster)
+        rows = self._rows(merged(part.rows, GROUP_CAP), by_cluster)
         totals = {name: values.sum(axis=0) for name, values in columns.items()}
         of_rows = by_cluster.arrays(rows.sums)
         clusters = (of_rows["tokens"] > 0).astype(np.float64) * (not rows.is_folded)
@@ -210,7 +209,7 @@ class _Closing:
             factors = self.factors[np.searchsorted(self.scopes, rows.scopes)]
             columns |= normalized(columns, factors, self.family.correction)
             rows = replace(rows, sums=layout.flat(columns))
-        return merged([replace(rows, scopes=np.zeros_like(rows.scopes))]) if rows.scopes.any() else rows
+        return merged([replace(rows, scopes=np.zeros_like(rows.scopes))], GROUP_CAP) if rows.scopes.any() else rows
 
 
 class RowTable:

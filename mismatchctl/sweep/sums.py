@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import Plan
-from mismatchctl.sums.clusters import ClusterTable, Hashes, add_rows
+from mismatchctl.sums.clusters import GROUP_CAP, ClusterTable, Hashes, add_rows
 from mismatchctl.sums.columns import base_columns
 from mismatchctl.sums.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.sums.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
@@ -94,25 +95,28 @@ class FamilySums:
     rows: tuple[ClusterTable, ...]
 
     def __add__(self, other: FamilySums) -> FamilySums:
-        return FamilySums(self.totals + other.totals, self.rows + other.rows)
-
-    def bounded(self, cap: int) -> FamilySums:
-        """The same with its rows merged, and folded beyond `cap` clusters, once half of them were added since."""
-        first, *more = self.rows
-        if sum(map(len, more)) <= len(first):
-            return self
-        return FamilySums(self.totals, (merged(self.rows).folded(cap),))
+        """Both; rows are merged once half as many as there are have come to them, so that they stay few."""
+        totals = self.totals + other.totals
+        first, *more = rows = self.rows + other.rows
+        if 2 * sum(map(len, more)) <= len(first):
+            return FamilySums(totals, rows)
+        return FamilySums(totals, (merged(rows, GROUP_CAP),))
 
 
-def merged(tables: Sequence[ClusterTable]) -> ClusterTable:
-    """One table of several, in the order given."""
-    return ClusterTable.of(
-        np.concatenate([table.clusters for table in tables]),
-        np.concatenate([table.scopes for table in tables]),
-        np.concatenate([table.sums for table in tables]),
-        np.concatenate([table.maxima for table in tables]),
-        any(table.is_folded for table in tables),
-    )
+def merged(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
+    """One table of several without maxima, in the order given; beyond `cap` clusters they are folded by their hash.
+
+    Rows may be wide, so none is copied before it is added.
+    """
+    clusters, scopes = (np.concatenate([getattr(table, name) for table in tables]) for name in ("clusters", "scopes"))
+    is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
+    if is_folded:
+        clusters = clusters % np.uint64(cap)
+    keys, places = np.unique(np.stack([clusters, scopes], axis=1), axis=0, return_inverse=True)
+    sums = np.zeros((len(keys), tables[0].sums.shape[1]))
+    for place, row in zip(places.tolist(), chain.from_iterable(table.sums for table in tables), strict=True):
+        sums[place] += row
+    return ClusterTable(keys[:, 0].copy(), keys[:, 1].copy(), sums, np.zeros((len(keys), 0)), is_folded)
 
 
 @dataclass
@@ -151,9 +155,7 @@ def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, T
 
 
 def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
-    totals: list[list[Float64s]] = [[] for _ in plan.families]
-    maxima: list[list[Float64s]] = [[] for _ in plan.families]
-    rows: list[list[ClusterTable]] = [[] for _ in plan.families]
+    done: list[FamilySums] = []
     clusters = cluster_hashes(batch)
     for start, block in batch.blocks(BLOCK_TOKENS, BLOCK_SEQUENCES):
         ratios = ratios_of(block, plan.base)
@@ -161,16 +163,15 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
         order = np.argsort(keys, kind="stable")
         firsts = np.flatnonzero(np.append(True, np.diff(keys[order].view(np.int64)) != 0))
         plain = token_loss("ppo", block) if plan.base.drift else None
-        for number, (family, (all_of, largest, by_cluster)) in enumerate(zip(plan.families, plan.layouts, strict=True)):
+        found = []
+        for family, (all_of, largest, by_cluster) in zip(plan.families, plan.layouts, strict=True):
             made = _columns(plan, family, block, ratios, plain)
-            totals[number].append(all_of.flat(_one_row(made.totals())))
-            maxima[number].append(largest.flat(_one_row(made.maxima)))
+            totals, maxima = all_of.flat(_one_row(made.totals())), largest.flat(_one_row(made.maxima))
             sums = {name: _by_cluster(made.of_sequences(name), order, firsts) for name in (*SHARED, *BY_CLUSTER)}
-            rows[number].append(_table(keys[order][firsts], scope, by_cluster.flat(sums)))
-    return [
-        FamilySums(_table(np.zeros(1, np.uint64), scope, np.sum(total, axis=0), np.max(largest, axis=0)), tuple(parts))
-        for total, largest, parts in zip(totals, maxima, rows, strict=True)
-    ]
+            rows = _table(keys[order][firsts], scope, by_cluster.flat(sums))
+            found.append(FamilySums(_table(np.zeros(1, np.uint64), scope, totals, maxima), (rows,)))
+        done = [a + b for a, b in zip(done, found, strict=True)] if done else found
+    return done
 
 
 def _columns(
