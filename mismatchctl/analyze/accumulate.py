@@ -52,8 +52,7 @@ class Accumulator:
         """Merge the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
             cells = self._open.setdefault((run, step), {})
-            merged = cells[values] + cell if values in cells else cell
-            cells[values] = CellSums(merged.table.folded(GROUP_CAP), merged.pairs)
+            cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
@@ -66,8 +65,7 @@ class Accumulator:
     def _close_group(self, run: str, step: Value, cells: dict[tuple[Value, ...], CellSums]) -> None:
         totals = self.runs[run]
         ordered = [cells[values] for values in sorted(cells, key=str)]
-        raw = reduce(add, ordered)
-        raw = CellSums(raw.table.folded(GROUP_CAP), raw.pairs)
+        raw = reduce(add, ordered).folded(GROUP_CAP)
         closing = Closing(raw.table, self.plan)
         if self.plan.sequences:
             for scope, factors in zip(closing.scopes.tolist(), closing.factors.tolist(), strict=True):

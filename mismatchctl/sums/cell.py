@@ -91,6 +91,10 @@ class CellSums:
         pairs |= {name: sums for name, sums in other.pairs.items() if name not in self.pairs}
         return CellSums(self.table + other.table, pairs)
 
+    def folded(self, cap: int) -> CellSums:
+        """The same with at most `cap` clusters in each scope."""
+        return CellSums(self.table.folded(cap), self.pairs)
+
 
 @dataclass(frozen=True)
 class RunSums:

@@ -16,7 +16,16 @@ from mismatchctl.correction import Correction
 from mismatchctl.ratios import Ratios
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import DETAILED_CAP, OVERALL_CAP, ClusterTable, Hashes, hash_content, hash_values, mix
+from mismatchctl.sums.clusters import (
+    DETAILED_CAP,
+    GROUP_CAP,
+    OVERALL_CAP,
+    ClusterTable,
+    Hashes,
+    hash_content,
+    hash_values,
+    mix,
+)
 from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
 from mismatchctl.sums.losses import plain_loss_columns, token_loss
 from mismatchctl.sums.plain import PLAIN
@@ -91,7 +100,7 @@ class Sums:
     def __add__(self, other: Sums) -> Sums:
         cells, runs = dict(self.cells), dict(self.runs)
         for key, cell in other.cells.items():
-            cells[key] = cells[key] + cell if key in cells else cell
+            cells[key] = (cells[key] + cell).folded(GROUP_CAP) if key in cells else cell
         for name, run in other.runs.items():
             runs[name] = runs[name] + run if name in runs else run
         return Sums(cells, runs, self.sequences + other.sequences)
