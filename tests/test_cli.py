@@ -212,6 +212,27 @@ def test_by_breaks_metrics_down(dump: Path) -> None:
     assert sum(by["metrics"]["tokens"]["value"]) == run_result["overall"]["metrics"]["tokens"]["value"]
 
 
+@pytest.mark.parametrize("verb", ["analyze", "sweep"])
+@pytest.mark.parametrize("spread", ["one file", "a few values in each file", "a few values in each step"])
+def test_a_column_of_a_value_per_sequence_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, spread: str
+) -> None:
+    """Each value would take the memory of a run: they are counted within a batch, a step and a run."""
+    monkeypatch.setattr("mismatchctl.sums.reduce.MOST_VALUES", 20)
+    values = np.arange(22)
+    parts = {"one file": 1, "a few values in each file": 3, "a few values in each step": 3}[spread]
+    with Recorder(tmp_path / "dump") as recorder:
+        for number, some in enumerate(np.array_split(values, parts)):
+            recorder.write(
+                step=number if "step" in spread else 0, rollout_log_probs=[[-1.0]] * len(some),
+                train_log_probs=[[-1.1]] * len(some), name=[f"n{value}" for value in some],
+            )  # fmt: skip
+    done = run(verb, tmp_path / "dump", "--by", "name")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert "--by name: more than 20 values; break down by what many sequences share" in done.stderr
+
+
 def test_settings_file_environment_and_flags_take_precedence_in_this_order(
     dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

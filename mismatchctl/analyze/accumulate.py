@@ -13,7 +13,7 @@ from mismatchctl.metrics import Estimates, Evaluator
 from mismatchctl.sums import CellSums, Plan, RunSums, Sums
 from mismatchctl.sums.close import Closing
 from mismatchctl.sums.clusters import GROUP_CAP, hash_values
-from mismatchctl.sums.reduce import Value
+from mismatchctl.sums.reduce import Value, require_few
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
@@ -53,6 +53,7 @@ class Accumulator:
         for (run, (step, values)), cell in sums.cells.items():
             cells = self._open.setdefault((run, step), {})
             cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
+            require_few(self.plan.by, len(cells))
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
@@ -81,6 +82,7 @@ class Accumulator:
             for column, value in zip(self.plan.by, values, strict=True):
                 sums = totals.by.setdefault(column, {})
                 sums[value] = _extended(sums.get(value), closed, scope, self.plan.most_clusters)
+                require_few([column], len(sums))
 
 
 def _closed(cell: CellSums, closing: Closing) -> CellSums:

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
 from mismatchctl.ratios import Ratios
+from mismatchctl.stores import printable
 from mismatchctl.sums import columns as cols
 from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
 from mismatchctl.sums.clusters import (
@@ -31,6 +33,8 @@ from mismatchctl.sums.losses import plain_loss_columns, token_loss
 from mismatchctl.sums.plain import PLAIN
 
 MISMATCH, DRIFT = "mismatch", "drift"
+MOST_VALUES = 1024
+"""Values of the columns to break down by, in all."""
 Value = str | int | float | bool | None
 Cell = tuple[Value, tuple[Value, ...]]
 """(step, one value per `--by` column)."""
@@ -121,13 +125,15 @@ def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
 
 
 def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, Cell, TokenBatch]]:
-    """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays."""
+    """Cut a batch into cells. Sequences that lie scattered are gathered first; their order within a cell stays.
+
+    Raises:
+        ConfigError: `by` makes too many of them.
+    """
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
-    labels = np.zeros(len(batch), np.int64)
-    for values in keys:
-        if values is not None:
-            _, codes = np.unique(_told_apart(values), return_inverse=True)
-            labels = labels * (codes.max(initial=0) + 1) + codes
+    groups = _labels(keys[:2], np.zeros(len(batch), np.int64))
+    labels = _labels(keys[2:], groups)
+    require_few(by, (labels.max(initial=0) + 1) // (groups.max(initial=0) + 1))
     order = np.argsort(labels, kind="stable")
     if np.any(np.diff(labels) < 0):
         batch, labels = batch.take(order), labels[order]
@@ -138,6 +144,28 @@ def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, C
         names = [None if key is None else _plain(key[start]) for key in keys]
         cell = names[1], tuple(names[2:])
         yield run if names[0] is None else str(names[0]), cell, batch.sequences(start, stop)
+
+
+def require_few(by: Sequence[str], values: int) -> None:
+    """Refuse columns to break down by that hardly two sequences share: each value takes as much memory as a run.
+
+    Raises:
+        ConfigError: there are more than `MOST_VALUES`.
+    """
+    if values > MOST_VALUES:
+        raise ConfigError(
+            f"--by {', '.join(map(printable, by))}: more than {MOST_VALUES:,} values; "
+            "break down by what many sequences share"
+        )
+
+
+def _labels(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
+    """A number for each row [S], from 0 on, in the order of what it had and then of the keys."""
+    for values in keys:
+        if values is not None:
+            _, codes = np.unique(_told_apart(values), return_inverse=True)
+            _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
+    return labels
 
 
 def _told_apart(values: NDArray[Any]) -> NDArray[Any]:

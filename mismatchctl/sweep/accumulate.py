@@ -18,7 +18,7 @@ from mismatchctl.metrics.corrections import COSTS
 from mismatchctl.sums import GROUP_CAP, OVERALL_CAP
 from mismatchctl.sums.close import normalization_factor, normalized
 from mismatchctl.sums.clusters import ClusterTable, Hashes, mix
-from mismatchctl.sums.reduce import Value
+from mismatchctl.sums.reduce import Value, require_few
 from mismatchctl.sweep import estimates
 from mismatchctl.sweep.columns import Arrays
 from mismatchctl.sweep.family import Family
@@ -89,6 +89,7 @@ class SweepAccumulator:
             cells = self._open.setdefault((run, step), {})
             known = cells.get(values)
             cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
+            require_few(self.plan.base.by, len(cells))
 
     def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
         """Close every open group that cannot grow any more."""
@@ -114,6 +115,7 @@ class SweepAccumulator:
                 for column, value in zip(self.plan.base.by, values, strict=True):
                     found = totals.by.setdefault(column, {})
                     found.setdefault(value, [_nothing() for _ in self.plan.families])[number].add(closed, salt)
+                    require_few([column], len(found))
 
     def finish_by(self) -> None:
         """Write the rows of every value of `--by` columns."""
