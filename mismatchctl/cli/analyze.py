@@ -64,7 +64,10 @@ _RULE = "One more correction, from flags"
 
 FrameworkName = Annotated[
     str,
-    typer.Option("--framework", help="Replay what it logs, read --config as its: verl, verl@2025-11, slime, ..."),
+    typer.Option(
+        "--framework",
+        help="Replay what it logs, a step in memory at a time; read --config as its: verl, verl@2025-11, slime, ...",
+    ),
 ]
 MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Rows per micro-batch in that replay, where the dump names none.")
