@@ -161,7 +161,7 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
         return correction_from_mapping(made)
 
     chosen = [rules(*pair) for pair in corrections]
-    result = analyze([str(folder)], [] if swept else chosen, threads=1)
+    result = analyze([str(folder)], [] if swept else chosen, findings=False, threads=1)
     run = next(iter(result.runs.values()))
     first = {key: run.overall.metrics[key].value for key in MISMATCH}
     if not swept:
@@ -287,9 +287,9 @@ HEAD = f"""# Against padded tensors
 Made by `benchmarks/baselines.py` on {os.cpu_count()} processors (load {{load:.1f}} at the end), one thread each: fresh
 processes, cases interleaved, medians and ratios within rounds, imports not counted. Both sides give the same
 {len(MISMATCH)} numbers of the mismatch and {len(CORRECTION)} of each correction (checked to {TOLERANCE:g} before
-timing; the tensors are float32); `analyze` computes everything else that its report shows besides. The padded code
-is straightforward: {BATCH} sequences per tensor, masked sums, one pass over each tensor per output and correction.
-Bucketed: sequences sorted by length within a file first. Fifty corrections are a grid of
+timing; the tensors are float32); `analyze` computes everything else that its report shows besides, findings aside. The
+padded code is straightforward: {BATCH} sequences per tensor, masked sums, one pass over each tensor per output and
+correction. Bucketed: sequences sorted by length within a file first. Fifty corrections are a grid of
 {len(TRUNCATIONS)} truncations and {len(BANDS)} rejections, which `sweep` reads in one pass (beside one `analyze`).
 
 The goals are 20 times (padded, one correction), 500 times (padded, fifty) and 4 times (bucketed, one). All three are
