@@ -131,8 +131,8 @@ imports included, ratios within rounds of cases that follow each other. The padd
 the other, four numbers each, without errors, groups or any other key, and its time grows with their number.
 
 The goal was 1.5 times one `analyze` at most. It is missed where every sequence needs a number for every point: by
-token rejections, and at a mean length of 400, where 20 M tokens are six times as many sequences, by truncations of token
-weights too.
+token rejections, and at a mean length of 400, where 20 M tokens are six times as many sequences, by truncations of
+token weights too.
 """
 
 
