@@ -58,11 +58,26 @@ def better_as(case: Case, rollout: Float64s, train: Float64s) -> Bools:
     """Sequences [S] whose two columns agree about three times better when read as given, [T] each."""
     with np.errstate(invalid="ignore"):
         changed = np.abs(train[case.index] - rollout[case.index])
-    before, after = (case.means(np.minimum(size, _GROSS)) for size in (np.abs(case.x), np.nan_to_num(changed, nan=1e3)))
+    before, after = _apart(case), case.means(np.minimum(np.nan_to_num(changed, nan=1e3), _GROSS))
     better = (case.counts >= _ENOUGH) & (before > 1e-2) & (after <= _BETTER * before)
     if better.sum() > _MOST * (case.counts >= _ENOUGH).sum():  # then the rest too, but where it is plainly worse
         better |= after < before
     return better
+
+
+def could_be_better(case: Case, change: Float64s) -> bool:
+    """Whether `better_as` could mark any sequence once one side has moved by so much [N].
+
+    By the triangle inequality it moves no farther than the sides were apart before and are after.
+    """
+    apart, moved = _apart(case), case.means(np.minimum(np.abs(change), _GROSS))
+    return bool(np.any((case.counts >= _ENOUGH) & (apart > 1e-2) & (moved <= 1.001 * (1 + _BETTER) * apart)))
+
+
+@once
+def _apart(case: Case) -> Float64s:
+    """Mean |log ratio| of each sequence, that of each token bounded [S]."""
+    return case.means(np.minimum(np.abs(case.x), _GROSS))
 
 
 @dataclass(frozen=True)

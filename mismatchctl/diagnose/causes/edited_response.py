@@ -20,6 +20,8 @@ def _test(case: Case) -> Diagnosis | None:
     if not len(case.x) or case.noise == 0:
         return None
     size = np.minimum(np.abs(case.x), 5.0)
+    if not _may_break(case, size):
+        return None
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
     # By loudness, which needs no scale; and by gross differences, which temperature and truncation leave rare.
     for values, jump in ((case.loudness, _JUMP), ((size > _GROSS).astype(np.float64), _RATE)):
@@ -65,6 +67,14 @@ def _test(case: Case) -> Diagnosis | None:
         },
         leaves=case.without(tokens),
     )
+
+
+def _may_break(case: Case, size: Float64s) -> bool:
+    """Whether any sequence ends on a stretch that is as far apart as `_breaks` demands."""
+    running = np.append(0.0, np.cumsum(size - _FAR))
+    ends = case.segments.offsets[1:][case.where]
+    left = ends - np.arange(len(size))
+    return bool(np.any((running[ends] - running[:-1] > -1e-6) & (left >= _LEAST_SIDE)))
 
 
 def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:

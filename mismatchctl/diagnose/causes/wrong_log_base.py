@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
+from mismatchctl.diagnose.measures import better_as, could_be_better, fact, loudest, percent
 
 _BASES = {"base 2": math.log(2), "base 10": math.log(10)}
 """What to multiply by to have natural log-probs again."""
@@ -61,8 +61,10 @@ def _best(case: Case) -> tuple[Bools, Reading]:
         if found.mean() > 0.5:
             return found, ("rollout", "", 1 / factor)
     best, chosen = np.zeros(case.size, np.bool_), ("", "", 1.0)
+    least = min(abs(multiple - 1) for multiple in _READINGS.values())
+    sides = [side for side, values in (("rollout", case.r), ("train", case.t)) if could_be_better(case, least * values)]
     for reading, multiple in _READINGS.items():
-        for side in ("rollout", "train"):
+        for side in sides:
             found = better_as(case, *_read(case, side, multiple))
             if found.sum() > best.sum():
                 best, chosen = found, (side, reading, multiple)
