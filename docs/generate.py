@@ -15,6 +15,7 @@ from mismatchctl.frameworks.importers.registry import LAYOUTS
 from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
+from mismatchctl.sums.reduce import MOST_VALUES
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
@@ -34,7 +35,8 @@ def contract() -> str:
             "# The dump contract",
             NOTICE,
             "Parquet, one row per sequence (lists per token), or one row per token (the same names as scalars, plus",
-            "`sequence_id` and `position`). Any other scalar column can be named with `--by`.",
+            "`sequence_id` and `position`). Any other scalar column can be named with `--by`, if it has "
+            f"{MOST_VALUES:,} values at most.",
             "",
             "| column | required | holds | unit | meaning | also known as |",
             "|---|---|---|---|---|---|",
