@@ -186,7 +186,7 @@ fast as it gets, and the ratio as large.
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | missed: typer and its help alone take nearly that |
 | a small analysis with its report in 2.5 s | missed by little: this machine takes 2.3 to 3.1 s |
-| 20 times as fast as padded torch, 500 for 50 corrections, 4 bucketed | missed: [16, 106, 2.3](benchmarks-baselines.md) |
+| speed over padded torch: 20, for 50 corrections 500, bucketed 4 | missed: [16, 106, 2.3](benchmarks-baselines.md) |
 | 1,000 thresholds in 1.5 analyses | met but by 1,000 thresholds on tokens: [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
