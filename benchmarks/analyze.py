@@ -195,7 +195,7 @@ fast as it gets, and the ratio as large.
 [Formats](benchmarks-formats.md) and [recording](benchmarks-recorder.md) have tables of their own.
 
 Of an analysis without corrections, decoding takes a third (a fifth of that for checksums), the compiled loops a fifth,
-findings an eighth. The rest is spread over sums by cluster, tails, checks of values, and the evaluation of each step,
+findings a sixth. The rest is spread over sums by cluster, tails, checks of values, and the evaluation of each step,
 none of which takes more than a twentieth; what a run or a step costs whatever its size is 0.2 s and 8 ms.
 
 ## Against a bare decode

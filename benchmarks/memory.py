@@ -94,7 +94,7 @@ def _document(costs: dict[int, dict[str, Cost]]) -> str:
         "",
         f"Written by `python benchmarks/memory.py`: peak memory in MB, and seconds by the clock, of each command in a "
         f"fresh process with one thread. The goal is {GOAL} MB at most: {'met' if most <= GOAL else 'missed'}. "
-        "`compare` keeps about 100 bytes a sequence.",
+        "`compare` keeps about 400 bytes a sequence.",
         "",
         "| command | " + " | ".join(f"{tokens / 1e6:,.0f} M tokens" for tokens in costs) + " |",
         "|---|" + "---|" * len(costs),

@@ -4,7 +4,7 @@ First both dumps are read once and each sequence is hashed: by its token ids (wi
 its train log-probs, with and without its name. What most sequences agree in is what they are matched by. Then the
 reference is read again, `MOST_HELD` tokens at a time, and those units of the other dump that hold the same sequences:
 once each where the two are in about the same order, and again for every such part where they are shuffled. Beside
-that, memory is about 100 bytes a sequence.
+that, memory is about 400 bytes a sequence.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from mismatchctl.result import Fact
 _BETTER, _MOST, _GROSS = 0.35, 0.5, 5.0
 _LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
 _ENOUGH = 8
+_POSITIVE = 0.9
 _FLIPS = 24
 _LONG = 4
 
@@ -52,6 +53,11 @@ def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
     """The marked sequences [S] by descending score, the first three."""
     found = np.flatnonzero(sequences)
     return found[np.argsort(-score[found], kind="stable")][:3]
+
+
+def cannot_be_logs(values: Float64s) -> bool:
+    """Whether nearly all values lie above 0, whatever the other column says."""
+    return len(values) > 0 and float(np.mean(values > 0)) > _POSITIVE
 
 
 def better_as(case: Case, rollout: Float64s, train: Float64s) -> Bools:

@@ -7,12 +7,10 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
+from mismatchctl.diagnose.measures import better_as, cannot_be_logs, fact, loudest, percent
 
 _LEAST_SHARE = 0.05
 _SMALLEST = 1e-30
-_POSITIVE = 0.9
-"""Share of values above 0 from which a column cannot hold log-probs, whatever the other one says."""
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -23,7 +21,7 @@ def _test(case: Case) -> Diagnosis | None:
         inside = case.means((sound < 0) | (sound > 1.0 + 1e-3)) == 0
         rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
         found = better_as(case, rollout, train) & inside
-        if len(sound) and np.mean(sound > 0) > _POSITIVE:
+        if cannot_be_logs(sound):
             found |= inside & (case.counts > 0)
         if found.sum() >= 3 and found.mean() >= _LEAST_SHARE:
             return _diagnosis(case, side, found, rollout, train)

@@ -9,15 +9,13 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import better_as, could_be_better, fact, loudest, percent
+from mismatchctl.diagnose.measures import better_as, cannot_be_logs, could_be_better, fact, loudest, percent
 
 _BASES = {"base 2": math.log(2), "base 10": math.log(10)}
 """What to multiply by to have natural log-probs again."""
 _OPPOSITE = "the opposite sign"
 _READINGS = _BASES | {_OPPOSITE: -1.0} | {f"{base} and {_OPPOSITE}": -factor for base, factor in _BASES.items()}
 _LEAST_SHARE = 0.05
-_POSITIVE = 0.9
-"""Share of values above 0 from which a column cannot hold log-probs, whatever the other one says."""
 _SCALED, _STEADY = 0.03, 0.005
 """A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
 _SURE, _LIKELY, _UNLIKELY, _ENOUGH = -0.02, -0.7, -1.0, 30
@@ -69,7 +67,7 @@ def _best(case: Case) -> tuple[Bools, Reading]:
             if found.sum() > best.sum():
                 best, chosen = found, (side, reading, multiple)
     for side, values in (("rollout", case.r), ("train", case.t)):
-        if len(values) and np.mean(values > 0) > _POSITIVE and best.mean() < 0.5:
+        if cannot_be_logs(values) and best.mean() < 0.5:
             return case.means(values > 0) > 0.5, (side, _OPPOSITE, -1.0)
     return best, chosen
 
