@@ -73,7 +73,7 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int) 
     from mismatchctl.analyze.reading import WANTED, Batches
     from mismatchctl.dumps import open_dump
     from mismatchctl.engines.local import ordered_map
-    from mismatchctl.sums import Plan, kernel_for, reduce_batch
+    from mismatchctl.measure import Plan, kernel_for, reduce_batch
 
     dump = open_dump([str(folder)], wanted=WANTED)
     plan = Plan(tuple(corrections), kernel=kernel_for(sum(unit.tokens for unit in dump.units), "cpu"))
@@ -91,8 +91,8 @@ def load_loops() -> None:
     import numpy as np
 
     from mismatchctl.batch import Segments
-    from mismatchctl.sums.compiled import COMPILED
-    from mismatchctl.sums.kernel import PairTables, RunTables
+    from mismatchctl.measure.kernels.compiled import COMPILED
+    from mismatchctl.measure.kernels.kernel import PairTables, RunTables
 
     values = np.full(8, -1.0, np.float32)
     ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))

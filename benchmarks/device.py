@@ -22,7 +22,7 @@ from measure import Cost, make_dump, measure, report
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.model import Gate, Weight
-from mismatchctl.sums.device import BLOCK_TOKENS, accelerators, kernel_on
+from mismatchctl.measure.kernels.device import BLOCK_TOKENS, accelerators, kernel_on
 
 COUNTS = (0, 5, 50)
 BYTES = 8
@@ -66,8 +66,8 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     import torch
 
     from mismatchctl.batch import Segments, TokenBatch
-    from mismatchctl.sums.kernel import BUCKETS, PairTables, RunTables
-    from mismatchctl.sums.tensors import to_device
+    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, RunTables
+    from mismatchctl.measure.kernels.tensors import to_device
 
     rng, place, kernel = np.random.default_rng(0), torch.device(device), kernel_on([device])
     offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)

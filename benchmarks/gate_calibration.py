@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.gate import LEVEL, TOLERANCE
 from mismatchctl.gate.power import detectable
+from mismatchctl.measure.table import hash_values
 from mismatchctl.resample import Draws, weights
-from mismatchctl.sums.clusters import hash_values
 
 Array = NDArray[np.float64]
 SPLITS, REPLICATES = 4000, 4096

@@ -12,10 +12,10 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks.importers.layout import PER_TOKEN, Layout
 from mismatchctl.frameworks.importers.registry import LAYOUTS
-from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.reduce import MOST_VALUES
 from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
-from mismatchctl.sums.reduce import MOST_VALUES
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 

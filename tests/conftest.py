@@ -11,7 +11,7 @@ import pytest
 from test_dumps_support import FORMAT
 
 if TYPE_CHECKING:
-    from mismatchctl.sums.kernel import Kernel
+    from mismatchctl.measure.kernels.kernel import Kernel
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
 
@@ -21,11 +21,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units
 )
 def kernel(request: pytest.FixtureRequest) -> Kernel:
     """Each kernel but the plain one, which they are held to."""
-    from mismatchctl.sums.compiled import COMPILED
+    from mismatchctl.measure.kernels.compiled import COMPILED
 
     if request.param == "compiled":
         return COMPILED
-    from mismatchctl.sums.device import accelerators, kernel_on
+    from mismatchctl.measure.kernels.device import accelerators, kernel_on
 
     devices = accelerators() if request.param == "torch on CUDA" else ("cpu",)
     if not devices:

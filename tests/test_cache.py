@@ -26,7 +26,7 @@ from mismatchctl.engines.cache import Cached
 from mismatchctl.engines.pack import UnpackableError, pack, unpack
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset
-from mismatchctl.sums.tails import Worst
+from mismatchctl.measure.tails import Worst
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "sample_data" / "dense"

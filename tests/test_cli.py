@@ -218,7 +218,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, spread: str
 ) -> None:
     """Each value would take the memory of a run: they are counted within a batch, a step and a run."""
-    monkeypatch.setattr("mismatchctl.sums.reduce.MOST_VALUES", 20)
+    monkeypatch.setattr("mismatchctl.measure.reduce.MOST_VALUES", 20)
     values = np.arange(22)
     parts = {"one file": 1, "a few values in each file": 3, "a few values in each step": 3}[spread]
     with Recorder(tmp_path / "dump") as recorder:

@@ -25,13 +25,13 @@ from mismatchctl.engines import Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
-from mismatchctl.sums import Plan, reduce_batch
-from mismatchctl.sums.compiled import COMPILED
-from mismatchctl.sums.kernel import WORTH_A_DEVICE, kernel_for
-from mismatchctl.sums.plain import PLAIN
+from mismatchctl.measure import Plan, reduce_batch
+from mismatchctl.measure.kernels.choose import WORTH_A_DEVICE, kernel_for
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.plain import PLAIN
 
 SAMPLE = Path(__file__).parent.parent / "sample_data" / "dense"
-ACCELERATORS = "mismatchctl.sums.device.accelerators"
+ACCELERATORS = "mismatchctl.measure.kernels.device.accelerators"
 CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 
 
@@ -56,7 +56,7 @@ def test_a_device_without_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 8 MiB")
 
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
-    monkeypatch.setattr("mismatchctl.sums.device.to_device", full)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", full)
     done = run("--device", "cuda")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "error: the GPU has no memory left: use fewer --threads, or --device cpu\n"
@@ -126,14 +126,14 @@ def test_a_cache_tells_devices_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(ACCELERATORS, lambda: ("cpu",))
     first = analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json()
     kept = set((tmp_path / "parts").iterdir())
-    monkeypatch.setattr("mismatchctl.sums.device.to_device", None)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_device", None)
     assert analyze([str(SAMPLE)], device="cuda", engine=Cached(Local(1), tmp_path)).to_json() == first
     analyze([str(SAMPLE)], device="cpu", engine=Cached(Local(1), tmp_path))
     assert len(set((tmp_path / "parts").iterdir()) - kept) == len(kept)
 
 
 def test_threads_take_devices_in_turn() -> None:
-    from mismatchctl.sums.device import kernel_on
+    from mismatchctl.measure.kernels.device import kernel_on
 
     kernel = kernel_on(("cpu", "cpu:0"))
     batch, taken = made_batch(0, [3, 4], np.float32), []
@@ -151,7 +151,7 @@ def test_threads_take_devices_in_turn() -> None:
 
 
 def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.sums import device
+    from mismatchctl.measure import device
 
     events: list[str] = []
 
@@ -186,8 +186,8 @@ EVERYTHING = Correction.model_validate(
 
 def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tables by bin, values per sequence, tails, and the ends of turns do."""
-    from mismatchctl.sums import tensors
-    from mismatchctl.sums.device import kernel_on
+    from mismatchctl.measure import tensors
+    from mismatchctl.measure.kernels.device import kernel_on
 
     sizes: list[int] = []
 
@@ -197,7 +197,7 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     copied = tensors.to_host
     monkeypatch.setattr(tensors, "to_host", watched)
-    monkeypatch.setattr("mismatchctl.sums.device.to_host", watched)
+    monkeypatch.setattr("mismatchctl.measure.kernels.device.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
     plan = Plan((EVERYTHING,), drift=True, kernel=kernel_on(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
@@ -210,7 +210,7 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_host_and_device_do_not_mix() -> None:
     import torch
 
-    from mismatchctl.sums.tensors import as_array, to_device
+    from mismatchctl.measure.kernels.tensors import as_array, to_device
 
     device = as_array(to_device(np.array([1.0, 2.0]), torch.device("cpu")))
     with pytest.raises(TypeError, match="host met one on a device"):
@@ -225,7 +225,7 @@ def test_host_and_device_do_not_mix() -> None:
 def test_read_only_and_strided_arrays_are_copied() -> None:
     import torch
 
-    from mismatchctl.sums.tensors import to_device, to_host
+    from mismatchctl.measure.kernels.tensors import to_device, to_host
 
     values = np.arange(10, dtype=np.float32)[::3]
     values.flags.writeable = False
@@ -233,7 +233,7 @@ def test_read_only_and_strided_arrays_are_copied() -> None:
 
 
 def test_an_empty_cell() -> None:
-    from mismatchctl.sums.device import kernel_on
+    from mismatchctl.measure.kernels.device import kernel_on
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
     sums = reduce_batch(batch, "run", Plan((EVERYTHING,), drift=True, kernel=kernel_on(("cpu",))))

@@ -11,8 +11,8 @@ REDUCED = """
 import hashlib
 import numpy as np
 from mismatchctl.batch import Segments
-from mismatchctl.sums.compiled import COMPILED
-from mismatchctl.sums.kernel import PairTables, RunTables
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.kernel import PairTables, RunTables
 
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)

@@ -22,9 +22,9 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.diagnose.evidence import _level_terms, _level_terms_compiled
 from mismatchctl.frameworks import preset
-from mismatchctl.sums.compiled import COMPILED
-from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
-from mismatchctl.sums.plain import PLAIN
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
+from mismatchctl.measure.kernels.plain import PLAIN
 
 SAMPLE = Path(__file__).parent.parent / "sample_data" / "moe"
 Floats = NDArray[np.float64]

@@ -21,11 +21,11 @@ from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import Selection, measure
 from mismatchctl.correction.model import ARITHMETIC_LEVELS, RATIO_LEVELS, Gate, Weight
+from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.losses import token_loss
+from mismatchctl.measure.reduce import Plan, ratios_of
 from mismatchctl.ratios import STATISTICS, Ratios
-from mismatchctl.sums.kernel import Kernel
-from mismatchctl.sums.losses import token_loss
-from mismatchctl.sums.plain import PLAIN
-from mismatchctl.sums.reduce import Plan, ratios_of
 
 Columns = dict[str, NDArray[np.float64]]
 COUNTS = ("kept", "counted", "touched", "emptied", "weight_low", "weight_high", "loss_tokens", "loss_kept")

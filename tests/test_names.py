@@ -17,7 +17,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, slime
 from mismatchctl.frameworks.meanings import NEVER_LOGGED, VERSIONS, Relative, relatives, resolve
-from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 
 TITLES = [f"{name}@{version}" for name, versions in VERSIONS.items() for version in versions]
 NATIVE = {

@@ -21,9 +21,9 @@ from random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, wri
 from mismatchctl.analyze import analyze
 from mismatchctl.analyze.build import GROUP_ERRORS
 from mismatchctl.correction import Correction
-from mismatchctl.metrics import MISMATCH_METRICS, correction_metrics, drift_key, drift_metrics
+from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, drift_key, drift_metrics
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
-from mismatchctl.sums.kernel import Kernel
 
 Expected = list[dict[str, Truth]]
 VALUE_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-7, 5e-3

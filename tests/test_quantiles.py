@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
-from mismatchctl.metrics.histograms import INTERVAL, quantile_intervals, quantiles, worst_share
+from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges, signed_bin
+from mismatchctl.measure.cell import PairCollector, PairSums
+from mismatchctl.measure.kernels.kernel import BUCKETS
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.metrics.histograms import INTERVAL, quantile_intervals, quantiles, worst_share
+from mismatchctl.measure.table import hash_values
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges, signed_bin
-from mismatchctl.sums.cell import PairCollector, PairSums
-from mismatchctl.sums.clusters import hash_values
-from mismatchctl.sums.kernel import BUCKETS
-from mismatchctl.sums.plain import PLAIN
 
 Floats = NDArray[np.float64]
 SHARES = (0.5, 0.9, 0.99, 0.999)

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from make_result import HOSTILE, UNDEFINED, make_corrections, make_result
 
-from mismatchctl.metrics import MISMATCH_METRICS, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, drift_metrics
 from mismatchctl.render.report import prepare, render_report
 from mismatchctl.result import Result, Series, Value
 

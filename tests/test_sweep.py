@@ -20,10 +20,10 @@ from mismatchctl.batch import Segments
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
 from mismatchctl.frameworks import preset, presets
+from mismatchctl.measure.grid.family import families
+from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
 from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
-from mismatchctl.sweep.family import families
 from mismatchctl.sweep.front import marks, not_beaten
-from mismatchctl.sweep.thresholds import Intervals, Thresholds, token_table
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_data" / "dense")
 

@@ -19,7 +19,7 @@ from mismatchctl.analyze import analyze, build
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
-from mismatchctl.metrics.corrections import COSTS
+from mismatchctl.measure.metrics.corrections import COSTS
 from mismatchctl.result import Groups, Value
 from mismatchctl.sweep import Axis, Study, Sweep, sweep
 from mismatchctl.sweep.model import WITH_ERRORS

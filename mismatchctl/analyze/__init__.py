@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mismatchctl.analyze.accumulate import Accumulator
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
 from mismatchctl.analyze.reading import Batches, Reading
@@ -19,8 +18,9 @@ from mismatchctl.engines import Engine, Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import Framework
+from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
+from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.result import Result
-from mismatchctl.sums import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.analyze.accumulate import Accumulator, Row, RunTotals, step_hash
 from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
-from mismatchctl.metrics import Estimate, Estimates
+from mismatchctl.measure import ClusterTable, PairSums, Plan
+from mismatchctl.measure.accumulate import Accumulator, Row, RunTotals, step_hash
+from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
+from mismatchctl.measure.metrics import Estimate, Estimates
+from mismatchctl.measure.reduce import DRIFT, MISMATCH
+from mismatchctl.measure.reduce import Value as Label
+from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (
     Breakdown,
     Clusters,
@@ -33,12 +39,6 @@ from mismatchctl.result import (
     WorstSequence,
     WorstToken,
 )
-from mismatchctl.sums import ClusterTable, PairSums, Plan
-from mismatchctl.sums.bins import MAGNITUDES, magnitude_edges
-from mismatchctl.sums.kernel import BREAKDOWNS, JOINT
-from mismatchctl.sums.reduce import DRIFT, MISMATCH
-from mismatchctl.sums.reduce import Value as Label
-from mismatchctl.sums.tails import Worst
 
 VALUE_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 7, 3
 """Significant digits of series over groups: metrics, those of corrections, errors. A thousand steps stay small."""

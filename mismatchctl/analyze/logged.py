@@ -14,7 +14,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import Dtype
-from mismatchctl.sums.reduce import Value, cut
+from mismatchctl.measure.reduce import Value, cut
 
 Step = tuple[str, Value]
 """(run, step)."""

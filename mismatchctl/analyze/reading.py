@@ -14,7 +14,7 @@ from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Part, shards_of
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.sums.reduce import Value
+from mismatchctl.measure.reduce import Value
 
 WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
 """Optional columns that the pass makes use of."""

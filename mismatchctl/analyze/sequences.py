@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.analyze.accumulate import Factors
 from mismatchctl.dumps import DumpFile
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.sums import Plan
+from mismatchctl.measure import Plan
+from mismatchctl.measure.accumulate import Factors
 
 if TYPE_CHECKING:
     import polars as pl

@@ -11,7 +11,7 @@ import numpy as np
 from mismatchctl.compare.model import CONFIDENCE, Change, Interval
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.metrics import Metric
+from mismatchctl.measure.metrics import Metric
 from mismatchctl.resample import Draws, Sample, TableMetric, find_metric, holm, interval, p_above_zero, resample
 from mismatchctl.result import Value
 

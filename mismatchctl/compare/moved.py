@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.compare.model import MovedToken, PairedTokens, TopShare
 from mismatchctl.dumps import Dump
+from mismatchctl.measure.table import Hashes, hash_values
+from mismatchctl.measure.tails import Worst
 from mismatchctl.ratios import Ratios
 from mismatchctl.result import Value
-from mismatchctl.sums.clusters import Hashes, hash_values
-from mismatchctl.sums.tails import Worst
 
 TOPS = (1, 10, 100, 1000)
 """Numbers of tokens of which is said what they carry."""

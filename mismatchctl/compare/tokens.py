@@ -21,8 +21,8 @@ from mismatchctl.compare.model import PairedTokens
 from mismatchctl.compare.moved import Moved
 from mismatchctl.compare.sources import Source
 from mismatchctl.dumps import Dump, Problems, Unit
+from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums.clusters import Hashes, hash_values, mix
 
 MOST_HELD = 1 << 22
 """Tokens of the reference in memory at once, and up to a batch more."""

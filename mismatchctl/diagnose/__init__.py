@@ -14,8 +14,8 @@ from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.measure import WORTH_COMPILING
 from mismatchctl.result import Finding
-from mismatchctl.sums import WORTH_COMPILING
 
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for column in cause.columns))
 """Optional columns that some cause looks at."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.dumps import Rows
-from mismatchctl.sums.clusters import Hashes, mix
+from mismatchctl.measure.table import Hashes, mix
 
 LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
@@ -237,7 +237,7 @@ def _level_terms_compiled(
     segments: Segments, rollout: Floats, train: Floats, sound: Bools
 ) -> tuple[Ints, Float64s, Float64s]:
     """The same in one loop."""
-    from mismatchctl.sums.loops import add_levels
+    from mismatchctl.measure.kernels.loops import add_levels
 
     counts = np.empty(len(segments), np.int64)
     total, certain = np.empty((2, len(segments)))

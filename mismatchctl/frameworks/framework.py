@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.lint import Finding
-from mismatchctl.metrics import Measure, Quantity
+from mismatchctl.measure.metrics import Measure, Quantity
 
 Dtype = Literal["float32", "float64"]
 

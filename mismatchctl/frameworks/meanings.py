@@ -14,8 +14,8 @@ from mismatchctl.frameworks import load
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.frameworks.slime.versions import VERSIONS as SLIME_VERSIONS
 from mismatchctl.frameworks.verl.versions import VERSIONS as VERL_VERSIONS
-from mismatchctl.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, drift_metrics
-from mismatchctl.metrics.measure import BOUNDED_WEIGHTS, FINAL_WEIGHTS
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
 
 VERSIONS: dict[str, list[str]] = {
     "verl": [version.name for version in reversed(VERL_VERSIONS)],

@@ -16,6 +16,8 @@ from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key, write_atomically
 from mismatchctl.gate.rules import Rule
 from mismatchctl.gate.verdict import Verdict
+from mismatchctl.measure import OVERALL_CAP
+from mismatchctl.measure.table import Hashes
 from mismatchctl.resample import sample_of_run
 from mismatchctl.result import (
     Acceptance,
@@ -29,8 +31,6 @@ from mismatchctl.result import (
     RunResult,
     read_result,
 )
-from mismatchctl.sums import OVERALL_CAP
-from mismatchctl.sums.clusters import Hashes
 
 
 def as_baseline(result: Result, verdict: Verdict, rules: Sequence[Rule], *, by_hand: bool) -> Result:

@@ -10,10 +10,10 @@ import numpy as np
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.meanings import Resolved, resolve
-from mismatchctl.metrics import Metric
+from mismatchctl.measure.metrics import Metric
+from mismatchctl.measure.table import hash_values
 from mismatchctl.resample import Sample, TableMetric, find_metric
 from mismatchctl.result import RunResult
-from mismatchctl.sums.clusters import hash_values
 
 _ANY = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
 PLAINEST = ("none", "token_is")

@@ -7,9 +7,9 @@ from typing import Literal
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
+from mismatchctl.measure.table import Hashes
 from mismatchctl.predict.prediction import Prediction, generator, middle, unknown
 from mismatchctl.predict.sample import Sample
-from mismatchctl.sums.clusters import Hashes
 
 Unit = Literal["tokens", "sequences"]
 DRAWS = 2000

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.sums.clusters import Hashes
+from mismatchctl.measure.table import Hashes
 
 LEVEL = 0.90
 """Every interval is a central one of this level."""

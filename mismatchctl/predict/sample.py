@@ -16,9 +16,9 @@ from mismatchctl.correction import Correction, apply
 from mismatchctl.dumps import Problems, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.measure.reduce import cluster_hashes, cut
+from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums.clusters import Hashes, hash_values, mix
-from mismatchctl.sums.reduce import cluster_hashes, cut
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)

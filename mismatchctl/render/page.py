@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 import mismatchctl
-from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.findings import example_text, fact_text
 from mismatchctl.render.numbers import estimate, missing, number
 from mismatchctl.render.text import clean

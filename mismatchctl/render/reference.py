@@ -18,7 +18,7 @@ from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.frameworks.meanings import relatives
-from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.grid import ruled_table
 
 Sections = dict[str, list[Metric]]

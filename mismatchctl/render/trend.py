@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.numbers import number
 from mismatchctl.render.text import label
 

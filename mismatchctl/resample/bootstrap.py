@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.batch import Float64s
+from mismatchctl.measure.table import Hashes, mix
 from mismatchctl.resample.samples import Sample, TableMetric
-from mismatchctl.sums.clusters import Hashes, mix
 
 REPLICATES = 1 << 15
 """Enough to resolve what a few hundred comparisons at once ask for."""

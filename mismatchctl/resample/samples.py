@@ -11,11 +11,11 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
-from mismatchctl.metrics.metric import Number
+from mismatchctl.measure import DRIFT
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics.metric import Number
+from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.result import Clusters, Groups, RunResult
-from mismatchctl.sums import DRIFT
-from mismatchctl.sums.clusters import Hashes, hash_values, mix
 
 ASK_THE_DUMP = "name the dump itself in place of the Result"
 """What helps where a Result was made without what is asked for."""

@@ -13,17 +13,17 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
 from mismatchctl.frameworks import presets
+from mismatchctl.measure import Plan
+from mismatchctl.measure.grid.family import families
+from mismatchctl.measure.grid.sums import CellsOfBatch, SweepPlan, reduce_families
 from mismatchctl.predict import Sample
 from mismatchctl.predict import collect as collect_sample
 from mismatchctl.predict.sample import empty_sample
-from mismatchctl.sums import Plan
 from mismatchctl.sweep.accumulate import SweepAccumulator
-from mismatchctl.sweep.family import families
 from mismatchctl.sweep.front import marks, with_front
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.outlook import NOTHING_ASKED, Outlook, corrections_of, forecasts
 from mismatchctl.sweep.study import USUAL, Axis, Study, studies
-from mismatchctl.sweep.sums import CellsOfBatch, SweepPlan, reduce_families
 from mismatchctl.sweep.targets import Found, Search, Wish, brackets, studies_of
 
 

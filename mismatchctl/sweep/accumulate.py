@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatchctl.analyze.accumulate import step_hash
 from mismatchctl.batch import Float64s
-from mismatchctl.metrics import correction_metrics
-from mismatchctl.metrics.corrections import COSTS
-from mismatchctl.sums import GROUP_CAP, OVERALL_CAP
-from mismatchctl.sums.close import normalization_factor, normalized
-from mismatchctl.sums.clusters import ClusterTable, Hashes, mix
-from mismatchctl.sums.reduce import Value, require_few
-from mismatchctl.sweep import estimates
-from mismatchctl.sweep.columns import Arrays
-from mismatchctl.sweep.family import Family
+from mismatchctl.measure import GROUP_CAP, OVERALL_CAP
+from mismatchctl.measure.accumulate import step_hash
+from mismatchctl.measure.close import normalization_factor, normalized
+from mismatchctl.measure.grid import estimates
+from mismatchctl.measure.grid.columns import Arrays
+from mismatchctl.measure.grid.family import Family
+from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
+from mismatchctl.measure.metrics import correction_metrics
+from mismatchctl.measure.metrics.corrections import COSTS
+from mismatchctl.measure.reduce import Value, require_few
+from mismatchctl.measure.table import ClusterTable, Hashes, mix
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
-from mismatchctl.sweep.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
 
 if TYPE_CHECKING:
     import polars as pl

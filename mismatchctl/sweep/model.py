@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl import __version__
-from mismatchctl.metrics import Metric
-from mismatchctl.metrics.evaluate import why_undefined
+from mismatchctl.measure.metrics import Metric
+from mismatchctl.measure.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
 from mismatchctl.sweep.outlook import Forecast
 from mismatchctl.sweep.study import Study

@@ -18,8 +18,8 @@ from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.dumps import DumpFile
+from mismatchctl.measure.reduce import cut
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.sums.reduce import cut
 from mismatchctl.sweep.model import Target
 from mismatchctl.sweep.study import Axis, Study
 

@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import calibration, fact, loudest
-from mismatchctl.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.ratios import k3_of
 from mismatchctl.result import Confidence
 

@@ -19,7 +19,7 @@ from mismatchctl.frameworks.slime.call import Call
 from mismatchctl.frameworks.slime.config import Arguments
 from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.losses import exp
-from mismatchctl.metrics.measure import Quantity
+from mismatchctl.measure.metrics.quantity import Quantity
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Mask = Literal["original", "kept", "none"]

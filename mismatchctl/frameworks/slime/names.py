@@ -8,7 +8,7 @@ from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS, NEVER_LOGGED, LoggedMetric
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
 from mismatchctl.frameworks.slime.versions import Version
-from mismatchctl.metrics.measure import BOUNDED_WEIGHTS, FINAL_WEIGHTS, KEPT, RAW_WEIGHTS, TOKENS
+from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS, KEPT, RAW_WEIGHTS, TOKENS
 
 _OVER = {"original": TOKENS, "kept": KEPT, "none": "sequences"}
 _BASIS = {

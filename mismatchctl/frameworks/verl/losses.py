@@ -17,7 +17,7 @@ from mismatchctl.frameworks.verl.replay import Computed
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce
-from mismatchctl.metrics.measure import KEPT, Quantity
+from mismatchctl.measure.metrics.quantity import KEPT, Quantity
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from mismatchctl.frameworks.verl.losses import LOSS
 from mismatchctl.frameworks.verl.metrics import Logged, Subject
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.metrics.measure import ALL_GATES, BOUNDED_WEIGHTS, RAW_WEIGHTS, SEQUENCES, TOKENS, Quantity
+from mismatchctl.measure.metrics.quantity import ALL_GATES, BOUNDED_WEIGHTS, RAW_WEIGHTS, SEQUENCES, TOKENS, Quantity
 
 _OVER = {"tokens": TOKENS, "rows": "all sequences, those without a valid token too", "filled": SEQUENCES}
 _REDUCTIONS = {

@@ -1,10 +1,10 @@
 """Metrics: one registry of definitions, and their evaluation on closed sums."""
 
-from mismatchctl.metrics.corrections import correction_metrics
-from mismatchctl.metrics.evaluate import Estimates, Evaluator, drift_key, drift_metrics
-from mismatchctl.metrics.measure import Measure, Quantity
-from mismatchctl.metrics.metric import Estimate, Metric
-from mismatchctl.metrics.mismatch import BASE, PAIR, RATIO_Z
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.evaluate import Estimates, Evaluator, drift_key, drift_metrics
+from mismatchctl.measure.metrics.metric import Estimate, Metric
+from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
+from mismatchctl.measure.metrics.quantity import Measure, Quantity
 
 MISMATCH_METRICS: tuple[Metric, ...] = (*BASE, *PAIR, RATIO_Z)
 """Every metric of the mismatch, in the order of tables."""

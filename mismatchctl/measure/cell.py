@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
+from mismatchctl.measure import bins
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.measure.table import ClusterTable
+from mismatchctl.measure.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import bins
-from mismatchctl.sums.clusters import ClusterTable
-from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
-from mismatchctl.sums.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 
 
 @dataclass(frozen=True)

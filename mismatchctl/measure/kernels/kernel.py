@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError
+from mismatchctl.measure import bins
+from mismatchctl.measure.losses import Columns, TokenLoss
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import bins
-from mismatchctl.sums.losses import Columns, TokenLoss
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
@@ -121,40 +120,3 @@ class Kernel:
     correct: Correct
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None
-
-
-WORTH_COMPILING = 4_000_000
-"""Tokens from which the compiled kernel is worth its start: loading it costs what the plain one takes for these."""
-
-
-WORTH_A_DEVICE = 1_000_000_000
-"""Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
-token, the device can save its arithmetic, which is about 15 ns with five corrections and is shared by the threads."""
-Device = Literal["auto", "cpu", "cuda"]
-
-
-def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
-    """The kernel for a dump of so many tokens: on a device or compiled where that pays.
-
-    Raises:
-        ConfigError: there is no such device.
-    """
-    if device == "cuda" or (device == "auto" and tokens >= WORTH_A_DEVICE):
-        from mismatchctl.sums.device import accelerators, kernel_on
-
-        found = accelerators()
-        if found:
-            return kernel_on(found)
-        if device == "cuda":
-            import torch
-
-            raise ConfigError(
-                f"--device cuda: torch {torch.__version__} finds no CUDA device here; leave --device out for the CPU"
-            )
-    if tokens < WORTH_COMPILING:
-        from mismatchctl.sums.plain import PLAIN
-
-        return PLAIN
-    from mismatchctl.sums.compiled import COMPILED
-
-    return COMPILED

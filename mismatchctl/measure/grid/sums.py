@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.measure import Plan
+from mismatchctl.measure.columns import base_columns
+from mismatchctl.measure.grid.columns import Arrays, BlockColumns, block_columns
+from mismatchctl.measure.grid.family import Family
+from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
+from mismatchctl.measure.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
+from mismatchctl.measure.table import GROUP_CAP, ClusterTable, Hashes, add_rows
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import Plan
-from mismatchctl.sums.clusters import GROUP_CAP, ClusterTable, Hashes, add_rows
-from mismatchctl.sums.columns import base_columns
-from mismatchctl.sums.losses import TokenLoss, plain_loss_columns, token_loss
-from mismatchctl.sums.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
-from mismatchctl.sweep.columns import Arrays, BlockColumns, block_columns
-from mismatchctl.sweep.family import Family
 
 SHARED = ("tokens", "sequences")
 """Columns that no correction changes and every row holds."""

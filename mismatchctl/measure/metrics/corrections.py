@@ -7,7 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatchctl.correction import Correction
-from mismatchctl.metrics.measure import (
+from mismatchctl.measure.columns import COMPARED
+from mismatchctl.measure.metrics.metric import Metric, Number, Totals
+from mismatchctl.measure.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
+from mismatchctl.measure.metrics.quantity import (
     ALL_GATES,
     FINAL_WEIGHTS,
     KEPT,
@@ -16,9 +19,6 @@ from mismatchctl.metrics.measure import (
     Measure,
     Quantity,
 )
-from mismatchctl.metrics.metric import Metric, Number, Totals
-from mismatchctl.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
-from mismatchctl.sums.columns import COMPARED
 
 NOTHING_KEPT = "nothing is kept"
 _NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added

@@ -1,4 +1,4 @@
-"""What every point of a family does to the sequences of a block: the columns of sums/columns.py, along a grid.
+"""What every point of a family does to the sequences of a block: the columns of measure/columns.py, along a grid.
 
 Arrays are [S, weights, gate variants ...] with length 1 along axes that do not matter, the axes those of
 `Family.grid`. Gates on tokens are carried out in the arrays; gates on whole sequences stay flags, so that sums over
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
+from mismatchctl.measure.columns import compared, correction_columns
+from mismatchctl.measure.grid.family import Family
+from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
+from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.sums.columns import compared, correction_columns
-from mismatchctl.sums.losses import TokenLoss, token_loss
-from mismatchctl.sweep.family import Family
-from mismatchctl.sweep.thresholds import BoundedSums, token_table
 
 Arrays = dict[str, NDArray[Any]]
 _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.metrics import Metric
-from mismatchctl.metrics.evaluate import STEP
-from mismatchctl.sweep.columns import Arrays
+from mismatchctl.measure.grid.columns import Arrays
+from mismatchctl.measure.metrics import Metric
+from mismatchctl.measure.metrics.evaluate import STEP
 
 
 class _Perturbed(Mapping[str, Any]):

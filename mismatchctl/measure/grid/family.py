@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.sweep.thresholds import Thresholds, WeightBounds
+from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
 
 _MOST_CELLS = 1 << 14
 """Bins of a token table, over all its rules, beyond which points are applied one by one."""

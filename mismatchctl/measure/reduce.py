@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.ratios import Ratios
-from mismatchctl.stores import printable
-from mismatchctl.sums import columns as cols
-from mismatchctl.sums.cell import CellSums, PairCollector, RunCollector, RunSums
-from mismatchctl.sums.clusters import (
+from mismatchctl.measure import columns as cols
+from mismatchctl.measure.cell import CellSums, PairCollector, RunCollector, RunSums
+from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.losses import plain_loss_columns, token_loss
+from mismatchctl.measure.table import (
     DETAILED_CAP,
     GROUP_CAP,
     OVERALL_CAP,
@@ -28,9 +29,8 @@ from mismatchctl.sums.clusters import (
     hash_values,
     mix,
 )
-from mismatchctl.sums.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
-from mismatchctl.sums.losses import plain_loss_columns, token_loss
-from mismatchctl.sums.plain import PLAIN
+from mismatchctl.ratios import Ratios
+from mismatchctl.stores import printable
 
 MISMATCH, DRIFT = "mismatch", "drift"
 MOST_VALUES = 1024

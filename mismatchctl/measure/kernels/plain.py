@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.measure import bins
+from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import bins
-from mismatchctl.sums.columns import correction_columns
-from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
 
 
 def reduce_tokens(

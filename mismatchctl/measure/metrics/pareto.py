@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.sums.tails import TAIL_VALUES
+from mismatchctl.measure.tails import TAIL_VALUES
 
 
 def tail_length(count: int) -> int:

@@ -16,9 +16,9 @@ import numpy as np
 from numba import float32, float64, int32, int64, njit
 from numba.extending import intrinsic
 
+from mismatchctl.measure import bins
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, TOKEN_SUMS
 from mismatchctl.ratios import LOG_RATIO_BOUND
-from mismatchctl.sums import bins
-from mismatchctl.sums.kernel import BREAKDOWNS, JOINT, TOKEN_SUMS
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import Correction
-from mismatchctl.sums.clusters import ClusterTable
-from mismatchctl.sums.reduce import Plan
+from mismatchctl.measure.reduce import Plan
+from mismatchctl.measure.table import ClusterTable
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mismatchctl.metrics.histograms import worst_share
-from mismatchctl.metrics.measure import SEQUENCES, Measure, Quantity
-from mismatchctl.metrics.metric import Metric, Number, Tails, Totals
-from mismatchctl.metrics.pareto import khat, khat_limit, tail_length
-from mismatchctl.sums import GROUP_CAP
+from mismatchctl.measure import GROUP_CAP
+from mismatchctl.measure.metrics.histograms import worst_share
+from mismatchctl.measure.metrics.metric import Metric, Number, Tails, Totals
+from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
+from mismatchctl.measure.metrics.quantity import SEQUENCES, Measure, Quantity
 
 WORST_TOKENS = 0.001
 """The share of tokens called the worst."""

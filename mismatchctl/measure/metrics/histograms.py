@@ -7,8 +7,8 @@ from functools import lru_cache
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.sums import PairSums
-from mismatchctl.sums.bins import magnitude_edges
+from mismatchctl.measure import PairSums
+from mismatchctl.measure.bins import magnitude_edges
 
 RESAMPLES = 200
 INTERVAL = 0.90

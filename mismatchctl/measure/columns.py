@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Applied, Correction, Selection, apply
 from mismatchctl.correction.apply import Weights, reaching
+from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS
+from mismatchctl.measure.losses import Columns, TokenLoss, loss_columns
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
-from mismatchctl.sums.kernel import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.sums.losses import Columns, TokenLoss, loss_columns
 
 _CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
 COMPARED = ("reward", "advantage", "length")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from mismatchctl.metrics.measure import Measure
-from mismatchctl.sums import PairSums
+from mismatchctl.measure import PairSums
+from mismatchctl.measure.metrics.quantity import Measure
 
 Number = Any
 """A float, an array of them, or complex ones while a gradient is taken: formulas use arithmetic, np.sqrt, np.exp and

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
+from mismatchctl.measure import bins
+from mismatchctl.measure.columns import whole_columns
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.measure.kernels.plain import token_sums
+from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import bins
-from mismatchctl.sums.columns import whole_columns
-from mismatchctl.sums.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, RunTables
-from mismatchctl.sums.plain import token_sums
-from mismatchctl.sums.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 
 BLOCK_TOKENS = 1 << 20
 """Tokens per block: enough to occupy a device, of whose memory a thread then takes about 150 MB; 350 MB with current

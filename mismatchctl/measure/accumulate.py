@@ -9,11 +9,11 @@ from operator import add
 
 import numpy as np
 
-from mismatchctl.metrics import Estimates, Evaluator
-from mismatchctl.sums import CellSums, Plan, RunSums, Sums
-from mismatchctl.sums.close import Closing
-from mismatchctl.sums.clusters import GROUP_CAP, hash_values
-from mismatchctl.sums.reduce import Value, require_few
+from mismatchctl.measure import CellSums, Plan, RunSums, Sums
+from mismatchctl.measure.close import Closing
+from mismatchctl.measure.metrics import Estimates, Evaluator
+from mismatchctl.measure.reduce import Value, require_few
+from mismatchctl.measure.table import GROUP_CAP, hash_values
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.metrics.corrections import correction_metrics
-from mismatchctl.metrics.histograms import quantile_intervals, quantiles
-from mismatchctl.metrics.metric import Estimate, Metric, Tails
-from mismatchctl.metrics.mismatch import BASE, NO_TOKEN, PAIR, QUANTILES, RATIO_Z
-from mismatchctl.sums import DRIFT, MISMATCH, CellSums, PairSums, Plan
-from mismatchctl.sums.close import closed_columns
+from mismatchctl.measure import DRIFT, MISMATCH, CellSums, PairSums, Plan
+from mismatchctl.measure.close import closed_columns
+from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.histograms import quantile_intervals, quantiles
+from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails
+from mismatchctl.measure.metrics.mismatch import BASE, NO_TOKEN, PAIR, QUANTILES, RATIO_Z
 
 Estimates = dict[str, Estimate]
 STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included

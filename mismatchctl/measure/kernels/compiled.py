@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.measure import bins
+from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
 from mismatchctl.ratios import Ratios
-from mismatchctl.sums import bins
-from mismatchctl.sums.columns import correction_columns
-from mismatchctl.sums.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
 
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -34,7 +34,7 @@ class CompiledRatios(Ratios):
     @cached_property
     def has_unlikely(self) -> bool:
         """Whether some token's probability is too small to make the policy's from it."""
-        from mismatchctl.sums.loops import UNLIKELY
+        from mismatchctl.measure.kernels.loops import UNLIKELY
 
         return bool(self.given[1].min(initial=0.0) < UNLIKELY)
 
@@ -61,7 +61,7 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
-        from mismatchctl.sums.loops import make_terms, mend_unlikely
+        from mismatchctl.measure.kernels.loops import make_terms, mend_unlikely
 
         log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
         make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
@@ -115,7 +115,7 @@ def _reduced(
     ratios: CompiledRatios, places: Ints, buckets: Ints, counts: Ints, k3: Float64s, run: RunTables, joint: Ints
 ) -> tuple[Float64s, Float64s]:
     """TOKEN_SUMS and TOKEN_MAXIMA; tables without a row are left as they are."""
-    from mismatchctl.sums.loops import reduce_sequences
+    from mismatchctl.measure.kernels.loops import reduce_sequences
 
     sums = np.zeros((len(buckets), len(TOKEN_SUMS)))
     maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
@@ -128,7 +128,7 @@ def _reduced(
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """As the interface says."""
-    from mismatchctl.sums.loops import search
+    from mismatchctl.measure.kernels.loops import search
 
     found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]

@@ -1,0 +1,1 @@
+"""Corrections along axes of thresholds, all points of a family in one pass over the tokens."""

@@ -1,0 +1,1 @@
+"""The arithmetic over tokens, three times behind one interface: in numpy, compiled, on a device."""

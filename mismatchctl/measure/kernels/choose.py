@@ -1,0 +1,44 @@
+"""Which kernel does the arithmetic: the one whose start a dump of that size pays for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.measure.kernels.kernel import Kernel
+
+WORTH_COMPILING = 4_000_000
+"""Tokens from which the compiled kernel is worth its start: loading it costs what the plain one takes for these."""
+
+
+WORTH_A_DEVICE = 1_000_000_000
+"""Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
+token, the device can save its arithmetic, which is about 15 ns with five corrections and is shared by the threads."""
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
+    """The kernel for a dump of so many tokens: on a device or compiled where that pays.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if device == "cuda" or (device == "auto" and tokens >= WORTH_A_DEVICE):
+        from mismatchctl.measure.kernels.device import accelerators, kernel_on
+
+        found = accelerators()
+        if found:
+            return kernel_on(found)
+        if device == "cuda":
+            import torch
+
+            raise ConfigError(
+                f"--device cuda: torch {torch.__version__} finds no CUDA device here; leave --device out for the CPU"
+            )
+    if tokens < WORTH_COMPILING:
+        from mismatchctl.measure.kernels.plain import PLAIN
+
+        return PLAIN
+    from mismatchctl.measure.kernels.compiled import COMPILED
+
+    return COMPILED
