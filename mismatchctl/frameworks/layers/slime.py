@@ -1,0 +1,83 @@
+"""slime's layer-wise comparator: absolute differences of the residual stream after each chosen layer, JSON or text.
+
+It keeps the largest difference with Python's max, which passes over NaN: a layer of NaN reports max_abs 0 and exit code
+0, and only mean_abs is NaN. Here such a layer has failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mismatchctl.frameworks.layers.model import Row, Table, finite
+
+TOOL = "slime layer-wise comparator"
+NAME = "residual stream after the layer"
+_NUMBER = r"([^\s=]+)"
+_LINE = re.compile(rf"^layer=(\d{{1,6}}) tokens=(\d+) max_abs={_NUMBER} mean_abs={_NUMBER}\s*$", re.MULTILINE)
+
+
+def recognizes(document: Any) -> bool:
+    """Whether a JSON document is such a report."""
+    return (
+        isinstance(document, Mapping) and "max_hidden_diff" in document and isinstance(document.get("layers"), Mapping)
+    )
+
+
+def table(document: Mapping[str, Any]) -> Table:
+    """The rows of a report in JSON."""
+    layers = {
+        int(key): found
+        for key, found in document["layers"].items()
+        if isinstance(key, str) and key.isdecimal() and isinstance(found, Mapping)
+    }
+    limit = finite(document["max_hidden_diff"])
+    facts = (
+        (layer, found.get("tokens"), found.get("max_abs"), found.get("mean_abs")) for layer, found in layers.items()
+    )
+    return _table(facts, limit)
+
+
+def recognizes_text(text: str) -> bool:
+    """Whether a text is what the comparator prints."""
+    return _LINE.search(text) is not None
+
+
+def text_table(text: str) -> Table:
+    """The rows of what the comparator prints, which does not say its limit: any difference counts."""
+    facts = (
+        (int(layer), int(tokens), _number(largest), _number(mean))
+        for layer, tokens, largest, mean in _LINE.findall(text)
+    )
+    limit = re.search(rf'"max_hidden_diff": {_NUMBER}', text)
+    return _table(facts, _number(limit[1].rstrip(",")) if limit else None)
+
+
+def _table(facts: Iterable[tuple[int, Any, Any, Any]], limit: float | None) -> Table:
+    rows = []
+    for layer, tokens, largest, mean in sorted(facts, key=lambda fact: fact[0]):
+        value = finite(largest)
+        why = ""
+        if tokens == 0:
+            why = "no token was compared"
+        elif value is None or finite(mean) is None:
+            value, why = None, "not finite (slime's own comparator lets it pass)"
+        elif value > (0.0 if limit is None else limit):
+            why = "differs" if limit is None else f"above the limit of {limit:g}"
+        rows.append(Row(NAME, layer=layer, value=value, failed=bool(why), why=why))
+    said = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
+    chosen = [row.layer for row in rows if row.layer is not None]
+    left = sorted(set(range(chosen[-1] + 1)) - set(chosen)) if chosen else []
+    notes = ["the last position of a sequence is never compared"]
+    if left:
+        named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
+        notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
+    return Table(TOOL, f"largest absolute difference of the residual stream, {said}", rows, notes)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return finite(float(text))
+    except ValueError:
+        return None
