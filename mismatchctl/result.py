@@ -227,7 +227,7 @@ class RunResult(_Model):
 
 
 class InputFile(_Model):
-    """One file that was read: `dtypes` of the columns that numbers are measured on."""
+    """One file that was read: `dtypes` of the columns that numbers are measured on, sequences `skipped` as bad."""
 
     path: str
     run: str
@@ -236,6 +236,7 @@ class InputFile(_Model):
     tokens: int
     layout: str
     dtypes: dict[str, str]
+    skipped: int = 0
 
 
 class LeftOut(_Model):

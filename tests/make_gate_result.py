@@ -30,7 +30,7 @@ def table(
 
 def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)) -> Result:
     made = make_result(runs=(name,), steps=tuple(steps), corrections=(), by=())
-    made.runs[name].clusters = clusters
+    made.runs[name].clusters, made.provenance.left_out = clusters, []
     return made
 
 

@@ -65,7 +65,7 @@ def build_result(
         for name in sorted(accumulator.runs, key=natural_key)
     }
     provenance = Provenance(
-        inputs=input_files(dump, tokens),
+        inputs=input_files(dump, tokens, problems),
         left_out=left_out(problems),
         by=list(plan.by),
         device=plan.kernel.device,
@@ -74,12 +74,13 @@ def build_result(
     return Result(provenance=provenance, corrections=corrections, warnings=warnings, runs=runs)
 
 
-def input_files(dump: Dump, tokens: Mapping[int, int]) -> list[InputFile]:
-    """The files of a dump, with the valid `tokens` read from each."""
+def input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> list[InputFile]:
+    """The files of a dump, with the valid `tokens` read from each and the sequences left out."""
     return [
         InputFile(
             path=file.path, run=file.run, size=file.size, rows=file.rows, tokens=tokens[file.index],
             layout=file.layout, dtypes={name: dtype for name, dtype in file.dtypes.items() if name in MEASURED},
+            skipped=problems.skipped.get(file.path, 0),
         )
         for file in dump.files
     ]  # fmt: skip

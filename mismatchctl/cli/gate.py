@@ -50,6 +50,9 @@ Rules = Annotated[
 Bitwise = Annotated[bool, typer.Option("--expect-bitwise", help="All log-probs must agree to the bit.")]
 Undecided = Annotated[OnUndecided, typer.Option(help="What cannot be judged: exit 4, or 0 with a warning or without.")]
 Level = Annotated[float, typer.Option(min=1e-4, max=0.5, help="Chance of any false failure that is allowed for.")]
+MaxSkipped = Annotated[
+    str, typer.Option(metavar="SHARE", help="More sequences or files left out as bad than this: undecided.")
+]
 Plan = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Judge nothing: how many sequences find such a rise, as in 20%.")
 ]
@@ -81,6 +84,7 @@ def gate(
     column: Columns = None,
     on_undecided: Undecided = OnUndecided.fail,
     level: Level = 0.05,
+    max_skipped: MaxSkipped = "1%",
     plan: Plan = None,
     quiet: Quiet = False,
     threads: Threads = None,
@@ -115,7 +119,8 @@ def gate(
     rules = _rules(rule or (), expect_bitwise)
     against = read_against(baseline, history, last)
     corrections = chosen_corrections(correction, RuleFlags()) if correction else []
-    regression = None if plan is None else _share(plan)
+    regression = None if plan is None else _share("--plan", plan, 1000, "name a rise such as 20%")
+    most = _share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
     where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
         result = open_result(paths, rules, corrections, rename=renamed(column), progress=progress, engine=where)
@@ -124,7 +129,7 @@ def gate(
         return
     for warning in result.warnings:
         say(f"warning: {warning}", quiet)
-    verdict = judge(result, rules, against, level)
+    verdict = judge(result, rules, against, level, most)
     _publish(verdict, junit, markdown, quiet=quiet, json=json)
     if save_baseline is not None:
         from mismatchctl.gate import as_baseline, write_baseline
@@ -144,15 +149,15 @@ def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
     return [*rules, *([BITWISE] if expect_bitwise else [])] or [*DEFAULT_RULES]
 
 
-def _share(text: str) -> float:
+def _share(flag: str, text: str, most: float, remedy: str) -> float:
     from mismatchctl.gate import parse_number
 
     try:
         share = parse_number(text)
     except ValueError:
         share = -1.0
-    if not 0 < share < 1000:
-        raise ConfigError(f"--plan {text}: name a rise such as 20%")
+    if not 0 <= share <= most:
+        raise ConfigError(f"{flag} {text}: {remedy}")
     return share
 
 

@@ -54,18 +54,18 @@ def _inputs(files: Iterable[InputFile]) -> list[InputFile]:
     for file in files:
         key = file.run, file.layout, json.dumps(file.dtypes, sort_keys=True)
         before = found.get(key)
-        size, rows, tokens = (
-            getattr(file, name) + (getattr(before, name) if before else 0) for name in ("size", "rows", "tokens")
-        )
-        facts = {"size": size, "rows": rows, "tokens": tokens, "path": file.run}
-        found[key] = file.model_copy(update=facts)
+        facts = {
+            name: getattr(file, name) + (getattr(before, name) if before else 0)
+            for name in ("size", "rows", "tokens", "skipped")
+        }
+        found[key] = file.model_copy(update=facts | {"path": file.run})
     return [found[key] for key in sorted(found)]
 
 
 def _run(run: RunResult) -> RunResult:
     return RunResult(
         overall=run.overall,
-        groups=Groups(labels=run.groups.labels if run.logged else [], metrics={}, corrections={}),
+        groups=Groups(labels=run.groups.labels, metrics={}, corrections={}),
         by={column: _values(groups) for column, groups in run.by.items()},
         distribution=Distribution(edges=[], tokens=[], k3=[]),
         breakdowns={},

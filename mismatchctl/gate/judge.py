@@ -14,6 +14,7 @@ import numpy as np
 
 from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
+from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
@@ -57,8 +58,14 @@ class _Case:
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
 
 
-def judge(result: Result, rules: Sequence[Rule], against: Against | None = None, level: float = LEVEL) -> Verdict:
-    """Judge every run of a Result by every rule.
+def judge(
+    result: Result,
+    rules: Sequence[Rule],
+    against: Against | None = None,
+    level: float = LEVEL,
+    max_skipped: float = MAX_SKIPPED,
+) -> Verdict:
+    """Judge every run of a Result by every rule, and what the verdict rests on.
 
     Raises:
         ConfigError: a rule names a metric or a correction that does not exist.
@@ -73,8 +80,11 @@ def judge(result: Result, rules: Sequence[Rule], against: Against | None = None,
         check.p = p
         if check.outcome == "failed" and p > level:
             check.outcome, check.reason = "undecided", WITHIN_NOISE
+    baseline = against.results[-1] if against.results else None
+    checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
-    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks)
+    notes = said(result, baseline)
+    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes)
 
 
 def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 Outcome = Literal["passed", "undecided", "failed"]
 Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
@@ -71,12 +71,14 @@ class Verdict(_Strict):
     Attributes:
         level: the chance of any false failure that was allowed for.
         baseline: the file compared with; None without one.
+        notes: what does not change the outcome but should be known: far less data than in the baseline.
     """
 
     outcome: Outcome
     level: float
     baseline: str | None
     checks: list[Check]
+    notes: list[str] = Field(default_factory=list)
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:

@@ -150,7 +150,10 @@ def chosen(checks: Sequence[Check]) -> tuple[list[Check], int]:
 def render_verdict(verdict: Verdict, console: Console) -> None:
     """Print the verdict: one sentence per rule and place."""
     glyphs = Glyphs(console)
-    console.print(Text(glyphs.text(headline(verdict)), style=_STYLES[verdict.outcome]), "", sep="\n")
+    console.print(Text(glyphs.text(headline(verdict)), style=_STYLES[verdict.outcome]))
+    for note in verdict.notes:
+        console.print(Text(glyphs.text(clean(note)), style="yellow"))
+    console.print()
     for (run, rule), checks in _by_rule(verdict.checks):
         several = len({check.run for check in verdict.checks}) > 1
         console.print(Text.assemble((glyphs.text(rule), "bold"), glyphs.text(f"  {run}") if several else ""))
@@ -212,6 +215,7 @@ def verdict_markdown(verdict: Verdict) -> str:
             lines.append(
                 f"| | {_escaped(run)} | `{_escaped(rule, code=True)}` | and {hidden} more | {_tally(checks)} |"
             )
+    lines += ["", *(f"- {_escaped(note)}" for note in verdict.notes)] if verdict.notes else []
     return "\n".join([*lines, ""])
 
 
@@ -226,15 +230,17 @@ def _escaped(text: str, *, code: bool = False) -> str:
 
 
 def workflow_commands(verdict: Verdict) -> list[str]:
-    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one."""
+    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
     words = {"failed": "error", "undecided": "warning"}
-    return [
+    notes = [f"::notice title=mismatch::{_message(clean(note))}" for note in verdict.notes]
+    judged = [
         f"::{words[check.outcome]} title={_property(f'mismatch: {check.rule}')}::"
         f"{_message(f'{check.run}: {sentence(check)}')}"
         for _, checks in _by_rule(verdict.checks)
         for check in chosen(checks)[0]
         if check.outcome in words
     ]
+    return judged + notes
 
 
 def _message(text: str) -> str:

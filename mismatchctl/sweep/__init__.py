@@ -138,7 +138,7 @@ def sweep(
         metrics=metrics,
         overall=with_front(overall, chosen),
         groups=groups,
-        inputs=input_files(reading.dump, reading.tokens),
+        inputs=input_files(reading.dump, reading.tokens, reading.problems),
         left_out=left_out(reading.problems),
         warnings=list(reading.dump.warnings),
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
