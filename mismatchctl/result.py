@@ -207,10 +207,34 @@ class Finding(_Model):
     rivals: list[Rival] = Field(default_factory=list)
 
 
+class Agreement(_Model):
+    """A name of the run's log in the step where log and replay are farthest apart; `steps` is how many have both.
+
+    `difference` is relative to the larger of both, as it is; up to about `allowed` the log cannot tell: float32, the
+    framework's reduction, the digits printed.
+    """
+
+    steps: int
+    difference: float
+    allowed: float
+    step: str
+    dump: float
+    log: float
+    agrees: bool
+
+
+class AgainstLog(_Model):
+    """Names that a framework logs beside the run's log; `missing` are not in it, or in no step of both."""
+
+    names: dict[str, Agreement] = Field(default_factory=dict)
+    missing: list[str] = Field(default_factory=list)
+
+
 class RunResult(_Model):
     """One run; `findings` are the causes of its mismatch, strongest first.
 
-    `logged` is what a framework would have logged: by correction and name, one value per group.
+    `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
+    itself logged (`--against`), every name of it by group, and `against` how the two agree, by correction.
     """
 
     overall: Overall
@@ -224,6 +248,8 @@ class RunResult(_Model):
     clusters: Clusters
     findings: list[Finding] = Field(default_factory=list)
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
+    log: dict[str, list[float | None]] = Field(default_factory=dict)
+    against: dict[str, AgainstLog] = Field(default_factory=dict)
 
 
 class InputFile(_Model):
@@ -259,7 +285,7 @@ class Acceptance(_Model):
 class Provenance(_Model):
     """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran.
 
-    `device` is what did the arithmetic over tokens, where that was not the CPU.
+    `device` is what did the arithmetic over tokens, where that was not the CPU; `log` the file of the run's own log.
     """
 
     tool: str = "mismatchctl"
@@ -270,6 +296,7 @@ class Provenance(_Model):
     device: str | None = None
     framework: str | None = None
     replay: dict[str, str | int] | None = None
+    log: str | None = None
     accepted: Acceptance | None = None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from mismatchctl.analyze.against import RunLog, agreement, carried, require_shared_steps
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
 from mismatchctl.analyze.reading import Batches, Reading
@@ -18,6 +19,7 @@ from mismatchctl.engines import Engine, Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import Framework
+from mismatchctl.frameworks.framework import Dtype
 from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.result import Result
@@ -84,6 +86,7 @@ def analyze(
     join: str | Path | None = None,
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
+    log: RunLog | None = None,
     every_cluster: bool = False,
     findings: bool = True,
     device: Device = "auto",
@@ -103,6 +106,7 @@ def analyze(
         join: bring the columns of this Parquet file along there.
         framework: replay each step with each correction that it can do; memory grows by one step.
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
+        log: what the run itself logged; it is kept, and laid beside what the framework would have logged.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
         findings: look for causes of the mismatch, too.
@@ -128,7 +132,7 @@ def analyze(
         every_cluster,
     )
     accumulator = Accumulator(plan)
-    logged = None if framework is None else LoggedSteps(framework, corrections, replay or ReplayOptions())
+    replays = [] if framework is None else _replays(framework, corrections, replay or ReplayOptions(), log)
     causes = collector_for(dump, by)
     work = _Pass(plan, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
@@ -136,28 +140,49 @@ def analyze(
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(may_grow)
-            if logged is not None:
+            for logged in replays:
                 logged.add(done.parts)
                 logged.close(may_grow)
             causes.add(done.causes)
         accumulator.close()
-        if logged is not None:
+        for logged in replays:
             logged.close()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
         for name, run in result.runs.items():
             run.findings = causes.findings(name, [file.path for file in dump.files])
-        if framework is not None and logged is not None:
-            _add_logged(result, framework, logged)
+        if framework is not None:
+            _add_logged(result, framework, replays, log)
         rows.finish(accumulator.factors)
     return result
 
 
-def _add_logged(result: Result, framework: Framework, logged: LoggedSteps) -> None:
+def _replays(
+    framework: Framework, corrections: Sequence[Correction], options: ReplayOptions, log: RunLog | None
+) -> list[LoggedSteps]:
+    """The replay that was asked for, and beside a log the one at the other precision: how far they are apart counts."""
+    other: Dtype = "float32" if options.dtype == "float64" else "float64"
+    wanted = [options] if log is None else [options, replace(options, dtype=other)]
+    return [LoggedSteps(framework, corrections, each) for each in wanted]
+
+
+def _add_logged(result: Result, framework: Framework, replays: Sequence[LoggedSteps], log: RunLog | None) -> None:
+    logged = replays[0]
     result.provenance.framework = framework.title
     result.provenance.replay = logged.options.given
+    result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
     for name, run in result.runs.items():
         run.logged = logged.of_run(name, run.groups.labels)
-    result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
+    if log is None:
+        return
+    result.provenance.log = log.path
+    require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
+    for name, run in result.runs.items():
+        labels, rounded = run.groups.labels, replays[-1].of_run(name, run.groups.labels)
+        run.log = carried(log, labels)
+        run.against = {
+            correction: agreement(log, labels, values, rounded.get(correction, {}))
+            for correction, values in run.logged.items()
+        }
 
 
 __all__ = ["ReplayOptions", "analyze"]

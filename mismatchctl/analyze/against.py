@@ -1,53 +1,88 @@
-"""A run's own log beside what the dump says it should have logged, name by name."""
+"""A run's own log beside what the dump says it should have logged, name by name.
+
+Two values agree where they are as close as the log can tell: within what float32 makes of the framework's own
+reduction (how far its replays in float32 and float64 lie apart), within float32's rounding of the value itself, and
+within half a unit of the last digit that the log prints. Nothing else is forgiven, however small the value; and a log
+that has more digits right than float32 can have is held to those.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import DataError
-from mismatchctl.result import Result
+from mismatchctl.result import AgainstLog, Agreement
 
-AGREES = 1e-3
-"""Largest relative difference of values that agree: trainers sum in float32."""
-NOISE = 1e-6
-"""An absolute difference that counts as none: what float32 leaves of sums that cancel."""
+ROUNDING = 2e-6
+"""Relative: what trainers' sums in float32 differ by, however they are ordered."""
+SPREAD = 2.0
+"""How many times as far as the replays in float32 and float64 lie apart a third order of summation may lie."""
+EXACT = 1e-9
+"""Relative: what sums in float64 differ by."""
+_FEW_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
 _STEPS = ("step", "_step", "global_step", "training/global_step")
 _PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
 
-Log = dict[str, dict[str, float]]
-"""Values by step and name."""
+Logged = Mapping[str, Sequence[float | None]]
+"""By name, one value per group."""
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """One name: in how many steps both have it, and the step in which they are farthest apart, relatively."""
+class _Digits:
+    """How numbers are printed: the place of the last digit, as an exponent of 10, and how many digits at most."""
 
-    name: str
-    steps: int
-    difference: float
-    step: str
-    dump: float
-    log: float
-    agrees: bool
+    place: int = 0
+    count: int = 0
 
+    @classmethod
+    def of(cls, printed: Sequence[Decimal]) -> _Digits:
+        shown = [value.as_tuple() for value in printed]
+        places = [parts.exponent for parts in shown if isinstance(parts.exponent, int)]
+        return cls(min(places, default=0), max((len(parts.digits) for parts in shown), default=0))
 
-@dataclass
-class Comparison:
-    """One run under one correction; `missing` names are not in the log, or in no step of the dump's."""
-
-    run: str
-    correction: str
-    names: list[Agreement] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    def unit(self, value: Decimal) -> float:
+        """One unit of the last digit of a value, zeros that were left out counted."""
+        place = max(self.place, value.adjusted() - self.count + 1) if value else self.place
+        return 10.0 ** max(place, -400)
 
 
-def read_log(path: str | Path) -> Log:
+@dataclass(frozen=True)
+class RunLog:
+    """What a run logged.
+
+    Attributes:
+        path: the file.
+        rows: values by step and name, with the digits that were printed.
+    """
+
+    path: str
+    rows: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
+
+    def series(self, labels: Sequence[str]) -> dict[str, list[float | None]]:
+        """Every name that one of these steps has, as one value per step."""
+        names = dict.fromkeys(name for label in labels for name in self.rows.get(label, {}))
+        found = {name: [self.rows.get(label, {}).get(name) for label in labels] for name in names}
+        return {name: [None if value is None else float(value) for value in values] for name, values in found.items()}
+
+    def digits(self) -> dict[str, _Digits]:
+        """How each name is printed."""
+        printed: dict[str, list[Decimal]] = {}
+        for row in self.rows.values():
+            for name, value in row.items():
+                printed.setdefault(name, []).append(value)
+        whole = _Digits.of([value for values in printed.values() for value in values])
+        own = {name: _Digits.of(values) for name, values in printed.items()}
+        return {name: whole if digits.count < _FEW_DIGITS else digits for name, digits in own.items()}
+
+
+def read_log(path: str | Path) -> RunLog:
     """Rows of JSON, each with a step and its values: `{step, data: {name: value}}` or `{step, name: value, ...}`.
 
     Rows of one step add to each other; what is no finite number is passed over.
@@ -55,7 +90,7 @@ def read_log(path: str | Path) -> Log:
     Raises:
         DataError: the file cannot be read, a line is no such row, or there is none.
     """
-    log: Log = {}
+    rows: dict[str, dict[str, Decimal]] = {}
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,16 +99,16 @@ def read_log(path: str | Path) -> Log:
     for number, line in enumerate(lines):
         if line.strip():
             step, values = _row(line, str(path), number)
-            log.setdefault(step, {}).update(values)
-    if not log:
+            rows.setdefault(step, {}).update(values)
+    if not rows:
         raise DataError("holds no row", file=str(path), remedy="name a file with one JSON row per step")
-    return log
+    return RunLog(str(path), rows)
 
 
-def _row(line: str, path: str, number: int) -> tuple[str, dict[str, float]]:
+def _row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = json.loads(line, parse_float=_decimal, parse_int=_decimal)
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
         raise DataError(
@@ -84,32 +119,37 @@ def _row(line: str, path: str, number: int) -> tuple[str, dict[str, float]]:
     step = next((found[key] for found in (row, values) for key in _STEPS if found.get(key) is not None), None)
     if step is None:
         raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
-    return _label(step), {name: float(value) for name, value in values.items() if _is_number(value)}
+    return _label(step), {name: value for name, value in values.items() if _is_number(value) and name not in _STEPS}
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:  # an exponent beyond every float's
+        return Decimal("nan")
 
 
 def _label(step: Any) -> str:
-    return str(int(step)) if isinstance(step, float) and step.is_integer() else str(step)
+    if isinstance(step, (float, Decimal)):
+        number = float(step)
+        return str(int(number)) if number.is_integer() else str(number)
+    return str(step)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Decimal) and math.isfinite(float(value))
 
 
-def compare_with_log(result: Result, log: Log) -> list[Comparison]:
-    """Every run and correction that was replayed beside the log.
+def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:
+    """Refuse a log of other steps than these.
 
     Raises:
         DataError: no step of the log is one of the dump.
     """
-    steps = {_label(label) for run in result.runs.values() for label in run.groups.labels}
-    if steps.isdisjoint(log):
-        problem = f"no step of the log is in the dump: it has {_few(log)}, the dump {_few(steps)}"
+    steps = {_label(label) for label in labels}
+    if steps.isdisjoint(log.rows):
+        problem = f"no step of the log is in the dump: it has {_few(log.rows)}, the dump {_few(steps)}"
         raise DataError(problem, remedy="give both the same steps")
-    return [
-        _compared(Comparison(name, correction), [_label(label) for label in run.groups.labels], logged, log)
-        for name, run in result.runs.items()
-        for correction, logged in run.logged.items()
-    ]
 
 
 def _few(steps: Mapping[str, Any] | set[str]) -> str:
@@ -117,27 +157,78 @@ def _few(steps: Mapping[str, Any] | set[str]) -> str:
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
-def _compared(found: Comparison, labels: list[str], logged: Mapping[str, list[float | None]], log: Log) -> Comparison:
-    for name, values in logged.items():
-        pairs = list(_pairs(name, labels, values, log))
-        if not pairs:
-            found.missing.append(name)
-            continue
-        step, dump, other = max(pairs, key=lambda pair: _difference(*pair[1:]))
-        largest = _difference(dump, other)
-        found.names.append(Agreement(name, len(pairs), largest, step, dump, other, largest <= AGREES))
-    return found
+def carried(log: RunLog, labels: Sequence[Any]) -> dict[str, list[float | None]]:
+    """Everything that the log has for these steps, one value per step."""
+    return log.series([_label(label) for label in labels])
 
 
-def _pairs(name: str, labels: list[str], values: list[float | None], log: Log) -> Iterator[tuple[str, float, float]]:
-    for label, value in zip(labels, values, strict=True):
-        row = log.get(label, {})
-        other = next((row[prefix + name] for prefix in _PREFIXES if prefix + name in row), None)
-        if value is not None and other is not None:
-            yield label, value, other
+def agreement(log: RunLog, labels: Sequence[Any], replayed: Logged, rounded: Logged) -> AgainstLog:
+    """One run under one correction beside its log.
+
+    Args:
+        log: of the run.
+        labels: of the steps that the values run over.
+        replayed: what the framework would have logged, by name.
+        rounded: the same from a replay at the other precision.
+    """
+    steps, digits = [_label(label) for label in labels], log.digits()
+    pairs = {
+        name: list(_pairs(log, digits, steps, name, values, rounded.get(name, values)))
+        for name, values in replayed.items()
+    }
+    exact = _is_exact([pair for found in pairs.values() for pair in found])
+    return AgainstLog(
+        names={name: _farthest([pair.judged(exact) for pair in found]) for name, found in pairs.items() if found},
+        missing=[name for name, found in pairs.items() if not found],
+    )
 
 
-def _difference(dump: float, other: float) -> float:
-    """Relative to the larger of both; 0 for noise."""
-    apart = abs(dump - other)
-    return 0.0 if apart <= NOISE else apart / max(abs(dump), abs(other))
+@dataclass(frozen=True)
+class _Pair:
+    """One name in one step: as replayed, as replayed at the other precision, as logged, and a unit of what is shown."""
+
+    step: str
+    dump: float
+    rounded: float
+    log: float
+    unit: float
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.dump), abs(self.log))
+
+    def judged(self, exact: bool) -> Agreement:
+        """Whether both agree; `exact`: to the digits of float64."""
+        spread, rounding = (0.0, EXACT) if exact else (SPREAD * abs(self.rounded - self.dump), ROUNDING)
+        near = [self.dump] if exact else [self.dump, self.rounded]
+        apart, size = min(abs(self.log - value) for value in near), self.size or 1.0
+        allowed = spread + rounding * size + self.unit / 2
+        return Agreement(
+            steps=1, difference=abs(self.log - self.dump) / size, allowed=min(allowed / size, 1.0),
+            step=self.step, dump=self.dump, log=self.log, agrees=apart <= allowed,
+        )  # fmt: skip
+
+
+def _pairs(
+    log: RunLog, digits: Mapping[str, _Digits], steps: Sequence[str], name: str,
+    values: Sequence[float | None], rounded: Sequence[float | None],
+) -> Iterator[_Pair]:  # fmt: skip
+    """One name in every step that both have."""
+    for step, value, other in zip(steps, values, rounded, strict=True):
+        row = log.rows.get(step, {})
+        called = next((prefix + name for prefix in _PREFIXES if prefix + name in row), None)
+        if value is not None and called is not None:
+            printed = row[called]
+            yield _Pair(step, value, value if other is None else other, float(printed), digits[called].unit(printed))
+
+
+def _is_exact(pairs: Sequence[_Pair]) -> bool:
+    """Whether the log was computed in float64: mostly, it has the digits that float32 would have got wrong."""
+    telling = [pair for pair in pairs if abs(pair.rounded - pair.dump) > EXACT * pair.size]
+    right = sum(abs(pair.log - pair.dump) <= EXACT * pair.size for pair in telling)
+    return 2 * right > len(telling)
+
+
+def _farthest(judged: Sequence[Agreement]) -> Agreement:
+    worst = max(judged, key=lambda pair: (not pair.agrees, pair.difference))
+    return worst.model_copy(update={"steps": len(judged)})

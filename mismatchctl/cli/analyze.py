@@ -153,12 +153,8 @@ def analyze(
     to_stdout = str(output) == "-"
     if json and to_stdout:
         raise ConfigError("--json and -o - both write to stdout: give one of them")
-    if against is not None and (json or to_stdout or not framework):
-        raise ConfigError(
-            "--against needs --framework, whose names the log has"
-            if not framework
-            else "--against prints on stdout, where the Result goes: leave --json and -o - out"
-        )
+    if against is not None and not framework:
+        raise ConfigError("--against needs --framework, whose names the log has")
     if not framework and (micro_batch_size or reducer or replay_dtype is not Dtype.float64):
         raise ConfigError("--micro-batch-size, --replay-dtype and --reducer say how --framework is replayed: name one")
     check_places(None if to_stdout else output, html, sequences, force=force)
@@ -167,7 +163,7 @@ def analyze(
 
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
-    from mismatchctl.analyze.against import compare_with_log, read_log
+    from mismatchctl.analyze.against import read_log
     from mismatchctl.frameworks import load
 
     log = None if against is None else read_log(against)
@@ -185,19 +181,19 @@ def analyze(
             join=join,
             framework=load(framework) if framework else None,
             replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
+            log=log,
             device=device.value,
         )
-    compared = [] if log is None else compare_with_log(result, log)
     if verbose:
         _explain(result)
     _write(result, None if to_stdout else output, html, quiet)
     if sequences is not None:
         say(f"wrote {sequences}", quiet)
     _show(result, quiet, as_json=json or to_stdout)
-    if compared and not quiet:
-        from mismatchctl.render.against import render_comparisons
+    if log is not None and not (quiet or json or to_stdout):
+        from mismatchctl.render.against import render_against
 
-        render_comparisons(str(against), str(result.provenance.framework), compared, console())
+        render_against(result, console())
 
 
 def _explain(result: Result) -> None:

@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 
-from mismatchctl.analyze.against import Comparison
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.numbers import number
+from mismatchctl.result import AgainstLog, Result
 
 
-def render_comparisons(log: str, framework: str, found: Sequence[Comparison], console: Console) -> None:
-    """Print, for each run and correction, where dump and log agree and where not."""
-    glyphs = Glyphs(console)
-    for item in found:
-        agreeing = sum(name.agrees for name in item.names)
-        title = (
-            f"{log} against {framework} on {item.run}, correction {item.correction}: "
-            f"{agreeing} of {len(item.names)} names agree"
-        )
-        if item.names:
-            columns = [
-                Column("", ["agrees" if name.agrees else "DIFFERS" for name in item.names], right=False),
-                Column("largest\ndifference", [f"{name.difference:.1e}" for name in item.names]),
-                Column("at\nstep", [name.step for name in item.names], drop=3),
-                Column("dump", [number(name.dump) for name in item.names], drop=1),
-                Column("log", [number(name.log) for name in item.names], drop=1),
-                Column("steps", [str(name.steps) for name in item.names], drop=2),
-            ]
-            print_grid(console, glyphs.text(title), Column("name", [name.name for name in item.names]), columns)
-        else:
-            console.print(glyphs.text(title), style="bold")
-        if item.missing:
-            console.print(glyphs.text(f"not in the log: {', '.join(item.missing)}"), "")
+def render_against(result: Result, console: Console) -> None:
+    """Print, for each run and correction, where the run's log and the dump agree and where not."""
+    told = result.provenance
+    for name, run in result.runs.items():
+        for correction, found in run.against.items():
+            _render(f"{told.log} against {told.framework} on {name}, correction {correction}", found, console)
+        compared = {name for found in run.against.values() for name in found.names}
+        others = [name for name in run.log if name.removeprefix("train/").removeprefix("actor/") not in compared]
+        if others:
+            console.print(Glyphs(console).text(f"kept from the log, not compared: {', '.join(others)}"), "")
+
+
+def _render(title: str, found: AgainstLog, console: Console) -> None:
+    glyphs, names = Glyphs(console), found.names.values()
+    title = f"{title}: {sum(name.agrees for name in names)} of {len(names)} names agree"
+    if names:
+        columns = [
+            Column("", ["agrees" if name.agrees else "DIFFERS" for name in names], right=False),
+            Column("largest\ndifference", [f"{name.difference:.1e}" for name in names]),
+            Column("allowed", [f"{name.allowed:.1e}" for name in names], drop=4),
+            Column("at\nstep", [name.step for name in names], drop=3),
+            Column("dump", [number(name.dump) for name in names], drop=1),
+            Column("log", [number(name.log) for name in names], drop=1),
+            Column("steps", [str(name.steps) for name in names], drop=2),
+        ]
+        print_grid(console, glyphs.text(title), Column("name", list(found.names)), columns)
+    else:
+        console.print(glyphs.text(title), style="bold")
+    if found.missing:
+        console.print(glyphs.text(f"not in the log: {', '.join(found.missing)}"), "")
