@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -180,16 +181,56 @@ class Ratios:
         return type(self)(policy, reference, self.segments.take(chosen))
 
 
+class SingleRatios(Ratios):
+    """Ratios computed in float32, as trainers do; exponentials correctly rounded."""
+
+    @cached_property
+    def policy(self) -> Any:
+        """Log-probs of the policy [T]."""
+        return self.given[0].astype(np.float32)
+
+    @cached_property
+    def reference(self) -> Any:
+        """Log-probs of the reference [T]."""
+        return self.given[1].astype(np.float32)
+
+    @cached_property
+    def policy_prob(self) -> Any:
+        """Probability of the token under the policy [T]."""
+        return np.exp(self.policy.astype(np.float64)).astype(np.float32)
+
+    @cached_property
+    def reference_prob(self) -> Any:
+        """Probability of the token under the reference [T]."""
+        return np.exp(self.reference.astype(np.float64)).astype(np.float32)
+
+
+_CERTAIN = 1e-8  # binary KL takes no probability nearer to 0 or 1 than this
+
+
+def _binary_kl(p: Any, q: Any) -> Any:
+    """KL of one token against all others, from q to p [T], in their dtype: NaN in float32 where q rounds to 1."""
+    p, q = (np.clip(values, *np.array([_CERTAIN, 1 - _CERTAIN], values.dtype)) for values in (p, q))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
+
+
 STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "k1": lambda r: -r.log_ratio,
     "k2": lambda r: 0.5 * r.log_ratio * r.log_ratio,
     "k3": lambda r: r.k3,
+    "k3_reversed": lambda r: k3_of(-r.log_ratio),
     "abs_log_ratio": lambda r: r.absolute,
     "mult_error": lambda r: np.exp(np.minimum(r.absolute, 700.0)),
+    "ratio_gap": lambda r: np.abs(r.exp_minus_one),
     "prob_diff": lambda r: r.prob_diff,
     "abs_prob_diff": lambda r: np.abs(r.prob_diff),
     "train_prob": lambda r: r.policy_prob,
     "rollout_prob": lambda r: r.reference_prob,
+    "binary_kl": lambda r: _binary_kl(r.reference_prob, r.policy_prob),
+    "binary_kl_max": lambda r: np.maximum(
+        _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
+    ),
 }
 """Per-token statistics that a gate may look at beside the ratio itself; they aggregate arithmetically."""
 

@@ -207,6 +207,11 @@ def check_names(corrections: Iterable[Correction]) -> None:
 def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
     """Refuse corrections that look at columns which some file lacks."""
     for correction in corrections:
+        if correction.needs_batch:
+            problem = f"correction {correction.name} has a gate over: batch, which judges tokens by all of their batch"
+            raise ConfigError(
+                f"{problem}; an analysis reads a dump in parts: apply it to tensors with weights and keep"
+            )
         needs = {"current_log_probs"} if correction.sources - {"train/rollout"} else set()
         needs |= {"advantages"} if correction.needs_advantages else set()
         for column in sorted(needs):

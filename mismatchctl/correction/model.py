@@ -7,7 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mismatchctl.ratios import LOG_RATIO_BOUND
+
 Source = Literal["train/rollout", "current/rollout", "current/train"]
+Clamp = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
@@ -30,11 +33,129 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     return interval
 
 
+_LIMIT = Field(default=LOG_RATIO_BOUND, gt=0, description="log ratios are clamped to plus and minus this")
+_OVER = "over the sequence, or over each run of adjacent valid tokens (a turn)"
+
+
+class Gate(_Strict):
+    """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
+
+    statistic: Literal[
+        "ratio",
+        "k1",
+        "k2",
+        "k3",
+        "k3_reversed",
+        "abs_log_ratio",
+        "mult_error",
+        "ratio_gap",
+        "prob_diff",
+        "abs_prob_diff",
+        "train_prob",
+        "rollout_prob",
+        "binary_kl",
+        "binary_kl_max",
+    ] = Field(
+        default="ratio",
+        description="what is measured on each token, train and rollout standing for the two policies of the source: "
+        "k1 is rollout minus train (verl's sign), k3_reversed that of rollout over train, prob_diff train minus "
+        "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
+        "(rollout from train; binary_kl_max: the larger direction)",
+    )
+    level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
+        default="token",
+        description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
+    )
+    over: Literal["sequence", "segment", "prefix", "batch"] = Field(
+        default="sequence",
+        description=f"aggregated {_OVER}, or over the tokens so far, each token judged by its prefix; batch: the "
+        "largest tokens are dropped until the mean of the rest is inside (M2PO)",
+    )
+    keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
+    inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
+    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
+    clamp: Clamp = Field(
+        default="aggregate",
+        description="where log ratios are clamped: after aggregation (`ratio` only), per token before, nowhere",
+    )
+    limit: float = _LIMIT
+    nonfinite: Literal["reject", "keep", "one"] = Field(
+        default="reject", description="what becomes of a statistic that is NaN; one: such a ratio counts as 1"
+    )
+    precision: Literal["float64", "float32"] = Field(
+        default="float64", description="computed and compared in; float32 shows near certainty and at bounds of 1"
+    )
+    widen: float = Field(
+        default=0.0, ge=0, description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this"
+    )
+    seed: int | None = Field(
+        default=None, ge=0, description="rejects by chance above the upper bound: kept as often as bound / value says"
+    )
+    sees: Literal["original", "remaining"] = Field(
+        default="original",
+        description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
+        "rejects, it rejects whole",
+    )
+    effect: Literal["mask", "zero"] = Field(
+        default="mask",
+        description="mask: rejected tokens leave the denominators; zero: they only contribute nothing",
+    )
+    when: Literal["always", "positive_advantage", "negative_advantage", "nonpositive_advantage", "drifting"] = Field(
+        default="always",
+        description="which tokens the gate may reject; drifting: those that the update moves further from the sampler "
+        "(log ratio and advantage have the same sign)",
+    )
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Gate:
+        levels = RATIO_LEVELS if self.statistic == "ratio" else ARITHMETIC_LEVELS
+        if self.level not in levels:
+            raise ValueError(
+                f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
+            )
+        _check_interval(self.keep, positive=self.statistic == "ratio")
+        if self.keep == (None, None):
+            raise ValueError("keep [null, null] rejects nothing: give at least one bound")
+        if self.keep[0] == self.keep[1] and not all(self.inclusive):
+            raise ValueError(f"keep {list(self.keep)} with an open bound keeps nothing: include both bounds")
+        if self.over in ("segment", "prefix") and self.level == "token":
+            raise ValueError(f"over: {self.over} needs a level other than token")
+        if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):
+            raise ValueError("over: batch needs level mean, an upper bound, and a statistic other than ratio")
+        if self.widen and self.over != "prefix" and self.level != "token":
+            raise ValueError("widen needs level token or over: prefix")
+        return self
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether each token, or each sequence, is judged by its own value alone, the same value everywhere."""
+        given = (self.over, self.limit, self.precision, self.widen, self.seed, self.when)
+        return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
+
+    @property
+    def per_token(self) -> bool:
+        """Whether it judges tokens, not sequences or segments."""
+        return self.level == "token" or self.over in ("prefix", "batch")
+
+    @property
+    def is_veto(self) -> bool:
+        """Whether any one token's ratio can reject the whole sequence."""
+        return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
+
+    @property
+    def title(self) -> str:
+        """The gate in a few words, for tables."""
+        low, high = self.keep
+        kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
+        kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
+        return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
+
+
 class Weight(_Strict):
     """The importance weight of each token: a ratio at a level, bounded, normalized.
 
     Exactly one of `truncate`, `clip`, `zero` may be given; none of them leaves the ratio as it is
-    (within the safety bound exp(+-20)).
+    (within the safety bound exp(+-20), or what `limit` says).
     """
 
     level: Literal["token", "sequence", "geometric"] = Field(
@@ -56,6 +177,20 @@ class Weight(_Strict):
         description="over which tokens that mean is taken; the mask before rejection in both cases",
     )
     source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
+    over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_OVER}")
+    clamp: Clamp = Field(
+        default="aggregate", description="where log ratios are clamped: after aggregation, per token before, nowhere"
+    )
+    limit: float = _LIMIT
+    sees: Literal["original", "remaining"] = Field(
+        default="original", description="aggregates over all valid tokens, or over those that the gates left"
+    )
+    nonfinite: Literal["keep", "one", "zero"] = Field(
+        default="keep", description="what becomes of a weight that is NaN or infinite: it stays, or is made 1 or 0"
+    )
+    bound_where: Gate | None = Field(
+        default=None, description="bounded in the sequences only that this gate would reject; null: everywhere"
+    )
 
     @field_validator("clip", "zero")
     @classmethod
@@ -76,6 +211,10 @@ class Weight(_Strict):
             raise ValueError(f"{' and '.join(given)} exclude each other: give one of them")
         if self.watch_low is not None and (self.clip is not None or self.zero is not None):
             raise ValueError("watch_low is for weights without a lower bound")
+        if self.over == "segment" and self.level != "geometric":
+            raise ValueError(f"over: segment fits level 'geometric' alone, not {self.level!r}")
+        if self.bound_where is not None and self.bound_where.level == "token":
+            raise ValueError("bound_where takes a gate on whole sequences")
         return self
 
     @property
@@ -84,82 +223,16 @@ class Weight(_Strict):
         low, high = self.clip or self.zero or (None, self.truncate)
         return (0.0 if low is None else low), (math.inf if high is None else high)
 
-
-class Gate(_Strict):
-    """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
-
-    statistic: Literal[
-        "ratio",
-        "k1",
-        "k2",
-        "k3",
-        "abs_log_ratio",
-        "mult_error",
-        "prob_diff",
-        "abs_prob_diff",
-        "train_prob",
-        "rollout_prob",
-    ] = Field(
-        default="ratio",
-        description="what is measured on each token, train and rollout standing for the two policies of the source: "
-        "k1 is rollout minus train (verl's sign), prob_diff train minus rollout, mult_error exp(|log ratio|)",
-    )
-    level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
-        default="token",
-        description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
-    )
-    over: Literal["sequence", "segment"] = Field(
-        default="sequence",
-        description="aggregated over the sequence, or over each run of adjacent valid tokens (a turn)",
-    )
-    keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
-    inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
-    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
-    clamp: Literal["aggregate", "token", "none"] = Field(
-        default="aggregate",
-        description="where log ratios are clamped to +-20: after aggregation (`ratio` only), per token before, nowhere",
-    )
-    sees: Literal["original", "remaining"] = Field(
-        default="original",
-        description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
-        "rejects, it rejects whole",
-    )
-    effect: Literal["mask", "zero"] = Field(
-        default="mask",
-        description="mask: rejected tokens leave the denominators; zero: they only contribute nothing",
-    )
-    when: Literal["always", "positive_advantage", "negative_advantage"] = Field(
-        default="always", description="which tokens the gate may reject"
-    )
-
-    @model_validator(mode="after")
-    def _levels_fit(self) -> Gate:
-        levels = RATIO_LEVELS if self.statistic == "ratio" else ARITHMETIC_LEVELS
-        if self.level not in levels:
-            raise ValueError(
-                f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
-            )
-        _check_interval(self.keep, positive=self.statistic == "ratio")
-        if self.keep == (None, None):
-            raise ValueError("keep [null, null] rejects nothing: give at least one bound")
-        if self.keep[0] == self.keep[1] and not all(self.inclusive):
-            raise ValueError(f"keep {list(self.keep)} with an open bound keeps nothing: include both bounds")
-        if self.over == "segment" and self.level == "token":
-            raise ValueError("over: segment needs a level other than token")
-        return self
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is the ratio of each token or sequence, clamped after aggregation as everywhere."""
+        given = (self.over, self.clamp, self.limit, self.sees, self.nonfinite, self.bound_where)
+        return given == ("sequence", "aggregate", LOG_RATIO_BOUND, "original", "keep", None)
 
     @property
-    def is_veto(self) -> bool:
-        """Whether any one token's ratio can reject the whole sequence."""
-        return self.statistic == "ratio" and self.level == "min" and bool(self.keep[0])
-
-    @property
-    def title(self) -> str:
-        """The gate in a few words, for tables."""
-        low, high = self.keep
-        kept = f"in [{low:g}, {high:g}]" if low is not None and high is not None else ""
-        kept = kept or (f">= {low:g}" if low is not None else f"<= {high:g}")
-        return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
+    def per_token(self) -> bool:
+        """Whether there is one weight per token, not per sequence."""
+        return self.level == "token" or self.over == "segment"
 
 
 class Correction(_Strict):
@@ -180,9 +253,16 @@ class Correction(_Strict):
     )
 
     @property
+    def needs_batch(self) -> bool:
+        """Whether a gate looks at a whole batch before it can judge a token."""
+        return any(gate.over == "batch" for gate in self.gates)
+
+    @property
     def sources(self) -> set[str]:
         """The policy pairs that its weight and gates look at."""
         rules: list[Weight | Gate] = [*self.gates] if self.weight is None else [self.weight, *self.gates]
+        if self.weight is not None and self.weight.bound_where is not None:
+            rules.append(self.weight.bound_where)
         return {rule.source for rule in rules}
 
     @property

@@ -191,20 +191,22 @@ def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
         ones = np.where(empty, -np.inf, 1.0)
         lows = np.where(empty, -np.inf, -1.0)
         return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
-    clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    if weights.per_token:
+    if not weights.per_token:
+        high = low = weights.raw
+    elif weights.are_ratios:
+        clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         high = np.exp(np.clip(weights.ratios.highest, *clamp))
         low = np.exp(np.clip(weights.ratios.lowest, *clamp))
     else:
-        high = low = np.exp(np.clip(weights.log_ratio, *clamp))
+        high, low = segments.max(weights.raw), segments.min(weights.raw)
     result = {"raw_weight": high, "-raw_weight": -low}
-    if weights.per_token and weights.rule.zero is not None and not weights.calm:
-        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
-    elif weights.per_token:
+    if not weights.per_token:
+        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+    elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
         bounds = weights.rule.bounds
         result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
     else:
-        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
     return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
 
@@ -217,7 +219,7 @@ def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
     if weights is None:
         return columns
     everything = Selection.everything(kept.segments)
-    if weights.per_token:
+    if weights.are_ratios:
         columns["raw_weight_excess"] = weights.ratios.excess_sum
         columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
     else:

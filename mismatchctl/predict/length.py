@@ -68,14 +68,14 @@ def at_length(sample: Sample, correction: Correction, length: int) -> list[Predi
 
 
 def _refused(gate: Gate) -> str:
-    plain = gate.source == "train/rollout" and gate.over == "sequence" and gate.sees == "original"
-    if gate.statistic == "ratio" and plain and gate.when == "always":
+    plain = gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"
+    if gate.statistic == "ratio" and plain:
         return ""
     return f"not modelled: {gate.title}"
 
 
 def _weighs_sequences(weight: Weight | None) -> bool:
-    return weight is not None and weight.level != "token" and weight.source == "train/rollout"
+    return weight is not None and weight.level != "token" and weight.source == "train/rollout" and weight.is_usual
 
 
 def _prediction(question: str, quantity: str, draws: Float64s, check: Check | None, sample: Sample) -> Prediction:

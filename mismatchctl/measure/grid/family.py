@@ -125,12 +125,13 @@ def _can_be_binned(correction: Correction) -> bool:
     And whether the loss takes the weights.
     """
     effects = {gate.effect for gate in correction.gates}
+    if correction.weight is not None and not correction.weight.is_usual:
+        return False
     weighted = correction.weight is None or correction.weights_loss
     return (
         weighted
         and len(effects) < 2
         and all(
-            gate.over == "sequence" and gate.when == "always" and (gate.sees == "original" or not number)
-            for number, gate in enumerate(correction.gates)
+            gate.is_usual and (gate.sees == "original" or not number) for number, gate in enumerate(correction.gates)
         )
     )
