@@ -11,7 +11,7 @@ import yaml
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, recognize
+from mismatchctl.frameworks import load_for, recognize
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
 from mismatchctl.frameworks.native import mapping_from_file
@@ -41,7 +41,7 @@ def lint(
     name = framework or recognize(native)
     if name is None:
         raise ConfigError(f"{path}: holds no key of a framework known here; say whose it is with --framework")
-    chosen = load(name)
+    chosen = load_for(native, name)
     found = [*_digits(path), *chosen.lint(native), *(_on_dumps(chosen, native, dumps, rename or {}) if dumps else ())]
     return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 

@@ -292,7 +292,7 @@ def line(impl: str, tallies: Mapping[str, Tally]) -> str:
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     unequal = sum(len(tally.differences) + len(tally.last_bit) for tally in tallies.values())
-    return f"| {VERSIONS[impl]} | {cells} | {compared:,} | {compared - unequal:,} |"
+    return f"| {load(VERSIONS[impl]).title} | {cells} | {compared:,} | {compared - unequal:,} |"
 
 
 if __name__ == "__main__":

@@ -220,7 +220,7 @@ def compare_errors(version: str) -> Tally:
         try:
             correction = framework.correction(case["kwargs"])
         except ConfigError as error:
-            found = str(error).removeprefix(f"verl@{version}: ")
+            found = str(error)
             wanted = str(case.get("message"))
             set_valued = "{" in wanted and found.split("{")[0] == wanted.split("{")[0]  # in no fixed order
             tally.check(found == wanted or set_valued, f"{case['kwargs']}: error", wanted, found)
@@ -246,7 +246,7 @@ def line(version: str, tallies: Mapping[str, Tally]) -> str:
     cells = " | ".join(f"{tally.compared:,}" for tally in tallies.values())
     compared = sum(tally.compared for tally in tallies.values())
     different = sum(len(tally.differences) for tally in tallies.values())
-    return f"| verl@{version} | {cells} | {compared:,} | {compared - different:,} |"
+    return f"| {load(f'verl@{version}').title} | {cells} | {compared:,} | {compared - different:,} |"
 
 
 if __name__ == "__main__":

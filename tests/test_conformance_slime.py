@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from conformance_slime import PARTS, VERSIONS
 
+from mismatchctl.frameworks import load
+
 DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
 
 
@@ -15,7 +17,8 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
 def test_slime_at_a_version(impl: str, part: str) -> None:
     tally = PARTS[part](impl)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
-    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {VERSIONS[impl]} |"))
+    title = load(VERSIONS[impl]).title
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
     assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance_slime.py"
     if part.startswith("logged"):
         assert int(row.split("|")[-2].replace(",", "")) == _compared(row) - len(tally.last_bit)

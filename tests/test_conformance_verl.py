@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from conformance_verl import PARTS, VERSIONS
 
+from mismatchctl.frameworks import load
+
 DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
 
 
@@ -15,5 +17,6 @@ DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
 def test_verl_at_a_version(version: str, part: str) -> None:
     tally = PARTS[part](version)
     assert not tally.differences, f"{len(tally.differences)} of {tally.compared}: " + "\n".join(tally.differences[:20])
-    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| verl@{version} |"))
+    title = load(f"verl@{version}").title
+    row = next(line for line in DOCUMENT.read_text().splitlines() if line.startswith(f"| {title} |"))
     assert f" {tally.compared:,} " in row, "docs/conformance.md: run tests/conformance_verl.py"

@@ -66,7 +66,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("train/mis_kl", "slime@2026-08", "mis_kl", "token_is"),
         ("mismatch_k3_kl", "slime@2026-08", "mis_k3_kl", "token_is"),
         ("train_rollout_logprob_abs_diff", "slime@2026-08", "train_rollout_logprob_abs_diff", "none"),
-        ("rollout_corr/chi2_seq", "verl@d", "rollout_corr/chi2_seq", "none"),
+        ("rollout_corr/chi2_seq", "verl@2026-08", "rollout_corr/chi2_seq", "none"),
     ],
 )
 def test_a_logged_name_is_the_mean_over_steps_of_what_is_replayed(
@@ -98,7 +98,7 @@ def test_names_of_registry_metrics_are_judged_as_those(place: str) -> None:
         place, "rollout_corr/rollout_is_mean:correction=token_is,max=2", "weight_mean:correction=token_is,max=2"
     )
     assert of_weights.value == by_key.value
-    steps = replayed(place, "verl@d", "rollout_corr/rollout_is_mean", "token_is")
+    steps = replayed(place, "verl@2026-08", "rollout_corr/rollout_is_mean", "token_is")
     per_step = checks(place, "rollout_corr/rollout_is_mean:correction=token_is,max=2,per=step")
     assert [check.value for check in per_step] == pytest.approx(steps, rel=1e-6)
 

@@ -20,9 +20,16 @@ from mismatchctl.frameworks.meanings import NEVER_LOGGED, VERSIONS, Relative, re
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 
 TITLES = [f"{name}@{version}" for name, versions in VERSIONS.items() for version in versions]
+_OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {
-    "verl@a": {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2},
-    "verl@d": {"rollout_is": "token", "rollout_is_threshold": 1.5, "rollout_rs": "token_k1", "rollout_rs_threshold": 3},
+    "verl@2025-10-14": _OF_OCTOBER,
+    "verl@2025-10": _OF_OCTOBER,
+    "verl@2026-08": {
+        "rollout_is": "token",
+        "rollout_is_threshold": 1.5,
+        "rollout_rs": "token_k1",
+        "rollout_rs_threshold": 3,
+    },
     "verl": {
         "rollout_is": "token",
         "rollout_is_threshold": 1.5,
@@ -100,11 +107,11 @@ def test_names_that_are_said_to_be_a_metric_are_that_number(title: str, batch: s
     assert compared >= 6
 
 
-@pytest.mark.parametrize("title", ["verl@d", "verl@a", "slime@seed", "slime", "miles"])
+@pytest.mark.parametrize("title", ["verl@2026-08", "verl@2025-10", "slime@seed", "slime", "miles"])
 def test_names_that_are_said_to_differ_do_differ(title: str, tmp_path: Path) -> None:
     """Means over the two policies, on rows of unequal length, some of them empty."""
     rows = table("edge", 1).drop_columns("current_log_probs")
-    correction = Correction() if title != "verl@a" else chosen(title)
+    correction = Correction() if title != "verl@2025-10" else chosen(title)
     values = computed(rows, correction, tmp_path)
     compared = 0
     for metric in MISMATCH_METRICS:
@@ -122,8 +129,8 @@ def test_the_headline_and_its_namesakes() -> None:
     k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
     exact = {relative.name: relative.frameworks for relative in relatives(k3) if not relative.differences}
     assert exact == {
-        "rollout_corr/k3_kl": ("verl@d", "verl@c2", "verl@c1", "verl@b"),
-        "mismatch/mismatch_k3_kl": ("verl@a",),
+        "rollout_corr/k3_kl": ("verl@2026-08", "verl@2025-11-25", "verl@2025-11-12", "verl@2025-11-07"),
+        "mismatch/mismatch_k3_kl": ("verl@2025-10", "verl@2025-10-14"),
     }
     unlike = {relative.name: relative for relative in relatives(k3) if relative.differences}
     assert "mean within each sequence" in str(unlike["train/mis_k3_kl"].differences)
@@ -132,7 +139,7 @@ def test_the_headline_and_its_namesakes() -> None:
 def test_the_command_shows_both() -> None:
     shown = CliRunner().invoke(app, ["metrics", "k3"]).stdout
     known, unlike = shown.split("unlike it")
-    assert "rollout_corr/k3_kl (verl d c2 c1 b)" in known
+    assert "rollout_corr/k3_kl (verl 2026-08 2025-11-25 2025-11-12 2025-11-07)" in known
     assert "train/mis_k3_kl (slime 2026-01" in unlike
     assert '"names"' in CliRunner().invoke(app, ["metrics", "k3", "--json"]).stdout
     assert "documented, not logged, by slime" in CliRunner().invoke(app, ["metrics", "mismatch_k3_kl"]).stdout
@@ -152,18 +159,18 @@ def test_names_resolve_to_where_their_number_is() -> None:
         "k3": ("", "metrics", "k3"),
         "ess_token": ("", "metrics", "ess_token"),
         "gate3_tokens_low": ("", "corrections", "gate3_tokens_low"),
-        "rollout_corr/kl": ("verl@d", "metrics", "k1"),
-        "kl": ("verl@d", "metrics", "k1"),
+        "rollout_corr/kl": ("verl@2026-08", "metrics", "k1"),
+        "kl": ("verl@2026-08", "metrics", "k1"),
         "train/mis_kl": ("slime@2026-08", "logged", "mis_kl"),
-        "mismatch/mismatch_kl": ("verl@a", "metrics", "k1"),
-        "rollout_corr/chi2_seq": ("verl@d", "logged", "rollout_corr/chi2_seq"),
-        "rollout_corr/rollout_is_mean": ("verl@d", "logged", "rollout_corr/rollout_is_mean"),
-        "actor/pg_clipfrac": ("verl@d", "corrections", "loss_clip_fraction"),
+        "mismatch/mismatch_kl": ("verl@2025-10", "metrics", "k1"),
+        "rollout_corr/chi2_seq": ("verl@2026-08", "logged", "rollout_corr/chi2_seq"),
+        "rollout_corr/rollout_is_mean": ("verl@2026-08", "logged", "rollout_corr/rollout_is_mean"),
+        "actor/pg_clipfrac": ("verl@2026-08", "corrections", "loss_clip_fraction"),
     }
     for name, place in places.items():
         found = resolve(name)
         assert (found.framework, found.source, found.key) == place
-    assert resolve("mismatch_kl", "verl@a").key == "k1"
+    assert resolve("mismatch_kl", "verl@2025-10").key == "k1"
     assert resolve("mis_kl", "miles").framework == "miles@2026-08"
 
 

@@ -44,15 +44,15 @@ def written(folder: Path, data: Any, name: str = "mine.yaml") -> Path:
 @pytest.mark.parametrize(
     ("native", "whose"),
     [
-        (VERL, "verl@d"),
-        ({"rollout_correction": VERL}, "verl@d"),
-        ({"trainer": {"epochs": 1}, "algorithm": {"gamma": 1.0, "rollout_correction": VERL}}, "verl@d"),
-        ({"algorithm": {"rollout_correction": VERL_2025}}, "verl@c2"),
-        ({"rollout_correction": VERL_2025 | {"bypass_old_logprob_for_rollout": True}}, "verl@b"),
-        (FLAT, "verl@a"),
-        ({"rollout_is_threshold": 2.0}, "verl@a"),
-        ({"algorithm": {"adv_estimator": "grpo", **FLAT}}, "verl@a"),
-        ({"algorithm": {"rollout_correction": None}}, "verl@d"),
+        (VERL, "verl@2026-08"),
+        ({"rollout_correction": VERL}, "verl@2026-08"),
+        ({"trainer": {"epochs": 1}, "algorithm": {"gamma": 1.0, "rollout_correction": VERL}}, "verl@2026-08"),
+        ({"algorithm": {"rollout_correction": VERL_2025}}, "verl@2025-11-25"),
+        ({"rollout_correction": VERL_2025 | {"bypass_old_logprob_for_rollout": True}}, "verl@2025-11-07"),
+        (FLAT, "verl@2025-10"),
+        ({"rollout_is_threshold": 2.0}, "verl@2025-10"),
+        ({"algorithm": {"adv_estimator": "grpo", **FLAT}}, "verl@2025-10"),
+        ({"algorithm": {"rollout_correction": None}}, "verl@2026-08"),
         (MIS, "slime"),
         ({"use_tis": True, "tis_clip": 2.0, "lr": 1e-6}, "slime"),
         ({"--use-tis": True, "--tis-clip": 2.0}, "slime"),
@@ -68,8 +68,10 @@ def test_configurations_are_recognized(native: Mapping[str, Any], whose: str | N
 def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) -> None:
     nested = written(tmp_path, {"algorithm": {"rollout_correction": VERL}}, "run-7.yaml")
     framework, correction = read_native(nested)
-    assert (framework.title, correction.name) == ("verl@d", "run-7")
-    assert correction == load("verl@d").correction(VERL).model_copy(update={"name": "run-7", "about": correction.about})
+    assert (framework.title, correction.name) == ("verl@2026-08", "run-7")
+    assert correction == load("verl@2026-08").correction(VERL).model_copy(
+        update={"name": "run-7", "about": correction.about}
+    )
     framework, correction = read_native(written(tmp_path, MIS, "mis.json"), "miles")
     assert framework.name == "miles"
     assert correction.gates == load("miles").correction(MIS).gates
@@ -82,9 +84,9 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
         ({"rollout_correction": {"rollout_is": "token", "rollout_is_treshold": 2.0}}, "", "rollout_is_threshold"),
         (MIS | {"tis_level": "geometric", "tis_batch_normalize": True}, "", "Unsupported tis_level: geometric"),
         (MIS, "verl", "configuration of slime"),
-        (VERL, "slime", "configuration of verl@d"),
+        (VERL, "slime", "configuration of verl@2026-08"),
         (VERL, "verll", "did you mean 'verl'"),
-        (VERL, "verl@b", "verl@b"),
+        (VERL, "verl@2025-11-07", "verl@2025-11-07"),
         ({"weight": {"level": "token"}}, "", "no key"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "no float can hold"),
@@ -117,7 +119,7 @@ def test_analyze_puts_configurations_beside_other_corrections(dump: Path, tmp_pa
     found = json.loads(done.stdout)["corrections"]
     assert [item["name"] for item in found] == ["none", "verl", "mis"]
     assert found[2]["gates"][0]["keep"] == [0.99, 1.001]
-    assert "verl.yaml: read as verl@d" in done.stderr
+    assert "verl.yaml: read as verl@2026-08" in done.stderr
     assert run("analyze", dump, "--config", verl, "-q").stderr == ""
 
 
@@ -126,10 +128,10 @@ def test_a_configuration_given_as_a_correction_is_pointed_to_its_flag(dump: Path
     done = run("analyze", dump, "-c", written(tmp_path, {"rollout_correction": VERL}, name))
     assert done.exit_code == 2
     assert "--config" in done.stderr
-    assert "verl@d" in done.stderr
+    assert "verl@2026-08" in done.stderr
 
 
-@pytest.mark.parametrize("framework", ["verl", "verl@a", "verl@c2", "slime", "miles"])
+@pytest.mark.parametrize("framework", ["verl", "verl@2025-10", "verl@2025-11-25", "slime", "miles"])
 def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, framework: str) -> None:
     done = run("presets", "show", "token_tis", "--as", framework)
     assert done.exit_code == 0
@@ -141,7 +143,7 @@ def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, 
 
 
 def test_what_a_framework_cannot_say_stands_in_comments() -> None:
-    done = run("presets", "show", "miles-moe-2", "--as", "verl@c2")
+    done = run("presets", "show", "miles-moe-2", "--as", "verl@2025-11-25")
     assert "# - verl has no lower bound" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_rs"] == "geometric"
     assert yaml.safe_load(run("presets", "show", "none", "--as", "slime").stdout) is None
@@ -152,9 +154,9 @@ def test_what_a_framework_cannot_say_stands_in_comments() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("rollout_corr/kl", ["verl@d", "valid tokens", "rollout minus train"]),
+        ("rollout_corr/kl", ["verl@2026-08", "valid tokens", "rollout minus train"]),
         ("mis_kl", ["slime@", "miles@", "train/mis_kl"]),
-        ("mismatch_kl", ["never: only documented", "train/mis_kl", "verl@a"]),
+        ("mismatch_kl", ["never: only documented", "train/mis_kl", "verl@2025-10"]),
         ("k3", ["nats/token"]),
         ("ois", ["train/ois", "slime@"]),
     ],
@@ -188,7 +190,7 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
     done = run("analyze", folder / "part-0", folder / "part-1", "--config", path, "--framework", "verl", "--json")
     assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["provenance"]["framework"] == "verl@d"
+    assert result["provenance"]["framework"] == "verl@2026-08"
     found = result["runs"]["r"]
     assert found["groups"]["labels"] == [0, 1, 2]
     framework = load("verl")
@@ -284,7 +286,7 @@ def test_logs_that_cannot_be_used(
 def test_the_report_shows_what_would_have_been_logged(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page).exit_code == 0
-    assert "What verl@d would have logged" in page.read_text()
+    assert "What verl@2026-08 would have logged" in page.read_text()
     assert "training_log_ppl" in page.read_text().replace("<wbr>", "")
 
 
@@ -337,7 +339,7 @@ def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--framework", "verl", "--reducer", "token_mean"], "verl@d knows no reducer token_mean"),
+        (["--framework", "verl", "--reducer", "token_mean"], "verl@2026-08 knows no reducer token_mean"),
         (["--replay-dtype", "float32"], "say how --framework is replayed"),
         (["--framework", "slime", "--replay-dtype", "float16"], "float16"),
     ],

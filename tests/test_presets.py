@@ -88,9 +88,12 @@ REJECTED = {
     "tis-clip": NOTHING,
     "slime-tis": NOTHING,
     "icepop": NOTHING,
-    "miles-moe-1": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
-    "miles-moe-2": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
-    "miles-moe-3": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
+    "miles-moe-1": OUTSIDE_GEOMETRIC | {"just_high"},
+    "miles-moe-2": OUTSIDE_GEOMETRIC | {"just_high"},
+    "miles-moe-3": OUTSIDE_GEOMETRIC | {"just_high"},
+    "miles-moe-1-veto": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
+    "miles-moe-2-veto": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
+    "miles-moe-3-veto": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
     "miles-moe-4": NOTHING,
     "miles-dense-1": NOTHING,
     "miles-dense-2": NOTHING,
@@ -143,13 +146,18 @@ WEIGHTS = {
     "miles-moe-1": {"mixed": [2.0, 0.6], "low": [0.5, 0.5], "veto": [0.5, 2.0]},
     "miles-moe-2": CLIPPED,
     "miles-moe-3": CLIPPED,
+    "miles-moe-1-veto": {"mixed": [2.0, 0.6], "low": [0.5, 0.5], "veto": [0.5, 2.0]},
+    "miles-moe-2-veto": CLIPPED,
+    "miles-moe-3-veto": CLIPPED,
     "miles-moe-4": CLIPPED,
     "miles-dense-2": TRUNCATED,
     "miles-dense-3": TRUNCATED,
     "miles-dense-4": TRUNCATED,
     "miles-mis": CAPPED,
 }
-NORMALIZED = {"slime-mis", "miles-moe-1", "miles-moe-2", "miles-dense-4", "miles-mis"}
+NORMALIZED = {
+    "slime-mis", "miles-moe-1", "miles-moe-1-veto", "miles-moe-2", "miles-moe-2-veto", "miles-dense-4", "miles-mis",
+}  # fmt: skip
 
 
 def test_every_preset_is_in_the_tables() -> None:

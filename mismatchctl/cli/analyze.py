@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections
+from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections, replaying
 from mismatchctl.cli.flags import (
     OUTPUTS,
     Address,
@@ -164,7 +164,6 @@ def analyze(
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
     from mismatchctl.analyze.against import read_log
-    from mismatchctl.frameworks import load
 
     log = None if against is None else read_log(against)
     where = chosen_engine(threads, memory_limit, engine, address, cache)
@@ -179,7 +178,7 @@ def analyze(
             progress=progress,
             sequences=sequences,
             join=join,
-            framework=load(framework) if framework else None,
+            framework=replaying(framework, config or []),
             replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
             log=log,
             device=device.value,

@@ -14,6 +14,7 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.correction import Correction
+    from mismatchctl.frameworks import Framework
 
 
 class Level(str, Enum):
@@ -129,12 +130,31 @@ def chosen_corrections(
 
 def _configured(path: str, framework: str, quiet: bool) -> Correction:
     """A file in a framework's own keys; says whose it was taken for where nobody told."""
-    from mismatchctl.frameworks.native import read_native
+    from mismatchctl.frameworks.native import read_configuration
 
-    source, correction = read_native(path, framework)
+    found = read_configuration(path, framework)
+    if "@" not in framework:
+        say(f"{path}: read as {found.framework.dated}; --framework says otherwise", quiet)
+    if found.unread:
+        say(f"{path}: nothing of a correction reads {', '.join(found.unread)}", quiet)
+    return found.correction
+
+
+def replaying(framework: str, configs: Iterable[str]) -> Framework | None:
+    """The framework that replays: without a version, at that of the configurations where they agree, else the newest.
+
+    Raises:
+        ConfigError: there is no such framework, or a configuration cannot be read.
+    """
     if not framework:
-        say(f"{path}: read as {source.dated}; --framework says otherwise", quiet)
-    return correction
+        return None
+    from mismatchctl.frameworks import load, load_for
+    from mismatchctl.frameworks.native import mapping_from_file
+
+    found = {
+        source.title: source for path in configs for source in [load_for(mapping_from_file(Path(path)), framework)]
+    }
+    return next(iter(found.values())) if len(found) == 1 else load(framework)
 
 
 def named_corrections(text: str) -> list[Correction]:

@@ -24,6 +24,7 @@ __all__ = [
     "Replay",
     "column_aliases",
     "load",
+    "load_for",
     "preset",
     "presets",
     "recognize",
@@ -53,7 +54,7 @@ DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs"
 
 
 def load(name: str) -> Framework:
-    """A framework at a version: `verl`, `verl@b`, `verl@3915`, `verl@2025-11`; without a version the newest.
+    """A framework at a version: `verl`, `verl@2025-11`, `verl@3915`, `slime@2026-01`; without a version the newest.
 
     Raises:
         ConfigError: there is no such framework or version.
@@ -62,6 +63,17 @@ def load(name: str) -> Framework:
     if framework not in LOADERS:
         raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, LOADERS)}")
     return LOADERS[framework](version)
+
+
+def load_for(native: Mapping[str, Any], name: str) -> Framework:
+    """A framework by name, at the version that a configuration was written for where the name says none.
+
+    Raises:
+        ConfigError: there is no such framework or version.
+    """
+    framework, _, version = name.partition("@")
+    known = RECOGNIZERS.get(framework)
+    return load(f"{framework}@{version or (known(native) if known else None) or ''}".rstrip("@"))
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:

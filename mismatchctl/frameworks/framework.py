@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.unread import Unread
 from mismatchctl.measure.metrics import Measure, Quantity
 
 Dtype = Literal["float32", "float64"]
@@ -110,6 +111,10 @@ class Framework(ABC):
     @abstractmethod
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction in the framework's own keys, as far as it can be said there; and what cannot."""
+
+    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+        """Keys of a configuration that nothing reads; `correction` refuses those that are of a correction."""
+        return []
 
     @abstractmethod
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:

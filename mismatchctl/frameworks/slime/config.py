@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
 
 Function = Literal["none", "vanilla", "icepop", "mis"]
 
@@ -17,9 +18,21 @@ _WEIGHT_FIELDS = ("tis_level", "tis_mode", "tis_lower_bound", "tis_upper_bound",
 _REJECTION_FIELDS = ("rs_level", "rs_lower_bound", "rs_upper_bound", "rs_veto_threshold")
 MIS_FIELDS = (*_WEIGHT_FIELDS, *_REJECTION_FIELDS)
 
+DOCUMENTED_ONLY = {
+    "mis_level": "the code reads tis_level for weights and rs_level for rejection",
+    "mis_mode": "the code reads tis_mode (truncate, clip, mask)",
+    "mis_lower_bound": "the code reads tis_lower_bound for weights and rs_lower_bound for rejection",
+    "mis_upper_bound": "the code reads tis_upper_bound for weights and rs_upper_bound for rejection",
+    "mis_veto_threshold": "the code reads rs_veto_threshold, and only with use_rs: true",
+    "mis_batch_normalize": "the code reads tis_batch_normalize",
+    "use_mask": "the code reads tis_mode: mask, or use_rs: true",
+    "use_rollout_correction": "the code reads use_tis: true, and custom_tis_function_path for what corrects",
+}
+"""Names that slime's and Miles' documents have and no code reads, with what it reads."""
+
 _SIGNS = frozenset(
-    (*MIS_FIELDS, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path", "get_mismatch_metrics")
-)
+    (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
+) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a configuration of slime has."""
 
 LEVELS = ("token", "sequence", "geometric")
@@ -130,6 +143,14 @@ class Arguments:
         return written
 
 
+_READ = frozenset(field.name for field in fields(Arguments)) | {
+    "custom_config_path",
+    "micro_batch_size",
+    "use_dynamic_batch_size",
+    "true_on_policy_mode",
+}
+"""What bears on correction or loss, or on the advice about them."""
+
 _FLAGS = {field.name for field in fields(Arguments) if field.type == "bool"}
 _NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
@@ -137,11 +158,14 @@ _NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startsw
 def arguments(native: Mapping[str, Any]) -> Arguments:
     """Arguments from a mapping of mis.yaml's keys and flags of the command line (`--use-tis` or `use_tis`).
 
-    Keys that bear on neither correction nor loss are passed over, as slime does.
+    Keys that bear on neither correction nor loss are passed over, as slime does: `unread` names them.
 
     Raises:
-        ConfigError: what slime rejects, with its message.
+        ConfigError: what slime rejects, with its message; a key of a correction that no code reads.
     """
+    for item in unread(native):
+        if item.refused:
+            raise ConfigError(f"no code reads {item.key!r}{item.hint}")
     named = _named(native)
     known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | _NUMBERS | _WORDS.keys()}
     path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
@@ -164,9 +188,25 @@ def recognizes(native: Mapping[str, Any]) -> bool:
     return not _SIGNS.isdisjoint(_named(native))
 
 
+def unread(native: Mapping[str, Any]) -> Iterator[Unread]:
+    """Keys that nothing here reads: of a correction, or of what slime and Megatron read elsewhere, if anything does."""
+    for key in map(str, native):
+        name = _argument(key)
+        if name in DOCUMENTED_ONLY:
+            yield Unread((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
+        elif name not in _READ:
+            near = nearest(name, _READ)
+            yield Unread((key,), near, refused=bool(near) or is_of_corrections(name))
+
+
+def _argument(key: str) -> str:
+    """A key or a flag under the name of the namespace: `--use-tis` is `use_tis`."""
+    return key.lstrip("-").replace("-", "_")
+
+
 def _named(native: Mapping[str, Any]) -> dict[str, Any]:
     """Flags under the names of the namespace: `--use-tis` is `use_tis`."""
-    return {str(key).lstrip("-").replace("-", "_"): value for key, value in native.items()}
+    return {_argument(str(key)): value for key, value in native.items()}
 
 
 def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Re
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.slime import lint as linting
 from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments
+from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments, unread
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
@@ -27,6 +27,7 @@ from mismatchctl.frameworks.slime.reduce import Reducer
 from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.versions import Version, find_version
 from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.unread import Unread
 
 _ROLLOUTS = ("rollout_ids", "rollout_id")
 _OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to be slime's
@@ -60,6 +61,10 @@ class Slime(Framework):
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration, one that is rejected included."""
         return linting.lint(native, self.about)
+
+    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+        """Keys of a configuration that nothing reads."""
+        return list(unread(native))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""

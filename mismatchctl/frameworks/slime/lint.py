@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mismatchctl.correction import Correction, Gate
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import (
     Finding,
     Level,
@@ -18,18 +18,12 @@ from mismatchctl.frameworks.lint import (
     named_key,
     weight_findings,
 )
-from mismatchctl.frameworks.slime.config import MIS_FIELDS, Arguments, arguments
+from mismatchctl.frameworks.slime.config import DOCUMENTED_ONLY, MIS_FIELDS, Arguments, arguments, unread
 from mismatchctl.frameworks.slime.translate import correction_of
 from mismatchctl.frameworks.slime.versions import Version
 
 _KNOWN = tuple(field.name for field in fields(Arguments))
 _NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
-
-_NEVER_WERE = {
-    "use_mask": "write tis_mode: mask, or use_rs: true",
-    "use_rollout_correction": "write use_tis: true and name the function with custom_tis_function_path",
-}
-"""Flags that only documents know."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +56,10 @@ class Written:
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:
-        """What slime makes of them, or why it refuses."""
+        """What slime makes of those that it reads, or why it refuses."""
+        ignored = {item.key for item in unread(self.root)}
         try:
-            return arguments(self.given)
+            return arguments({name: value for name, value in self.given.items() if self.keys[name] not in ignored})
         except ConfigError as error:
             return error
 
@@ -128,13 +123,21 @@ def _texts(written: Written) -> Iterator[Finding]:
 
 
 def _unknown(written: Written) -> Iterator[Finding]:
+    others = []
+    for item in unread(written.root):
+        name = next(name for name, key in written.keys.items() if key == item.key)
+        if name in DOCUMENTED_ONLY:
+            consequence = f"exists in documents only: {DOCUMENTED_ONLY[name]}"
+            yield written.finding("error", name, consequence, "write what the code reads")
+        elif item.refused:
+            yield written.finding("error", name, "nothing reads it, and nothing says so", f"leave it out{item.hint}")
+        else:
+            others.append(item.key)
+    if others:
+        consequence = f"nothing that is known of slime's corrections reads {', '.join(others)}"
+        yield Finding("info", others[0], consequence, "leave it out, unless something else reads it", written.source)
     for name, key in written.keys.items():
-        if name in _NEVER_WERE:
-            yield written.finding("error", name, "exists in documents only: no code reads it", _NEVER_WERE[name])
-        elif name.startswith(("tis_", "rs_")) and name not in _KNOWN:
-            fix = f"leave it out{suggestion(name, _KNOWN)}"
-            yield written.finding("error", name, "nothing reads it, and nothing says so", fix)
-        elif name in MIS_FIELDS and key.startswith("--"):
+        if name in MIS_FIELDS and key.startswith("--"):
             consequence = "is no flag of the command line, which refuses it"
             yield written.finding("error", name, consequence, f"write {name} into the file of --custom-config-path")
 
@@ -151,6 +154,10 @@ def _rejected(written: Written) -> Iterator[Finding]:
 
 def _switches(written: Written) -> Iterator[Finding]:
     given = written.given
+    if given.get("true_on_policy_mode"):
+        consequence = "the log-probs of both sides are meant to be the same bits, and nothing here holds them to it"
+        fix = "check a dump: mismatchctl gate DUMP --expect-bitwise"
+        yield written.finding("info", "true_on_policy_mode", consequence, fix)
     if written.weighs_with_mis and given.get("get_mismatch_metrics"):
         consequence = "get_mismatch_metrics alone would only measure, but this turns weights and rejection on"
         yield written.finding("warning", "use_tis", consequence, "write use_tis: false to only measure")

@@ -14,7 +14,8 @@ from pydantic import BaseModel, PrivateAttr, ValidationError
 
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.verl.keys import section
 from mismatchctl.frameworks.verl.versions import Version
 
 Loss = Literal["ppo", "ppo_bypass", "policy_gradient"]
@@ -36,13 +37,16 @@ _THRESHOLD_MISSING = (
 
 
 class Unapplied(Correction):
-    """A Correction of which verl logs weights that the loss does not take: `rollout_is: false` of #3915."""
+    """A Correction of which verl logs more than its loss takes.
 
-    _measured: Weight | None = PrivateAttr(None)
+    So it is with `rollout_is: false`, and with PPO in bypass mode, whose ratio is taken to the rollout already.
+    """
+
+    _measured: Correction = PrivateAttr()
 
     @property
-    def measured(self) -> Weight | None:
-        """The weights that are logged, and that mask mode rejects by."""
+    def measured(self) -> Correction:
+        """What the helper computes and logs."""
         return self._measured
 
 
@@ -54,37 +58,30 @@ def read(native: Mapping[str, Any], version: Version) -> Correction:
         version: whose keys they are.
 
     Raises:
-        ConfigError: what verl rejects, in its words; an unknown key.
+        ConfigError: what verl rejects, in its words; a key that nothing reads.
     """
-    settings = dict(version.keys) | _section(native, version)
+    settings = dict(version.keys) | section(native, version)
     try:
         return {"flat": _flat, "ratio": _ratio, "estimator": _estimator}[version.dialect](settings, version)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"verl@{version.name}: {error}") from None
+        raise ConfigError(str(error)) from None
     except ZeroDivisionError:
-        raise ConfigError(f"verl@{version.name}: float division by zero") from None
+        raise ConfigError("float division by zero") from None
 
 
-def _section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
-    """The keys of rollout correction in a configuration that may hold all of verl's."""
-    algorithm = native.get("algorithm")
-    outer = algorithm if isinstance(algorithm, Mapping) else native
-    if version.dialect == "flat":
-        if outer is not native:  # beside adv_estimator, gamma and the rest
-            return {key: value for key, value in outer.items() if key in version.keys}
-        found = native
-    else:
-        found = outer.get("rollout_correction", {} if outer is not native else native) or {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"rollout_correction must hold keys and values, found {found!r}")
-    for key in found:
-        if key not in version.keys:
-            raise ConfigError(f"verl@{version.name} knows no {key!r}{suggestion(str(key), version.keys)}")
-    return dict(found)
+def _unapplied(measured: Correction, **left: Any) -> Unapplied:
+    """A Correction of which the loss takes what is `left` only."""
+    kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
+    found = _made(Unapplied, kept | left)
+    found._measured = measured
+    return found
 
 
 def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
-    """#3915: one ratio with two thresholds that bounds the weights or rejects; weights of rejected tokens stay."""
+    """2025-10: one ratio with two thresholds that bounds the weights or rejects.
+
+    Before #3915 what is rejected gets weight 0 and stays in the denominators; then it leaves them and keeps its weight.
+    """
     upper = _number(settings, "rollout_is_threshold")
     name = f"verl-{version.name}"
     if upper is None:
@@ -96,17 +93,16 @@ def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
         raise ValueError(f"Invalid rollout_is_mode: {mode}. Must be 'truncate' or 'mask'.")
     given = _number(settings, "rollout_is_threshold_lower")
     lower = 1.0 / upper if given is None else given
-    gates = () if mode == "truncate" else (_gate(level=level, keep=(lower, upper)),)
+    gates = () if mode == "truncate" else (_gate(level=level, keep=(lower, upper), effect=version.effect),)
     weight = _weight(level=level, truncate=upper, watch_low=given) if mode == "truncate" else _weight(level=level)
     veto = _number(settings, "rollout_is_veto_threshold")
     if veto is not None and veto > 0:  # the logarithm of others is -inf or nan: it never vetoes
-        gates = (*gates, _veto(veto, MISMATCH))
+        gates = (*gates, _veto(veto, MISMATCH, version))
+    found = _correction(name=name, weight=weight, gates=gates)
     if settings["rollout_is"]:
-        return _correction(name=name, weight=weight, gates=gates)
+        return found
     about = "rollout_is is false: weights are logged but not applied."
-    unapplied = _made(Unapplied, {"name": name, "about": about, "gates": gates})
-    unapplied._measured = weight
-    return unapplied
+    return _unapplied(found, about=about, **({"gates": ()} if version.zeroes_rejected else {}))
 
 
 def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
@@ -132,8 +128,10 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     veto = _number(settings, "rollout_token_veto_threshold")
     if veto is not None:
         _positive("rollout_token_veto_threshold", settings)
-        gates.append(_veto(veto, source))
-    return _correction(name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
+        gates.append(_veto(veto, source, version))
+    found = _correction(name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
+    # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.
+    return _unapplied(found, gates=()) if loss == "ppo_bypass" and found.sources else found
 
 
 def _estimator(settings: Mapping[str, Any], version: Version) -> Correction:
@@ -153,7 +151,9 @@ def _estimator(settings: Mapping[str, Any], version: Version) -> Correction:
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
         weight = _weight(level=level, source=source, normalize=_normalize(settings, level), **bound)
     gates = () if settings["rollout_rs"] is None else _rejections(settings, source)
-    return _correction(name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
+    found = _correction(name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
+    # PPO's ratio to the rollout is the importance weight: it is not weighted again.
+    return _unapplied(found) if loss == "ppo_bypass" and weight is not None else found
 
 
 def _is_threshold(value: object) -> tuple[float, float | None]:
@@ -249,7 +249,7 @@ def _number(settings: Mapping[str, Any], key: str) -> float | None:
     value = settings[key]
     if value is None or isinstance(value, int | float):
         return None if value is None else float(value)
-    hint = " (YAML reads 1e-4 as text: write 1.0e-4)" if isinstance(value, str) else ""
+    hint = " (write it without quotes)" if isinstance(value, str) else ""
     raise TypeError(f"{key} must be a number, found {value!r}{hint}")
 
 
@@ -287,5 +287,5 @@ def _made(kind: type[Model], fields: dict[str, Any]) -> Model:
         return kind.model_construct(**fields)
 
 
-def _veto(threshold: float, source: Source) -> Gate:
-    return _gate(level="min", keep=(threshold, None), clamp="none", source=source)
+def _veto(threshold: float, source: Source, version: Version) -> Gate:
+    return _gate(level="min", keep=(threshold, None), clamp="none", source=source, effect=version.effect)

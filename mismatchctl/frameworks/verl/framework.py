@@ -15,11 +15,13 @@ from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.unread import Unread
 from mismatchctl.frameworks.verl import config, losses
 from mismatchctl.frameworks.verl import lint as linting
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
+from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.replay import Computed, compute_correction, logged, off_policy, over_micro_batches
@@ -106,6 +108,10 @@ class Verl(Framework):
         """What each name that this version logs stands for."""
         return meanings(self.about)
 
+    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+        """Keys of a configuration that nothing reads."""
+        return list(unread(native, self.about))
+
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
     ) -> float:
@@ -154,8 +160,10 @@ class Verl(Framework):
 
     def _replay(self, step: Step, plan: Plan) -> Replay:
         computed = self._compute(step, plan)
-        weights = step.by_row(computed.weights) if plan.applied and computed.weights is not None else None
-        return Replay(computed.logged, weights, step.by_row(computed.kept))
+        if computed.weights is None or not plan.applied:
+            return Replay(computed.logged, None, step.by_row(computed.kept))
+        kept = computed.kept & (computed.weights > 0) if self.about.zeroes_rejected else computed.kept
+        return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
 
     def _by_micro_batches(self, step: Step, plan: Plan, batches: Sequence[NDArray[np.int64]]) -> Replay:
         parts = [self._replay(step.take(rows), plan) for rows in batches]

@@ -7,22 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mismatchctl.correction import Correction
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
+from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.plan import option_of
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.frameworks.verl.written import Written
 
 _NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
-
-_REPLACED = {
-    "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
-    "the threshold 0.5 * ln(veto)**2, which is two-sided",
-    "rollout_rs_threshold_lower": 'write both bounds as one text: rollout_rs_threshold: "lo_hi"',
-    "bypass_old_logprob_for_rollout": "it is called bypass_mode now",
-    "use_pure_rollout_correction": "it is called use_policy_gradient (2025-11), then loss_type: reinforce (2026)",
-    "use_policy_gradient": "write loss_type: reinforce",
-}
 
 
 def lint(native: Mapping[str, Any], version: Version) -> list[Finding]:
@@ -38,30 +30,30 @@ def gate_places(native: Mapping[str, Any], version: Version, correction: Correct
 
 
 def _unknown_keys(written: Written) -> Iterator[Finding]:
-    if written.version.dialect == "flat":  # its keys stand among those of the whole algorithm
-        return
+    version = written.version
     if not isinstance(written.block, Mapping | None):
         reason = f"must hold keys and values, found {written.block!r}"
         yield written.finding("error", "", reason, "write rollout_is and the rest under it")
-    for key in map(str, written.section):
-        if key not in written.version.keys:
-            fix = _REPLACED.get(key, f"leave it out{suggestion(key, written.version.keys)}")
-            reason = f"verl@{written.version.name} knows no such key and does not start"
-            yield written.finding("error", key, reason, fix)
+    for item in unread(written.root, version):
+        what = "knows no such key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
+        fix = f"leave it out{item.hint}"
+        if item.refused:
+            yield written.finding("error", "", f"verl@{version.name} {what}", fix, ".".join(item.place))
+    others = [".".join(item.place) for item in unread(written.root, version) if not item.refused]
+    if others:
+        consequence = f"nothing that is known of verl's corrections reads {', '.join(others)}"
+        yield written.finding("info", "", consequence, "leave it out, unless your own code reads it", others[0])
 
 
 def _texts(written: Written) -> Iterator[Finding]:
     for key in written.texts:
-        value = written.section[key]
-        consequence = (
-            f"YAML reads {value} as text: Hydra makes a number of it, whoever reads the file otherwise does not"
-        )
-        yield written.finding("warning", key, consequence, f"write {decimal(value)}, without quotes")
+        consequence = "the quotes make it text, which verl compares with numbers: it stops with a TypeError"
+        yield written.finding("error", key, consequence, f"write {written.section[key]} without quotes")
 
 
 def _rejected(written: Written) -> Iterator[Finding]:
     if isinstance(written.correction, ConfigError):
-        message = str(written.correction).removeprefix(f"verl@{written.version.name}: ")
+        message = str(written.correction)
         key = named_key(message, written.version.keys)
         if "option '" in message or message == "float division by zero":
             key = "rollout_rs_threshold"
@@ -74,7 +66,16 @@ def _weights_off(written: Written) -> Iterator[Finding]:
     given, settings = written.given, written.settings
     flat = written.version.dialect == "flat"
     wanted = given.get("rollout_is") if flat else settings["rollout_is"]
-    if wanted and settings["rollout_is_threshold"] is None:
+    if (
+        flat
+        and settings["rollout_is_threshold"] is None
+        and "rollout_is_threshold" not in given
+        and not wanted
+        and given
+    ):
+        consequence = "is not here: where verl's default, null, stands, nothing is computed, rejected or vetoed"
+        yield written.finding("warning", "rollout_is_threshold", consequence, "give a number; 2.0 is usual")
+    elif wanted and settings["rollout_is_threshold"] is None:
         consequence = "null switches everything off in silence" if flat else "null switches the weights off in silence"
         yield written.finding("error", "rollout_is_threshold", consequence, "give a number; 2.0 is usual")
     elif flat and not wanted and settings["rollout_is_threshold"] is not None:
@@ -231,7 +232,7 @@ def _log_probs(written: Written) -> Iterator[Finding]:
 def _releases(written: Written) -> Iterator[Finding]:
     """What is wrong with a release, whatever its settings."""
     version = written.version
-    if version.name == "b" and written.given:
+    if version.bypass_key == "bypass_old_logprob_for_rollout" and version.dialect == "ratio" and written.given:
         consequence = (
             "between 2025-11-07 and 2025-11-11 the trainer calls the correction without its configuration: TypeError"
         )
@@ -241,10 +242,11 @@ def _releases(written: Written) -> Iterator[Finding]:
         consequence = "sequences without a valid token count as weight 0 in the mean: all others are scaled up"
         fix = "take verl of 2025-11-25 or later"
         yield written.finding("warning", "rollout_is_batch_normalize", consequence, fix)
-    if version.name == "c2" and not isinstance(written.correction, ConfigError) and written.correction.gates:
+    correction = written.correction
+    if version.agg_denominators == "global" and not isinstance(correction, ConfigError) and correction.gates:
         consequence = "one micro-batch that is rejected whole makes the loss nan (FSDP actor)"
         fix = "reject less, or take a later verl"
-        yield Finding("warning", written.gate_place(written.correction.gates[0]), consequence, fix, written.source)
+        yield Finding("warning", written.gate_place(correction.gates[0]), consequence, fix, written.source)
 
 
 _RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (

@@ -311,11 +311,13 @@ def _aggregation(mode: str, options: Options) -> str:
 def _added_by_version(mode: str, loss: str, computed: Computed, version: Version) -> dict[str, float]:
     """Names that a version logs beside a loss's own: zeros in its first form, rollout_corr/* of bypass losses."""
     added: dict[str, float] = {}
-    if version.name in ("a", "b") and mode in ("gpg", "rollout_correction"):
+    if not version.normalizes and mode in ("gpg", "rollout_correction"):
         added = dict.fromkeys(("actor/pg_clipfrac", "actor/pg_clipfrac_lower"), 0.0)
         if mode == "gpg":
             added["actor/ppo_kl"] = 0.0
-    if version.normalizes and (mode == "rollout_correction" or (loss == "ppo_bypass" and version.name == "d")):
+    if version.normalizes and (
+        mode == "rollout_correction" or (loss == "ppo_bypass" and version.dialect == "estimator")
+    ):
         added |= computed.logged
     return added
 

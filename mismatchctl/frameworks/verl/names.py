@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.verl import metrics
@@ -62,7 +63,8 @@ def meanings(version: Version) -> list[Meaning]:
         for table, subject, prefix, when in _tables(version)
         for row in table
     ]
-    return [*corrected, *DEBUG, *LOSS]
+    losses = (replace(item, over=TOKENS) if version.zeroes_rejected else item for item in LOSS)
+    return [*corrected, *DEBUG, *losses]
 
 
 def _tests(row: Logged, prefix: str) -> bool:

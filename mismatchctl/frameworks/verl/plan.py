@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
@@ -23,7 +23,7 @@ class Plan:
 
     Attributes:
         weight: rollout_is, or None.
-        applied: whether the loss takes the weights.
+        applied: whether the trainer is given the weights.
         rejections: rollout_rs: one gate at most before 2026.
         veto: threshold of the per-token veto, before 2026.
         source: the policies that it compares: one pair for everything.
@@ -44,11 +44,12 @@ def option_of(gate: Gate) -> str:
 def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
     """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
     problems: list[str] = []
+    applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
+    correction = correction.measured if isinstance(correction, Unapplied) else correction
     source: Source = MISMATCH if correction.loss == "ppo" else BYPASS
     if others := correction.sources - {source}:
         problems.append(f"with loss {correction.loss} verl compares {source} only, not {', '.join(sorted(others))}")
-    measured = correction.measured if isinstance(correction, Unapplied) else None
-    weight = measured or correction.weight
+    weight = correction.weight
     if weight is not None and (reasons := list(_unlike_verl_weight(weight, correction, version))):
         problems += reasons
         weight = None
@@ -69,8 +70,8 @@ def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
         if weight is None and correction.gates:
             problems.append(f"verl@{version.name} rejects only with the ratio that it weights with")
         if weight is not None and rejections and rejections[0].level != weight.level:
-            problems.append("verl@a weights and rejects at one level")
-    return Plan(weight, measured is None, tuple(rejections), veto, source), problems
+            problems.append(f"verl@{version.name} weights and rejects at one level")
+    return Plan(weight, applied, tuple(rejections), veto, source), problems
 
 
 def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version) -> Iterator[str]:
@@ -83,7 +84,7 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version
         yield f"verl@{version.name} zeroes no weights that way: it wants two bounds above 0"
     rejects = any(gate.level == weight.level and gate.statistic == "ratio" for gate in correction.gates)
     if version.dialect == "flat" and (weight.truncate is None) is not rejects:
-        yield "verl@a either truncates weights or rejects by them"
+        yield f"verl@{version.name} either truncates weights or rejects by them"
     if weight.watch_low is not None and version.dialect != "flat":
         yield f"verl@{version.name} derives the lower bound of its statistics"
     if weight.normalize != "none" and not version.normalizes:
@@ -94,10 +95,10 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version
 
 def _unlike_verl_gate(gate: Gate, version: Version) -> Iterator[str]:
     """Why this version has no such rejection."""
-    plain = Gate.model_fields
-    for field in ("over", "inclusive", "sees", "effect", "when"):
-        if getattr(gate, field) != plain[field].default:
-            yield f"verl knows no {field} {getattr(gate, field)!r}"
+    plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
+    for field, usual in (plain | {"effect": version.effect}).items():
+        if getattr(gate, field) != usual:
+            yield f"verl@{version.name} knows no {field} {getattr(gate, field)!r}"
     if version.dialect == "estimator":
         if (gate.statistic, gate.level) not in _OPTION_OF or gate.clamp != "token":
             yield f"verl@{version.name} rejects by k1, k2 and k3 with log ratios clamped per token"
@@ -114,6 +115,8 @@ def _unlike_verl_gate(gate: Gate, version: Version) -> Iterator[str]:
 
 def write(correction: Correction, version: Version) -> tuple[dict[str, Any], list[str]]:
     """A Correction in verl's keys, and what cannot be said in them, or only nearly."""
+    applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
+    correction = correction.measured if isinstance(correction, Unapplied) else correction
     said = [_in_dialect(gate, version) for gate in correction.gates]
     notes = [
         f"{gate.title}: said as {other.title}, which differs where a token's log ratio is beyond 20"
@@ -121,6 +124,7 @@ def write(correction: Correction, version: Version) -> tuple[dict[str, Any], lis
         if other is not gate
     ]
     roles, problems = plan(correction.model_copy(update={"gates": tuple(said)}), version)
+    roles = replace(roles, applied=applied)
     writers = {"flat": _write_flat, "ratio": _write_ratio, "estimator": _write_estimator}
     return writers[version.dialect](roles, correction, version), [*notes, *problems]
 

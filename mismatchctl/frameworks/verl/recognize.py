@@ -8,9 +8,8 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.verl.config import read
+from mismatchctl.frameworks.verl.keys import BLOCK
 from mismatchctl.frameworks.verl.versions import VERSIONS, Version
-
-BLOCK = "rollout_correction"
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:

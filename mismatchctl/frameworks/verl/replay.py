@@ -82,7 +82,7 @@ def compute_correction(sample: Sample, plan: Plan, version: Version) -> Computed
 
 
 def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
-    """#3915: one ratio and two thresholds; without a threshold nothing is computed."""
+    """2025-10: one ratio and two thresholds; without a threshold nothing is computed."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
         return Computed(None, kept, ())
@@ -94,9 +94,11 @@ def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
     if plan.rejections:
         table = (*table, *names.REJECTED)
         kept &= ~subject.rejected
+    kept &= ~veto.rejected
+    weights = subject.raw if plan.rejections else subject.applied
     return Computed(
-        subject.raw if plan.rejections else subject.applied,
-        kept & ~veto.rejected,
+        weights * kept if version.zeroes_rejected else weights,
+        np.ones_like(kept) if version.zeroes_rejected else kept,
         (
             (table, subject, f"{version.prefix}rollout_is_"),
             (names.VETO, veto, version.prefix),

@@ -16,14 +16,17 @@ class Version:
     """One state of verl's rollout correction.
 
     Attributes:
-        name: how `verl@name` calls it; the goldens use the same names.
+        name: how `verl@name` calls it: its month, or its day where another of that month came later.
+        letter: an older name, which the goldens use; empty if it has none.
         date: day of the commit, year-month-day.
-        commit: of volcengine/verl.
+        commit: of volcengine/verl; empty where only its pull requests are known.
         pulls: pull requests that it is known by.
         dialect: how it is configured: `flat` keys of the algorithm section; `ratio`: rollout_correction with rejection
             by the ratio; `estimator`: rollout_correction with rejection by k1, k2, k3.
         prefix: of the logged names.
         keys: what its configuration may hold, with the defaults that verl's YAML gives.
+        zeroes_rejected: whether rejection sets weights to 0 and leaves the mask alone: what is rejected stays in the
+            denominators, and without weights (`rollout_is: false`) nothing is rejected.
         normalizes: whether weights can be normalized over the batch.
         normalizes_empty: whether sequences without a valid token count in that mean.
         agg_denominators: how losses are aggregated: `mask` (its own sums, 0/0 is 0), `global` (sizes that the trainer
@@ -31,15 +34,22 @@ class Version:
     """
 
     name: str
+    letter: str
     date: str
     commit: str
     pulls: tuple[int, ...]
     dialect: Dialect
     prefix: str
     keys: Mapping[str, object]
+    zeroes_rejected: bool = False
     normalizes: bool = False
     normalizes_empty: bool = False
     agg_denominators: Literal["mask", "global", "scaled"] = "mask"
+
+    @property
+    def effect(self) -> Literal["mask", "zero"]:
+        """What rejection does to the denominators: see Gate."""
+        return "zero" if self.zeroes_rejected else "mask"
 
     @property
     def averages_extremes(self) -> bool:
@@ -85,8 +95,20 @@ _ESTIMATOR: dict[str, object] = {
 }
 
 VERSIONS: tuple[Version, ...] = (
-    Version("a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
     Version(
+        "2025-10-14",
+        "",
+        "2025-10-14",
+        "",
+        (3694, 3750),
+        "flat",
+        "mismatch/",
+        _FLAT | {"rollout_is_veto_threshold": 1e-4},
+        zeroes_rejected=True,
+    ),
+    Version("2025-10", "a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
+    Version(
+        "2025-11-07",
         "b",
         "2025-11-07",
         "418f964ab",
@@ -96,6 +118,7 @@ VERSIONS: tuple[Version, ...] = (
         _RATIO | {"bypass_old_logprob_for_rollout": False, "use_pure_rollout_correction": False},
     ),
     Version(
+        "2025-11-12",
         "c1",
         "2025-11-12",
         "2c6c65cb0",
@@ -107,6 +130,7 @@ VERSIONS: tuple[Version, ...] = (
         normalizes_empty=True,
     ),
     Version(
+        "2025-11-25",
         "c2",
         "2025-11-25",
         "2a36450b7",
@@ -118,6 +142,7 @@ VERSIONS: tuple[Version, ...] = (
         agg_denominators="global",
     ),
     Version(
+        "2026-08",
         "d",
         "2026-08-22",
         "1dda039b9",
@@ -131,6 +156,14 @@ VERSIONS: tuple[Version, ...] = (
 )
 """Oldest first."""
 
+KEYS = frozenset(key for version in VERSIONS for key in version.keys)
+"""What any of them reads."""
+
+
+def knowing(key: str) -> list[Version]:
+    """The versions that read a key."""
+    return [version for version in VERSIONS if key in version.keys]
+
 
 def find_version(word: str) -> Version:
     """The version called `word`: a name, a pull request, a commit, a month or day (the newest up to its end), `head`.
@@ -141,15 +174,14 @@ def find_version(word: str) -> Version:
     if word.lower() in ("", "head"):
         return VERSIONS[-1]
     for version in VERSIONS:
-        commit = len(word) >= 7 and (version.commit.startswith(word) or word.startswith(version.commit))
-        if word == version.name or word in map(str, version.pulls) or commit:
+        commit = version.commit[:7] == word[:7] and version.commit.startswith(word[: len(version.commit)])
+        if word in (version.name, version.letter) or word in map(str, version.pulls) or (commit and version.commit):
             return version
     if word[:4].isdecimal() and word[4:5] == "-":
         older = [version for version in VERSIONS if version.date[: len(word)] <= word]
         if older:
             return older[-1]
-        raise ConfigError(f"verl@{word}: rollout correction came with verl PR #3915 on {VERSIONS[0].date}")
-    known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls), version.date[:7])]
-    raise ConfigError(
-        f"there is no verl version {word!r}{suggestion(word, known)}: use one of {', '.join(dict.fromkeys(known))}"
-    )
+        first = VERSIONS[0]
+        raise ConfigError(f"verl@{word}: rollout correction came with verl PR #{first.pulls[0]} on {first.date}")
+    known = [name for version in VERSIONS for name in (version.name, *map(str, version.pulls))]
+    raise ConfigError(f"there is no verl version {word!r}{suggestion(word, known)}: use one of {', '.join(known)}")

@@ -11,6 +11,7 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding, Level, is_text_of_number
 from mismatchctl.frameworks.verl.config import read
+from mismatchctl.frameworks.verl.keys import path_of
 from mismatchctl.frameworks.verl.versions import Version
 
 
@@ -28,16 +29,11 @@ class Written:
 
     @cached_property
     def _path(self) -> tuple[str, ...]:
-        path: tuple[str, ...] = ("algorithm",) if isinstance(self.root.get("algorithm"), Mapping) else ()
-        section = self.root[path[0]] if path else self.root
-        nested = self.version.dialect != "flat" and "rollout_correction" in section
-        return (*path, "rollout_correction") if nested else path
+        return path_of(self.root, self.version)
 
     @cached_property
     def block(self) -> Any:
         """What stands where the keys of rollout correction are looked for."""
-        if self._path == ("algorithm",) and self.version.dialect != "flat":
-            return None  # a full configuration without rollout correction
         return self.find(*self._path)
 
     @cached_property
@@ -47,13 +43,13 @@ class Written:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """Those that it knows; text that is a number is one, as Hydra reads it."""
+        """Those that it knows; a number in quotes is taken for one."""
         known = {key: value for key, value in self.section.items() if key in self.version.keys}
         return {key: float(known[key]) if key in self.texts else known[key] for key in known}
 
     @cached_property
     def texts(self) -> list[str]:
-        """Keys of numbers that PyYAML reads as text; in 2026 verl takes text for a threshold."""
+        """Keys of numbers that stand in quotes; in 2026 verl takes text for a threshold."""
         if self.version.dialect == "estimator":
             return []
         return [key for key, value in self.section.items() if "threshold" in str(key) and is_text_of_number(value)]

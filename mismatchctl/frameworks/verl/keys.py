@@ -1,0 +1,106 @@
+"""Where verl looks for the keys of rollout correction, and which keys of a configuration nothing reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
+from mismatchctl.frameworks.verl.versions import KEYS, Version, knowing
+
+BLOCK = "rollout_correction"
+ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
+"""Where the V1 trainer of 2026 reads the same keys again."""
+
+_SECTIONS = frozenset(
+    {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "defaults", "global_profiler"}
+    | {"hydra", "ray_init", "ray_kwargs", "reward", "reward_manager", "reward_model", "skip", "trainer"}
+    | {"transfer_queue"}
+)
+_ALGORITHM = frozenset(
+    {"_target_", "adv_estimator", "filter_groups", "gamma", "kl_ctrl", "kl_penalty", "lam", "norm_adv_by_std_in_grpo"}
+    | {"pf_ppo", "use_kl_in_reward", "use_pf_ppo"}
+)
+
+_REPLACED = {
+    "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
+    "the threshold 0.5 * ln(veto)**2, which is two-sided",
+    "rollout_rs_threshold_lower": 'write both bounds as one text: rollout_rs_threshold: "lo_hi"',
+    "bypass_old_logprob_for_rollout": "it is called bypass_mode now",
+    "use_pure_rollout_correction": "it is called use_policy_gradient (2025-11), then loss_type: reinforce (2026)",
+    "use_policy_gradient": "write loss_type: reinforce",
+    "tis_imp_ratio_cap": "it was replaced in 2025-10; write rollout_is and rollout_is_threshold",
+}
+"""What to write for a key that came to an end."""
+
+
+def path_of(native: Mapping[str, Any], version: Version) -> tuple[str, ...]:
+    """The keys under which those of rollout correction stand in a configuration that may hold all of verl's."""
+    path: tuple[str, ...] = ("algorithm",) if isinstance(native.get("algorithm"), Mapping) else ()
+    outer = native[path[0]] if path else native
+    nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
+    return (*path, BLOCK) if nested else path
+
+
+def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
+    """The keys of rollout correction.
+
+    Raises:
+        ConfigError: they are no keys and values, or hold one of a correction that this version does not read.
+    """
+    found: Any = native
+    for key in path_of(native, version):
+        found = found.get(key)
+    if not isinstance(found, Mapping | None):
+        raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
+    for item in unread(native, version):
+        if item.refused:
+            raise ConfigError(f"verl@{version.name} knows no {item.key!r}{item.hint}")
+    return {key: value for key, value in (found or {}).items() if key in version.keys}
+
+
+def unread(native: Mapping[str, Any], version: Version) -> Iterator[Unread]:
+    """Keys that nothing here reads: of a correction, or of nothing that is known of verl."""
+    path = path_of(native, version)
+    level: Any = native
+    for depth in range(len(path) + 1):
+        if not isinstance(level, Mapping):
+            return
+        inside = depth == len(path)
+        where = path[:depth]
+        for key, value in level.items():
+            word = str(key)
+            if (inside and word in version.keys) or (not inside and word == path[depth]):
+                continue
+            if (inside and version.dialect != "flat") or is_of_corrections(word) or word in KEYS:
+                yield Unread((*where, word), _hint(word, version), refused=True)
+            elif word in (_ALGORITHM if where == ("algorithm",) else _SECTIONS | (_ALGORITHM if not path else set())):
+                yield from _deeper((*where, word), value)
+            elif near := nearest(word, version.keys):
+                yield Unread((*where, word), near, refused=True)
+            else:
+                yield Unread((*where, word), "", refused=False)
+        level = level if inside else level.get(path[depth])
+
+
+def _deeper(where: tuple[str, ...], level: Any) -> Iterator[Unread]:
+    """Keys of a correction in sections that look at none: read by an older trainer, if at all."""
+    if not isinstance(level, Mapping) or where == ACTOR_BLOCK:
+        return
+    for key, value in level.items():
+        place = (*where, str(key))
+        if place != ACTOR_BLOCK and is_of_corrections(str(key)):
+            yield Unread(place, "", refused=False)
+        yield from _deeper(place, value)
+
+
+def _hint(key: str, version: Version) -> str:
+    """Which versions read it, and what to write here."""
+    names = [other.name for other in knowing(key)]
+    known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""
+    does = [f"{known} {'does' if len(names) == 1 else 'do'}"] if known else []
+    instead = _REPLACED.get(key) if not names or names[-1] < version.name else None
+    if said := [*does, *([instead] if instead else [])]:
+        return f": {'; '.join(said)}"
+    return nearest(key, version.keys)
