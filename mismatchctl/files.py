@@ -1,22 +1,17 @@
-"""Files of the user: their natural order, output written whole or not at all, and settings in TOML."""
+"""Files of the user: their natural order, what is read of them, and output written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-import sys
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mismatchctl.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
@@ -27,9 +22,20 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
     )
 
 
-def parse_toml(text: str) -> dict[str, Any]:
-    """TOML as plain data; a ValueError says what is wrong with it."""
-    return tomllib.loads(text)
+def read_regular(path: str | Path, most: int) -> bytes:
+    """The bytes of a regular file that is not too large: no pipe, no device, nothing without an end.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
+    return content
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -16,6 +14,7 @@ from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
 from mismatchctl.frameworks.native import mapping_from_file
 from mismatchctl.result import RunResult
+from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar
 
 MUCH = 0.5
 """Share of tokens from which rejection is called too much."""
@@ -42,29 +41,24 @@ def lint(
     if name is None:
         raise ConfigError(f"{path}: holds no key of a framework known here; say whose it is with --framework")
     chosen = load_for(native, name)
+    native = native | _texts(path) if chosen.reads_yaml_1_1 else native
     found = [*_digits(path), *chosen.lint(native), *(_on_dumps(chosen, native, dumps, rename or {}) if dumps else ())]
     return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
+def _texts(path: Path) -> dict[str, str]:
+    """Numbers that YAML 1.1 takes for text, as its readers find them."""
+    found = [one for one in read_scalars(path) if len(one.keys) == 1 and not one.quoted]
+    return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
+
+
 def _digits(path: Path) -> Iterator[Finding]:
     """Thresholds such as 0.5_5 without quotes."""
-    if path.suffix == ".json":
-        return
-    for place, node in _scalars(yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)):
-        number = node.tag in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:int")
-        if number and "_" in node.value and "threshold" in place:
-            consequence = (
-                f"YAML takes _ between digits for nothing: {node.value} is the number {yaml.safe_load(node.value):g}"
-            )
-            yield Finding("error", place, consequence, f'write "{node.value}" in quotes', "YAML 1.1, float and int")
-
-
-def _scalars(node: yaml.Node | None, place: tuple[str, ...] = ()) -> Iterator[tuple[str, yaml.ScalarNode]]:
-    if isinstance(node, yaml.ScalarNode):
-        yield ".".join(place), node
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _scalars(value, (*place, str(key.value)))
+    for found in read_scalars(path):
+        place, value = ".".join(found.keys), None if found.quoted else scalar(found.text)
+        if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
+            consequence = f"YAML takes _ between digits for nothing: {found.text} is the number {value:g}"
+            yield Finding("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
 
 
 def _on_dumps(

@@ -18,6 +18,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
 from mismatchctl.stores import read_whole, remote
+from mismatchctl.texts import TextError, decoded, parse_json
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
@@ -360,11 +361,11 @@ def read_result(path: str | Path) -> Result:
     """
     name = str(path)
     try:
-        data: Any = json.loads(read_whole(path))
+        data: Any = parse_json(decoded(read_whole(path)))
     except OSError as error:
         raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
-    except ValueError:
-        raise DataError("not JSON", file=name, remedy="name a file written by analyze -o") from None
+    except TextError as error:
+        raise DataError(f"not JSON: {error}", file=name, remedy="name a file written by analyze -o") from None
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
     if data["format"] != FORMAT:

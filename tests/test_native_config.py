@@ -89,7 +89,7 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
         (VERL, "verl@2025-11-07", "verl@2025-11-07"),
         ({"weight": {"level": "token"}}, "", "no key"),
         ([1], "", "keys and values"),
-        (MIS | {"tis_upper_bound": 10**400}, "", "no float can hold"),
+        (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),
         ({"rollout_correction": {"rollout_rs": "token", "rollout_rs_threshold": 0.5}}, "", "hold nothing"),
     ],
 )

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "mismatchctl"
 ORDER = (
     "errors",
     "files",
+    "texts",
     "stores",
     "contract",
     "batch",
@@ -48,6 +49,17 @@ ONLY_IN = {
     "rich": ("render/", "cli/"),
     "typer": "cli/",
 }
+
+PARSERS = {
+    "json": {"load", "loads", "JSONDecoder"},
+    "yaml": {"load", "load_all", "safe_load", "safe_load_all", "full_load", "compose", "parse", "scan"},
+    "tomllib": {"load", "loads"},
+    "tomli": {"load", "loads"},
+    "configparser": {"ConfigParser", "RawConfigParser"},
+    "ast": {"literal_eval"},
+    "pickle": {"load", "loads", "Unpickler"},
+}
+"""What reads text (or worse) as data: called in the room of texts alone; pickles in the importers' reader."""
 
 
 def sources() -> list[Path]:
@@ -93,6 +105,26 @@ def test_heavy_packages_stay_in_their_rooms(package: str) -> None:
         str(path.relative_to(PACKAGE)) for path in sources() if package in {m.split(".")[0] for m in imports(path)}
     ]
     assert [user for user in users if not user.startswith(ONLY_IN[package])] == []
+
+
+def parsers_called(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in PARSERS:
+            found |= {f"{node.module}.{a.name}" for a in node.names if a.name in PARSERS[node.module]}
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            found |= {f"{owner}.{node.attr}"} if node.attr in PARSERS.get(owner, ()) else set()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
+            found.add(node.func.id)
+    return found
+
+
+def test_texts_are_parsed_behind_one_door() -> None:
+    users = {str(path.relative_to(PACKAGE)): parsers_called(path) for path in sources()}
+    elsewhere = {user: found for user, found in users.items() if found and not user.startswith("texts/")}
+    assert elsewhere.pop("frameworks/importers/safe.py", set()) <= {"pickle.Unpickler"}
+    assert elsewhere == {}
 
 
 def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:

@@ -8,7 +8,6 @@ that has more digits right than float32 can have is held to those.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import DataError
+from mismatchctl.files import read_regular
 from mismatchctl.result import AgainstLog, Agreement
+from mismatchctl.texts import decoded, parse_json
 
+MOST_BYTES = 1 << 30
+"""Of a log."""
 ROUNDING = 2e-6
 """Relative: what trainers' sums in float32 differ by, however they are ordered."""
 SPREAD = 2.0
@@ -92,9 +95,9 @@ def read_log(path: str | Path) -> RunLog:
     """
     rows: dict[str, dict[str, Decimal]] = {}
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or "not text"
+        lines = decoded(read_regular(path, MOST_BYTES)).split("\n")
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
         raise DataError(problem, file=str(path), remedy="name a file with one JSON row per step") from None
     for number, line in enumerate(lines):
         if line.strip():
@@ -107,8 +110,8 @@ def read_log(path: str | Path) -> RunLog:
 
 def _row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
     try:
-        row = json.loads(line, parse_float=_decimal, parse_int=_decimal)
-    except (ValueError, RecursionError):
+        row = parse_json(line, as_python_writes=True, number=_decimal)
+    except ValueError:
         row = None
     if not isinstance(row, dict):
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class RuleFlags:
             return None
         from mismatchctl.correction import correction_from_mapping
 
+        for name, value in vars(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: write a finite number, or leave it out")
         weight, gates = self._weight(), [*self._rejection(), *self._veto()]
         return correction_from_mapping({"name": "flags", "weight": weight, "gates": gates}, "flags")
 
@@ -197,15 +201,11 @@ def _hinted(path: str, error: ConfigError) -> ConfigError:
 
 def _inline(text: str, taken: set[str]) -> list[Correction]:
     """A YAML mapping; where it does not say its name, one that is not taken."""
-    import yaml
-
     from mismatchctl.correction import correction_from_mapping
+    from mismatchctl.texts import parse_inline
 
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--correction {text}: not a YAML mapping: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+    data = parse_inline(text, f"--correction {text}")
+    if not isinstance(data, dict):
         raise ConfigError(f"--correction {text}: not a mapping with weight and gates")
     number = next(n for n in range(1, len(taken) + 2) if _unnamed(n) not in taken)
     return [correction_from_mapping({"name": _unnamed(number)} | data, f"--correction {text}")]

@@ -150,10 +150,10 @@ def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
 
 
 def _share(flag: str, text: str, most: float, remedy: str) -> float:
-    from mismatchctl.gate import parse_number
+    from mismatchctl.texts import number
 
     try:
-        share = parse_number(text)
+        share = number(text)
     except ValueError:
         share = -1.0
     if not 0 <= share <= most:

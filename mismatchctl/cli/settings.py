@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.files import parse_toml
+from mismatchctl.texts import read_data
 
 Settings = dict[str, dict[str, Any]]
 """Defaults by verb and flag."""
@@ -32,26 +32,28 @@ def read_settings(group: Any) -> Settings:
     for where, verbs, name, value in (*_of_file(flags), *_of_environment(flags)):
         known = {param for verb in verbs for param in flags[verb]}
         if name not in known:
-            raise ConfigError(f"{where}{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}")
+            raise ConfigError(
+                f"{where}: no such flag{suggestion(name, known if len(verbs) == 1 else known.union(verbs))}"
+            )
         for verb in verbs:
             if name in flags[verb]:
-                settings[verb][name] = _fitting(value, flags[verb][name])
+                settings[verb][name] = _fitting(value, flags[verb][name], where)
     return settings
 
 
 Entry = tuple[str, list[str], str, Any]
-"""(what to say if there is no such flag, verbs, flag, value)."""
+"""(where it stands, verbs, flag, value)."""
 
 
 def _of_file(flags: Mapping[str, Any]) -> Iterator[Entry]:
     path, data = _nearest()
     for key, value in data.items():  # general keys first, so that a verb's own prevail
         if not (key in flags and isinstance(value, dict)):
-            yield f"{path}: unknown key {key}", list(flags), key.replace("-", "_"), value
+            yield f"{path}: {key}", list(flags), key.replace("-", "_"), value
     for verb in flags:
         table = data.get(verb)
         for key, value in table.items() if isinstance(table, dict) else ():
-            yield f"{path}: unknown key {verb}.{key}", [verb], key.replace("-", "_"), value
+            yield f"{path}: {verb}.{key}", [verb], key.replace("-", "_"), value
 
 
 def _of_environment(flags: Mapping[str, Any]) -> Iterator[Entry]:
@@ -59,18 +61,23 @@ def _of_environment(flags: Mapping[str, Any]) -> Iterator[Entry]:
         prefix = f"{PREFIX}{verb.upper()}_"
         for variable, text in sorted(os.environ.items()):
             if variable.startswith(prefix) and text:
-                yield f"{variable}: no such flag", [verb], variable.removeprefix(prefix).lower(), text
+                yield variable, [verb], variable.removeprefix(prefix).lower(), text
 
 
-def _fitting(value: Any, param: Any) -> Any:
+def _fitting(value: Any, param: Any, where: str) -> Any:
     """A value as the flag takes it: several where it repeats, mappings as text."""
     if not getattr(param, "multiple", False):
+        if isinstance(value, (list, dict)):
+            raise ConfigError(f"{where}: takes one value, not several")
         return value
     if isinstance(value, str):
         return [value] if value.lstrip().startswith("{") else value.split()
     if isinstance(value, dict):  # columns = {train_log_probs = "old_log_probs"}
         return [f"{key}={name}" for key, name in value.items()]
-    return [json.dumps(item) if isinstance(item, dict) else item for item in value]
+    items = value if isinstance(value, list) else [value]
+    if any(isinstance(item, list) for item in items):
+        raise ConfigError(f"{where}: takes a list of values, not of lists")
+    return [json.dumps(item) if isinstance(item, dict) else item for item in items]
 
 
 def _nearest() -> tuple[Path | None, dict[str, Any]]:
@@ -82,15 +89,9 @@ def _nearest() -> tuple[Path | None, dict[str, Any]]:
     for folder in (here, *here.parents):
         own, project = folder / "mismatchctl.toml", folder / "pyproject.toml"
         if own.is_file():
-            return own, _load(own)
-        settings = _load(project).get("tool", {}).get("mismatchctl") if project.is_file() else None
-        if settings:
+            return own, read_data(own)
+        tools = read_data(project).get("tool") if project.is_file() else None
+        settings = tools.get("mismatchctl") if isinstance(tools, dict) else None
+        if isinstance(settings, dict) and settings:
             return project, settings
     return None, {}
-
-
-def _load(path: Path) -> dict[str, Any]:
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None

@@ -208,16 +208,10 @@ def _axis(text: str) -> Axis:
 
 def _from_file(path: Path) -> list[Study]:
     """The studies of a YAML file; a correction may be named as `--correction` takes it."""
-    import yaml
-
     from mismatchctl.sweep.study import studies_from_mapping, study_items
+    from mismatchctl.texts import read_data
 
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    data = read_data(path)
     names = {item["correction"] for item in study_items(data, str(path)) if isinstance(item["correction"], str)}
     named: dict[str, Any] = {}
     for name in sorted(names):

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from mismatchctl.correction.model import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.files import parse_toml
+from mismatchctl.texts import read_data
 
 CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
 _FIELDS: dict[str, type[BaseModel]] = {"weight": Weight, "gates": Gate}
@@ -32,15 +31,7 @@ def correction_from_mapping(data: Mapping[str, Any], where: str = "correction") 
 def corrections_from_file(path: str | Path) -> list[Correction]:
     """Read one Correction, or a list of them (a top-level list, or a `corrections` key), from YAML or TOML."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = parse_toml(text) if path.suffix == ".toml" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: not valid {path.suffix.lstrip('.').upper()}: {' '.join(str(error).split())}"
-        ) from None
+    data = read_data(path)
     items = data.get("corrections", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
     for item in items:
@@ -51,11 +42,12 @@ def corrections_from_file(path: str | Path) -> list[Correction]:
 
 
 def _explain(problem: Any) -> str:
-    location = [part for part in problem["loc"] if not isinstance(part, str) or part.isidentifier()]
-    path = ".".join(str(part) for part in location)
+    *parents, key = problem["loc"] or ("",)
     if problem["type"] == "extra_forbidden":
-        parent = next((_FIELDS[str(part)] for part in location[:-1] if str(part) in _FIELDS), Correction)
-        return f"unknown key {path!r}{suggestion(str(location[-1]), parent.model_fields)}"
+        parent = next((_FIELDS[str(part)] for part in parents if str(part) in _FIELDS), Correction)
+        path = ".".join(map(str, (*parents, key)))
+        return f"unknown key {path!r}{suggestion(str(key), parent.model_fields)}"
+    path = ".".join(str(part) for part in problem["loc"] if not isinstance(part, str) or part.isidentifier())
     message = str(problem["msg"]).removeprefix("Value error, ")
     found = problem.get("input")
     shown = f", found {found!r}" if isinstance(found, (str, int, float, bool)) else ""

@@ -21,11 +21,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _check_interval(interval: Interval, *, positive: bool) -> Interval:
+def _opened(interval: Interval) -> Interval:
+    """The same with null for a bound that lies at its own infinity."""
     low, high = interval
+    return (None if low == -math.inf else low), (None if high == math.inf else high)
+
+
+def _check_interval(interval: Interval, *, positive: bool) -> Interval:
+    low, high = interval = _opened(interval)
     for bound in interval:
-        if bound is not None and (math.isnan(bound) or (positive and bound < 0)):
-            raise ValueError(f"bound {bound} of {list(interval)} must be a number{' >= 0' if positive else ''}")
+        if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
+            kind = "finite number" if math.isinf(bound) else "number"
+            raise ValueError(f"bound {bound} of {list(interval)} must be a {kind}{' >= 0' if positive else ''}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:
@@ -33,7 +40,9 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     return interval
 
 
-_LIMIT = Field(default=LOG_RATIO_BOUND, gt=0, description="log ratios are clamped to plus and minus this")
+_LIMIT = Field(
+    default=LOG_RATIO_BOUND, gt=0, allow_inf_nan=False, description="log ratios are clamped to plus and minus this"
+)
 _OVER = "over the sequence, or over each run of adjacent valid tokens (a turn)"
 
 
@@ -86,7 +95,10 @@ class Gate(_Strict):
         default="float64", description="computed and compared in; float32 shows near certainty and at bounds of 1"
     )
     widen: float = Field(
-        default=0.0, ge=0, description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this"
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="the n-th token's bounds (logs of them, for ratios) are multiplied by n to this",
     )
     seed: int | None = Field(
         default=None, ge=0, description="rejects by chance above the upper bound: kept as often as bound / value says"
@@ -105,6 +117,11 @@ class Gate(_Strict):
         description="which tokens the gate may reject; drifting: those that the update moves further from the sampler "
         "(log ratio and advantage have the same sign)",
     )
+
+    @field_validator("keep")
+    @classmethod
+    def _open(cls, value: Interval) -> Interval:
+        return _opened(value)
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Gate:
@@ -166,7 +183,9 @@ class Weight(_Strict):
     clip: Interval | None = Field(default=None, description="[lower, upper]; weights outside become the nearer bound")
     zero: Interval | None = Field(default=None, description="[lower, upper]; weights outside become 0 (IcePop)")
     watch_low: float | None = Field(
-        default=None, description="weights below it count as low; without a lower bound they stay as they are"
+        default=None,
+        allow_inf_nan=False,
+        description="weights below it count as low; without a lower bound they stay as they are",
     )
     normalize: Literal["none", "token", "sequence"] = Field(
         default="none",
@@ -200,9 +219,7 @@ class Weight(_Strict):
     @field_validator("truncate")
     @classmethod
     def _upper(cls, value: float | None) -> float | None:
-        if value is not None:
-            _check_interval((None, value), positive=True)
-        return value
+        return None if value is None else _check_interval((None, value), positive=True)[1]
 
     @model_validator(mode="after")
     def _one_bound(self) -> Weight:

@@ -33,6 +33,7 @@ from mismatchctl.engines.work import Engine, PartT, Shard, Work
 from mismatchctl.errors import ConfigError, MismatchctlError
 from mismatchctl.files import write_atomically
 from mismatchctl.stores import store_of
+from mismatchctl.texts import decoded, parse_json
 
 SETTLED = 2.0
 """Seconds after its last change from which a file's status is relied on."""
@@ -143,7 +144,7 @@ def _status(handle: int) -> list[int]:
 
 def _read_memo(place: Path) -> tuple[list[int], str] | None:
     try:
-        status, digest = json.loads(place.read_bytes())
+        status, digest = parse_json(decoded(place.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
     return (status, digest) if isinstance(digest, str) else None

@@ -17,6 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.texts import decoded, parse_json
+
 _ALIGNMENT = 16
 _PLAIN = (bool, int, float, str)
 _BUFFERS = "biufU"
@@ -47,7 +49,7 @@ def unpack(content: bytes, kind: Any) -> Any:
     """
     try:
         length = struct.unpack_from("<Q", content)[0]
-        tree = json.loads(content[8 : 8 + length])
+        tree = parse_json(decoded(bytes(content[8 : 8 + length])), as_python_writes=True)
         start = 8 + length + _gap(8 + length)
         return _value(tree, memoryview(content)[start:], _known(kind))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError, struct.error) as error:

@@ -79,11 +79,13 @@ class Framework(ABC):
         name: as `load` takes it.
         version: what follows the @.
         reducers: how it can sum up a step, the default first, where it has a choice.
+        reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf.
     """
 
     name: str
     version: str
     reducers: tuple[str, ...] = ()
+    reads_yaml_1_1: bool = False
 
     @property
     def title(self) -> str:

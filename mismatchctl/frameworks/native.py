@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import RECOGNIZERS, load, load_for, recognize
 from mismatchctl.frameworks.framework import Framework
+from mismatchctl.texts import read_data
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,7 @@ def read_configuration(path: str | Path, framework: str = "") -> Configuration:
         ConfigError: the file cannot be read, is of no framework here or of another one, or is rejected there.
     """
     path = Path(path)
-    try:
-        return _read(path, mapping_from_file(path), framework)
-    except OverflowError:
-        raise ConfigError(f"{path}: holds a number that no float can hold") from None
-
-
-def _read(path: Path, native: Mapping[str, Any], framework: str) -> Configuration:
+    native = mapping_from_file(path)
     guessed = recognize(native)
     if guessed is None:
         known = ", ".join(RECOGNIZERS)
@@ -81,14 +74,7 @@ def mapping_from_file(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: there is none.
     """
-    kind = "JSON" if path.suffix == ".json" else "YAML"
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if kind == "JSON" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid {kind}: {' '.join(str(error).split())}") from None
+    data = read_data(path)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path}: expected keys and values; name a configuration of verl, slime or Miles")
     return dict(data)

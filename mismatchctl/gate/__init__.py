@@ -22,7 +22,6 @@ from mismatchctl.gate.rules import (
     TOLERANCE,
     Allowance,
     Rule,
-    parse_number,
     rules_from_text,
     target_of,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "as_baseline",
     "judge",
     "open_result",
-    "parse_number",
     "plan",
     "read_against",
     "rules_from_text",

@@ -7,28 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.files import parse_toml
 from mismatchctl.gate.names import Target, better_of, find_target
 from mismatchctl.gate.verdict import Kind
 from mismatchctl.result import Result
+from mismatchctl.texts import number, parse_inline, read_data
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 TOLERANCE = 0.25
 """Relative increase over the baseline that is allowed where a rule does not say; docs/gate.md says why."""
 
 
-def parse_number(text: str) -> float:
-    """A number as text, also as a percentage; a ValueError where it is none."""
-    number = float(text.strip().removesuffix("%"))
-    return number / 100 if text.strip().endswith("%") else number
-
-
 def _number(value: Any) -> Any:
-    return parse_number(value) if isinstance(value, str) else value
+    return number(value) if isinstance(value, str) else value
 
 
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
@@ -58,7 +51,7 @@ class Allowance(_Strict):
             name = "relative" if part.endswith("%") else "absolute"
             if name in found or not part:
                 raise ValueError("write a share, an amount or both: 20%, 1e-4, 20% + 1e-4")
-            found[name] = parse_number(part)
+            found[name] = number(part)
         return found
 
     def __str__(self) -> str:
@@ -122,7 +115,7 @@ def rules_from_text(text: str) -> list[Rule]:
     if Path(text).suffix in RULE_SUFFIXES:
         return _from_file(Path(text))
     if text.lstrip().startswith("{"):
-        return [_validated(_parsed(text, f"--rule {text}"), f"--rule {text}")]
+        return [_validated(parse_inline(text, f"--rule {text}"), f"--rule {text}")]
     metric, _, settings = text.partition(":")
     data: dict[str, Any] = {"metric": metric.strip()}
     for part in filter(None, map(str.strip, settings.split(","))):
@@ -136,21 +129,10 @@ def rules_from_text(text: str) -> list[Rule]:
 
 
 def _from_file(path: Path) -> list[Rule]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    data = _parsed(text, str(path), toml=path.suffix == ".toml")
+    data = read_data(path)
     items = data.get("rules", data) if isinstance(data, dict) else data
     items = items if isinstance(items, list) else [items]
     return [_validated(item, f"{path}: rule {number}") for number, item in enumerate(items, 1)]
-
-
-def _parsed(text: str, where: str, *, toml: bool = False) -> Any:
-    try:
-        return parse_toml(text) if toml else yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{where}: not valid {'TOML' if toml else 'YAML'}: {' '.join(str(error).split())}") from None
 
 
 def _validated(data: Any, where: str) -> Rule:

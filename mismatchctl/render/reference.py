@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +19,7 @@ from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.frameworks.meanings import relatives
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.grid import ruled_table
+from mismatchctl.texts.yaml_written import dump_yaml
 
 Sections = dict[str, list[Metric]]
 """Metrics by what they are about."""
@@ -158,7 +158,7 @@ def preset_yaml(preset: Preset) -> str:
     """A preset as YAML that `--correction FILE` reads, with its source as a comment."""
     head = [f"# {text}" for text in (f"{preset.framework} {preset.version}".strip(), preset.source) if text]
     mapping = preset.correction.to_mapping()
-    body = yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    body = dump_yaml(mapping, inner=True)
     return "\n".join([*head, body])
 
 
@@ -172,7 +172,7 @@ def native_yaml(correction: Correction, framework: Framework) -> str:
         return "\n".join([*head, "# No key remains.", ""])
     for key in reversed(framework.block):
         said = {key: said}
-    return "\n".join([*head, yaml.safe_dump(said, sort_keys=False, allow_unicode=True)])
+    return "\n".join([*head, dump_yaml(said)])
 
 
 def contract_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:

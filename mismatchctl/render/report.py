@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import yaml
-
 from mismatchctl.correction import Correction
 from mismatchctl.render.figures import Figure, overview_figure
 from mismatchctl.render.notes import notes
@@ -17,6 +15,7 @@ from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import InputFile, Result, RunResult, Value
+from mismatchctl.texts.yaml_written import dump_yaml
 
 BRIEF_FROM = 9
 """With so many runs, each shows its main figures only."""
@@ -177,5 +176,5 @@ def _left_out(result: Result) -> Table | None:
 def correction_yaml(correction: Correction) -> str:
     """A correction as one writes it, its name first."""
     ordered = {"name": correction.name} | correction.to_mapping()
-    text = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+    text = dump_yaml(ordered, inner=True)
     return "\n".join(clean(line) for line in text.splitlines())

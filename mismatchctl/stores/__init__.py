@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 from mismatchctl.errors import DataError
+from mismatchctl.files import read_regular
 from mismatchctl.stores.clients import SCHEMES, filesystem, forget
 from mismatchctl.stores.disk import Disk
 from mismatchctl.stores.failures import failure
@@ -21,6 +22,8 @@ from mismatchctl.stores.store import Store, first_line, printable
 
 __all__ = ["Store", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
 
+MOST_BYTES = 1 << 30
+"""Of a file that is read whole."""
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _DISK = Disk()
 
@@ -66,14 +69,14 @@ def store_of(path: str) -> Store:
 
 
 def read_whole(path: str | Path) -> bytes:
-    """The content of a small file, wherever it lies.
+    """The content of a file that fits into memory, wherever it lies.
 
     Raises:
         OSError: a file of the disk that cannot be read.
         DataError: an object that cannot be read.
     """
     if not remote(str(path)):
-        return Path(path).read_bytes()
+        return read_regular(path, MOST_BYTES)
     where = normal(str(path))
     store = store_of(where)
     try:

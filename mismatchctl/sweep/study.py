@@ -50,7 +50,7 @@ class Axis:
             ConfigError: it is neither.
         """
         if ":" not in text:
-            values = tuple(dict.fromkeys(_value(part.strip()) for part in text.split(",")))
+            values = tuple(dict.fromkeys(_value(part.strip(), f"{where} {path}={text}") for part in text.split(",")))
             if "" in values:
                 raise ConfigError(f"{where} {path}={text}: an empty value; write a,b,c or a:b:n")
             return cls(path, values, log=_is_geometric(values))
@@ -186,7 +186,7 @@ def study_items(data: Any, where: str) -> list[dict[str, Any]]:
 
 def _axis(path: Any, values: Any, where: str) -> Axis:
     if isinstance(values, list):
-        known = tuple(dict.fromkeys(_number(value) for value in values))
+        known = tuple(dict.fromkeys(_number(value, f"{where}: {path}") for value in values))
         if not known:
             raise ConfigError(f"{where}: {path} has no values")
         return Axis(str(path), known, _is_geometric(known))
@@ -245,20 +245,21 @@ def _both_sides(rule: Mapping[str, Any], value: float) -> list[float]:
     return sorted((1 / value, value)) if value > 0 else [value, value]
 
 
-def _value(text: str) -> AxisValue:
+def _value(text: str, where: str) -> AxisValue:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return text
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: {text} is no finite number; none leaves a side open")
+    return value
 
 
-def _number(value: Any) -> AxisValue:
-    """A value of a YAML list: numbers as floats, and `1e-4`, which YAML takes for text."""
-    if isinstance(value, bool) or value is None:
-        return value
-    return float(value) if isinstance(value, (int, float)) else _value(str(value))
+def _number(value: Any, where: str) -> AxisValue:
+    """A value of a YAML list: numbers as floats."""
+    return value if isinstance(value, bool) or value is None else _value(str(value), where)
 
 
 def _is_geometric(values: Sequence[AxisValue]) -> bool:

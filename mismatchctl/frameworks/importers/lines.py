@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from mismatchctl.errors import DataError
+from mismatchctl.texts import decoded, parse_json
 
 BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", default=None)
 """Is told the bytes of each line, for a progress bar."""
@@ -28,12 +28,10 @@ def json_lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                value = json.loads(line)
+                value = parse_json(decoded(line), as_python_writes=True)
             except ValueError as error:
                 remedy = "the file was cut off or damaged: remove the line"
                 raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
-            except RecursionError as error:
-                raise DataError("no JSON: nested too deeply", file=str(path), row=number) from error
             if not isinstance(value, dict):
                 raise DataError("the line is no JSON object", file=str(path), row=number)
             yield value

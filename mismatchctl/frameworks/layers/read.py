@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from mismatchctl.files import natural_key
 from mismatchctl.frameworks.layers import miles, msprobe, sglang, slime
 from mismatchctl.frameworks.layers.judge import judge
 from mismatchctl.frameworks.layers.model import LayerReport, Table
+from mismatchctl.texts import TextError, parse_json
 
 LARGEST = 256 * 1024 * 1024
 """Bytes of a report that are read: those of a model of a hundred layers and a thousand steps stay far below."""
@@ -64,8 +64,8 @@ def _tables(file: Path) -> list[Table] | None:
     if miles.recognizes(text):
         return [miles.table(text)]
     try:
-        return _document(json.loads(text), file)
-    except (ValueError, RecursionError):
+        return _document(parse_json(text, as_python_writes=True), file)
+    except TextError:
         pass
     if slime.recognizes_text(text):
         return [slime.text_table(text)]
@@ -101,8 +101,8 @@ def _lines(text: str) -> list[Any]:
         if not line.strip():
             continue
         try:
-            records.append(json.loads(line))
-        except (ValueError, RecursionError):
+            records.append(parse_json(line, as_python_writes=True))
+        except TextError:
             return records if number == len(lines) else []
     return records
 

@@ -37,6 +37,7 @@ class Slime(Framework):
     """slime or Miles at one version."""
 
     reducers = ("sample_mean", "token_mean")
+    reads_yaml_1_1 = True
 
     def __init__(self, version: Version) -> None:
         self.name, self.version, self.about = version.framework, version.month, version
