@@ -170,6 +170,97 @@ def test_made_up_sizes_are_refused(lie: str, holder: str, tmp_path: Path) -> Non
     refused(source)
 
 
+def dtype(code: bytes, state: bytes = b"") -> bytes:
+    """numpy's dtype of this code, with a state if one is given, in protocol 0."""
+    return b"cnumpy\ndtype\n(V" + code + b"\nI00\nI01\ntR" + (b"(" + state + b"tb" if state else b"")
+
+
+RECONSTRUCT = b"cnumpy.core.multiarray\n_reconstruct\n"
+EMPTY = RECONSTRUCT + b"(cnumpy\nndarray\n(I0\ntVb\ntR"
+PLAIN = b"I3\nV<\nNNNI-1\nI-1\nI0\n"
+FORGED: dict[str, bytes] = {
+    "an object out of eight bytes": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"O8", PLAIN.replace(b"V<", b"V|"))
+    + b"VAAAAAAAA\ntR.",
+    "an object array out of bytes": EMPTY + b"(I1\n(I1\nt" + dtype(b"O8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "numbers that a state turns into objects": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"f8", b"I3\nV|\nNNNI8\nI8\nI63\n")
+    + b"VAAAAAAA\ntR.",
+    "a kind of parts": b"cnumpy.core.multiarray\nscalar\n("
+    + dtype(b"V8", b"I3\nV<\nNNNI1073741824\nI8\nI0\n")
+    + b"VAAAAAAAA\ntR.",
+    "a kind with its own parts": dtype(b"f8", b"I3\nV<\n(" + dtype(b"O8") + b"(I9\nttNNI8\nI8\nI0\n") + b".",
+    "an array of 2^30 objects": RECONSTRUCT + b"(cnumpy\nndarray\n(I1073741824\ntVO\ntR.",
+    "an array of 2^40 numbers": EMPTY + b"(I1\n(I1099511627776\nt" + dtype(b"f8", PLAIN) + b"I00\nVA\ntb.",
+    "a shape below 0": EMPTY + b"(I1\n(I-1\nI-8\nt" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a shape of texts": EMPTY + b"(I1\n(Vx\nt" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a shape of 64 dimensions": EMPTY + b"(I1\n(" + b"I1\n" * 64 + b"t" + dtype(b"f8", PLAIN) + b"I00\nVAAAAAAAA\ntb.",
+    "a state of a number": b"I3\n(Vx\ntb.",
+    "a call of a number": b"I3\n(tR.",
+    "a key that nests itself 64 times": b"}N" + b"2\x86" * 64 + b"Ns.",
+    "a whole kind as text": dtype(b"(1000000000,1000000000)f8") + b".",
+}
+"""Pickles of what is allowed, whose state is made up: each a crash, 8 GB, or an endless wait for who believes it."""
+
+
+@pytest.mark.parametrize("holder", ["pickle", "torch", "legacy torch"])
+@pytest.mark.parametrize("forged", FORGED)
+def test_forged_states_are_refused(forged: str, holder: str, tmp_path: Path) -> None:
+    name, wrap = HOLDERS[holder]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / name).write_bytes(wrap(FORGED[forged]))
+    assert "weights_only" not in refused(source)
+
+
+def tensor(offset: int, size: str, stride: str, count: int = 2) -> bytes:
+    """A tensor of a torch file, by hand."""
+    storage = f"(Vstorage\nctorch\nFloatStorage\nV0\nVcpu\nI{count}\ntQ".encode()
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + f"I{offset}\n({size}t({stride}tI00\nNtR.".encode()
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        tensor(0, "I1099511627776\n", "I1\n"),
+        tensor(1, "I2\n", "I1\n"),
+        tensor(-1, "I2\n", "I1\n"),
+        tensor(0, "I2\n", "I-1\n"),
+        tensor(0, "I2\n", ""),
+        tensor(0, "I2\nI2\n", "I1\nI4611686018427387903\n"),
+        tensor(0, "I1073741824\n", "I0\n"),
+    ],
+)
+def test_tensors_beyond_their_bytes_are_refused(inner: bytes, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / TORCH).write_bytes(zipped(inner))
+    assert "a tensor" in refused(source) or "tensors" in refused(source)
+
+
+def test_an_archive_is_no_larger_than_its_file(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    with zipfile.ZipFile(source / TORCH, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02]" + b"N" * (1 << 24) + b".")
+    assert "is a compressed archive" in refused(source)
+    whole = bytearray(zipped(b"]."))
+    for place in (whole.rindex(b"PK\x01\x02") + 20, whole.rindex(b"PK\x01\x02") + 24):
+        whole[place : place + 4] = struct.pack("<I", 1 << 31)
+    (source / TORCH).write_bytes(bytes(whole))
+    assert "more bytes than it has" in refused(source)
+
+
+def test_the_same_values_named_again_and_again_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    column = [torch.full((4096,), -1.0)] * 512
+    data = {"log_probs": column, "rollout_log_probs": column, "loss_masks": [torch.ones(4096)] * 512}
+    data |= {"tokens": [torch.zeros(4096, dtype=torch.int64)] * 512, "response_lengths": [4096] * 512}
+    torch.save({"rollout_id": 0, "rollout_data": data}, source / TORCH)
+    assert "names the same ones again" in refused(source)
+
+
 @pytest.mark.parametrize("verb", ["convert", "analyze"])
 @pytest.mark.parametrize("keep", [0, 1, 10, 200, -1, -30, -300])
 def test_files_that_were_cut_off_are_refused(keep: int, verb: str, tmp_path: Path) -> None:

@@ -166,3 +166,47 @@ def test_verbs_run_nothing_either(tmp_path: Path, verb: str, name: str) -> None:
     assert done.exit_code == 4
     assert "nothing in a file is executed" in done.stderr and "system" in done.stderr
     assert list(tmp_path.iterdir()) == [place]
+
+
+TENSORS: dict[str, torch.Tensor] = {
+    "a matrix": torch.arange(24.0).reshape(2, 3, 4),
+    "transposed": torch.arange(24.0).reshape(2, 3, 4).transpose(0, 2),
+    "a part": torch.arange(24.0).reshape(2, 3, 4)[1, :, ::2],
+    "repeated": torch.tensor([1.0, 2.0])[:, None].expand(2, 5),
+    "half": torch.arange(3.0).half(),
+    "bfloat16": torch.arange(6.0).reshape(2, 3).bfloat16().T,
+    "flags": torch.arange(3) > 1,
+    "nothing": torch.zeros(0, 3),
+    "a number": torch.tensor(3),
+    "unsigned": torch.arange(3).to(torch.uint16),
+    "a parameter": torch.nn.Parameter(torch.arange(3.0)),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_are_what_torch_reads(tmp_path: Path, name: str, zipped: bool) -> None:
+    path, tensor = tmp_path / "a.pt", TENSORS[name]
+    torch.save({"x": tensor, "y": tensor}, path, _use_new_zipfile_serialization=zipped)
+    read = load_torch(path)
+    expected = tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()
+    for found in read.values():
+        assert found.dtype == expected.numpy().dtype and np.array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_plain_values_of_every_protocol_are_read(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "dump"
+    array = np.arange(6, dtype=">f4").reshape(2, 3)
+    value = {"a": array, "t": array.T, "n": np.float32(2), "o": np.array(["a", None], object), "b": b"x", "i": 10**30}
+    path.write_bytes(pickle.dumps({**value, "again": array}, protocol))
+    read = load_skyrl(path)
+    assert {name: np.asarray(read[name]).tolist() for name in value} == {
+        k: np.asarray(v).tolist() for k, v in value.items()
+    }
+    assert read["again"].tolist() == array.tolist()
+
+
+def test_kinds_that_numpy_lacks_are_errors_only_where_they_are_needed(tmp_path: Path) -> None:
+    torch.save({"other": torch.zeros(2).to(torch.float8_e4m3fn), "x": torch.ones(2)}, tmp_path / "a.pt")
+    assert load_torch(tmp_path / "a.pt")["x"].tolist() == [1, 1]

@@ -43,7 +43,7 @@ ORDER = (
 
 ONLY_IN = {
     "numba": "measure/kernels/loops.py",
-    "torch": ("measure/kernels/", "frameworks/importers/safe.py"),
+    "torch": ("measure/kernels/"),
     "matplotlib": "render/figures",
     "jinja2": "render/",
     "rich": ("render/", "cli/"),

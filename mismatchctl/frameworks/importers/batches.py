@@ -17,6 +17,9 @@ from mismatchctl.recorder.formats import parquet_settings
 ROWS, TOKENS = 512, 1 << 21
 """Rows of a batch, which becomes a row group, and tokens that end one earlier."""
 
+_REFER = (".pt", ".pkl")
+"""Files that may name the same values any number of times."""
+
 
 def parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """A writer with the recorder's settings."""
@@ -32,7 +35,11 @@ def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:
         DataError: the file cannot be read, or it is not as its layout says.
     """
     schema: pa.Schema | None = None
+    tokens, most = 0, path.stat().st_size
     for rows in _parts(layout.read(path)):
+        tokens += sum(len(row["response_mask"]) for row in rows)
+        if path.suffix in _REFER and tokens > most:
+            raise DataError(f"holds {tokens:,} tokens in {most:,} bytes: it names the same ones again", file=str(path))
         batch = _batch(rows, layout.schema)
         if schema is None:
             schema = pa.schema([one for one in batch.schema if batch[one.name].null_count < len(batch)])

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.importers.layout import Layout, Row
 from mismatchctl.frameworks.importers.safe import load_skyrl, load_torch
+from mismatchctl.frameworks.importers.standins import DamagedError, from_bytes, plain_dtype
 from mismatchctl.frameworks.importers.tensors import array, step_of
 
 
@@ -23,8 +22,8 @@ def _tensor(path: Path, name: str, value: Any) -> Any:
             return array(load_torch(path, value["data"]))
         if kind != "numpy":
             raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(path), column=name)
-        return np.frombuffer(value["data"], dtype=np.dtype(value["dtype"])).reshape(value["shape"])
-    except (KeyError, TypeError, ValueError) as error:
+        return from_bytes(value["data"], plain_dtype(value["dtype"]), value["shape"])
+    except (DamagedError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"is no array: {error}", file=str(path), column=name) from error
 
 

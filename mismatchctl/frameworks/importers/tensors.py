@@ -16,11 +16,8 @@ from mismatchctl.frameworks.importers.safe import load_torch
 
 
 def array(value: Any) -> Any:
-    """A tensor as numpy, half precisions as float32; everything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
-    value = value.detach().cpu()
-    return (value.float() if value.is_floating_point() else value).numpy()
+    """An array, of half precision as float32; everything else as it is."""
+    return value.astype(np.float32) if isinstance(value, np.ndarray) and value.dtype == np.float16 else value
 
 
 def step_of(path: Path) -> int | None:
