@@ -99,6 +99,10 @@ class Segments:
         """Mean of `values` [T] over each segment, [S]; 0 where the segment is empty, as verl and slime do."""
         return self.sum(values) / np.maximum(self.lengths, 1)
 
+    def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values per token [T] that were made by numpy, where the tokens are: here they are."""
+        return values
+
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
         """Repeat each segment's value [S] over its tokens, [T]."""
         return np.repeat(values, self.lengths)

@@ -215,6 +215,11 @@ def _binary_kl(p: Any, q: Any) -> Any:
         return p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
 
 
+def _larger(a: Any, b: Any) -> Any:
+    """The larger of two values per token [T]; NaN where one is."""
+    return np.where((a > b) | np.isnan(a), a, b)
+
+
 STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "k1": lambda r: -r.log_ratio,
     "k2": lambda r: 0.5 * r.log_ratio * r.log_ratio,
@@ -228,7 +233,7 @@ STATISTICS: dict[str, Callable[[Ratios], Float64s]] = {
     "train_prob": lambda r: r.policy_prob,
     "rollout_prob": lambda r: r.reference_prob,
     "binary_kl": lambda r: _binary_kl(r.reference_prob, r.policy_prob),
-    "binary_kl_max": lambda r: np.maximum(
+    "binary_kl_max": lambda r: _larger(
         _binary_kl(r.reference_prob, r.policy_prob), _binary_kl(r.policy_prob, r.reference_prob)
     ),
 }

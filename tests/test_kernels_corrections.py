@@ -155,6 +155,26 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
     check(kernel, every, batch)
 
 
+def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
+    """What is aggregated, clamped, or decided otherwise than everywhere else."""
+    batch = made_batch(4, LENGTHS, np.float32, gaps=True)
+    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in RATIO_LEVELS[1:]]
+    changes += [{"widen": 0.5}, {"seed": 3}, {"seed": 3, "level": "geometric"}, {"when": "drifting"}, {"limit": 0.1}]
+    changes += [{"precision": "float32"}, {"precision": "float32", "statistic": "binary_kl_max"}, {"nonfinite": "one"}]
+    changes += [{"when": "nonpositive_advantage"}, {"limit": 0.1, "clamp": "token", "level": "geometric"}]
+    every = [Correction(gates=(Gate(keep=(None, 1.03), **change),)) for change in changes]
+    every += [Correction(gates=(Gate(statistic="k2", level="mean", over="batch", keep=(None, 0.01)),))]
+    sequences = Gate(level="max", keep=(None, 1.3))
+    rules: list[dict[str, Any]] = [
+        {"over": "segment", "level": "geometric"},
+        {"sees": "remaining", "level": "sequence"},
+    ]
+    rules += [{"limit": 0.2}, {"clamp": "token", "limit": 0.1, "level": "sequence"}, {"bound_where": sequences}]
+    rules += [{"nonfinite": "zero"}, {"clamp": "none", "level": "geometric"}]
+    every += [Correction(weight=Weight(clip=(0.8, 1.2), **rule), gates=(Gate(keep=(0.7, 1.5)),)) for rule in rules]
+    check(kernel, every, batch)
+
+
 @pytest.mark.parametrize("losses", [False, True])
 def test_every_weight(kernel: Kernel, losses: bool) -> None:
     batch = made_batch(5, LENGTHS, np.float32)

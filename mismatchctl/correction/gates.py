@@ -31,8 +31,8 @@ def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> Gat
     view = seen if gate.over != "segment" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
     measured = measure(gate, ratios, view)
     if gate.over == "batch":
-        nothing = np.zeros(len(measured), np.bool_)
-        low, high = nothing, _trimmed(gate, measured, view.expanded())
+        dropped = _trimmed(gate, np.asarray(measured), np.asarray(view.expanded()))
+        low, high = (segments.from_host(flags) for flags in (np.zeros_like(dropped), dropped))
     else:
         low, high = _beyond(gate, measured, batch)
         if _may_be_undefined(gate, ratios):
@@ -76,7 +76,7 @@ def clamped(ratios: Ratios, clamp: Clamp, limit: float) -> Ratios:
 def agreeing(ratios: Ratios) -> Ratios:
     """Ratios with those that are NaN or infinite made 1."""
     finite = np.isfinite(ratios.log_ratio)
-    return ratios if finite.all() else _with_log_ratio(ratios, np.where(finite, ratios.log_ratio, 0.0))
+    return _with_log_ratio(ratios, np.where(finite, ratios.log_ratio, 0.0)) if (~finite).any() else ratios
 
 
 def adjacent_runs(batch: TokenBatch) -> Segments:
@@ -86,7 +86,8 @@ def adjacent_runs(batch: TokenBatch) -> Segments:
 
 
 def _with_log_ratio(ratios: Ratios, log_ratio: NDArray[Any]) -> Ratios:
-    changed = type(ratios)(*ratios.given, ratios.segments)
+    kind = SingleRatios if isinstance(ratios, SingleRatios) else Ratios  # others make their terms without it
+    changed = kind(*ratios.given, ratios.segments)
     changed.log_ratio = log_ratio
     return changed
 
@@ -115,15 +116,12 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
 def _so_far(level: str, values: NDArray[Any], view: Selection) -> Float64s:
     """The aggregate of each token's prefix, itself included [T]; tokens out of view count for nothing."""
     running, neutral = {"min": (np.minimum, np.inf), "max": (np.maximum, -np.inf)}.get(level, (np.add, 0.0))
-    seen = view.expanded()
-    found: Float64s = np.concatenate(
-        [np.zeros(0), *map(running.accumulate, _parts(view.segments, np.where(seen, values, neutral)))]
-    )
-    if level not in ("mean", "geometric"):
-        return found
-    counts = np.concatenate([np.zeros(0), *map(np.cumsum, _parts(view.segments, seen))])
-    means: Float64s = found / np.maximum(counts, 1)
-    return means
+    seen = np.asarray(view.expanded())
+    shown = _parts(view.segments, np.where(seen, np.asarray(values), neutral))
+    found: NDArray[Any] = np.concatenate([np.zeros(0), *map(running.accumulate, shown)])
+    if level in ("mean", "geometric"):
+        found /= np.maximum(np.concatenate([np.zeros(0), *map(np.cumsum, _parts(view.segments, seen))]), 1)
+    return view.segments.from_host(found)
 
 
 def _parts(segments: Segments, values: NDArray[Any]) -> Iterator[NDArray[Any]]:
@@ -158,14 +156,15 @@ def _luck(gate: Gate, batch: TokenBatch) -> Float64s:
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
     key = (rows.astype(np.uint64) << np.uint64(32)) + np.uint64(batch.file << 56)
     if gate.per_token:
-        key = batch.segments.spread(key) + batch.segments.places.astype(np.uint64)
+        segments = Segments(batch.segments.offsets)
+        key = segments.spread(key) + segments.places.astype(np.uint64)
     with np.errstate(over="ignore"):  # splitmix64
         key = (key + np.uint64(gate.seed or 0) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
         key ^= key >> np.uint64(31)
     luck: Float64s = -np.log(((key >> np.uint64(11)).astype(np.float64) + 0.5) / 2**53)
-    return luck
+    return batch.segments.from_host(luck) if gate.per_token else luck
 
 
 def _trimmed(gate: Gate, values: Float64s, seen: Bools) -> Bools:

@@ -83,6 +83,10 @@ class DeviceArray(NDArrayOperatorsMixin):
         """The values in another dtype of numpy's."""
         return DeviceArray(self.tensor.to(_torch_dtype(dtype)))
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """The values on the host."""
+        return to_host(self.tensor)
+
     def any(self) -> bool:
         """Whether one of them is true."""
         return bool(self.tensor.any())
@@ -107,6 +111,8 @@ def _nonzero(values: Tensor) -> NDArray[Any]:
 _UFUNCS: dict[Any, Callable[..., Any]] = {
     np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.power: operator.pow,
     np.negative: operator.neg, np.absolute: torch.abs, np.exp: torch.exp, np.expm1: torch.expm1,
+    np.divide: operator.truediv, np.log: torch.log, np.sign: torch.sign,
+    np.isnan: torch.isnan, np.isfinite: torch.isfinite,
     np.minimum: lambda values, bound: torch.clamp(values, max=bound),
     np.maximum: lambda values, bound: torch.clamp(values, min=bound),
     np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt, np.greater_equal: operator.ge,
@@ -137,6 +143,10 @@ class DeviceSegments(Segments):
     def places(self) -> Ints:
         """Place of each token in its segment, [T]."""
         return cast(Ints, DeviceArray(torch.arange(self.tokens, device=self.device)) - self.spread(self.offsets[:-1]))
+
+    def from_host(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values per token [T] that were made by numpy, where the tokens are."""
+        return as_array(to_device(values, self.device))
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
         """Repeat each segment's value [S] over its tokens, [T]."""
