@@ -142,11 +142,15 @@ def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, 
     assert (again.weight.level, again.weight.truncate, again.gates) == ("token", 2.0, ())
 
 
-def test_what_a_framework_cannot_say_stands_in_comments() -> None:
-    done = run("presets", "show", "miles-moe-2", "--as", "verl@2025-11-25")
+def test_what_a_framework_cannot_say_is_refused_or_stands_in_comments() -> None:
+    words = ("presets", "show", "miles-moe-2", "--as", "verl@2025-11-25")
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "verl has no lower bound" in done.stderr
+    done = run(*words, "--nearest")
     assert "# - verl has no lower bound" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_rs"] == "geometric"
-    assert yaml.safe_load(run("presets", "show", "none", "--as", "slime").stdout) is None
+    assert yaml.safe_load(run("presets", "show", "none", "--as", "slime").stdout) == {"use_tis": False}
     done = run("presets", "show", "none", "--as", "slim")
     assert (done.exit_code, "slime" in done.stderr) == (2, True)
 
@@ -298,7 +302,7 @@ def test_a_file_of_corrections_is_shown_in_a_frameworks_syntax(tmp_path: Path) -
 
 
 def test_what_verl_would_reject_is_not_written() -> None:
-    done = run("presets", "show", "icepop", "--as", "verl")
+    done = run("presets", "show", "icepop", "--as", "verl", "--nearest")
     assert done.exit_code == 0
     assert "two bounds above 0" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None

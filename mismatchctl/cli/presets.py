@@ -8,6 +8,7 @@ import typer
 
 from mismatchctl.cli.flags import Json
 from mismatchctl.cli.output import console, print_json
+from mismatchctl.errors import ConfigError
 
 app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", invoke_without_command=True)
 
@@ -37,8 +38,13 @@ def show(
     framework: Annotated[
         str, typer.Option("--as", help="In the syntax of this framework: verl, verl@2025-11, slime, miles, ...")
     ] = "",
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="With --as: what the framework cannot say exactly, as near as it can.")
+    ] = False,
 ) -> None:
     """A preset as YAML, to edit and to name with --correction FILE; --as a framework, for its own configuration."""
+    if nearest and not framework:
+        raise ConfigError("--nearest is how near --as may be: name a framework with --as")
     from mismatchctl.cli.corrections import named_corrections
     from mismatchctl.correction.presets import Preset
     from mismatchctl.frameworks import load, presets
@@ -46,4 +52,5 @@ def show(
 
     for correction in named_corrections(name):
         known = presets().get(name, Preset(correction))
-        typer.echo(native_yaml(correction, load(framework)) if framework else preset_yaml(known), nl=False)
+        text = native_yaml(correction, load(framework), nearest=nearest) if framework else preset_yaml(known)
+        typer.echo(text, nl=False)

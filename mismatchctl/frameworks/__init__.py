@@ -28,6 +28,7 @@ __all__ = [
     "preset",
     "presets",
     "recognize",
+    "titles",
 ]
 
 LOADERS: dict[str, Callable[[str], Framework]] = {
@@ -53,6 +54,14 @@ DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs"
 """Compared when nobody says what to compare: one of each kind."""
 
 
+VERSIONS: dict[str, list[str]] = {
+    "verl": [version.name for version in reversed(verl.VERSIONS)],
+    "slime": [version.month for version in reversed(slime.VERSIONS) if version.framework == "slime"],
+    "miles": [version.month for version in reversed(slime.VERSIONS) if version.framework == "miles"],
+}
+"""Versions of each framework, the newest first."""
+
+
 def load(name: str) -> Framework:
     """A framework at a version: `verl`, `verl@2025-11`, `verl@3915`, `slime@2026-01`; without a version the newest.
 
@@ -63,6 +72,11 @@ def load(name: str) -> Framework:
     if framework not in LOADERS:
         raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, LOADERS)}")
     return LOADERS[framework](version)
+
+
+def titles(framework: str) -> list[str]:
+    """A framework at each of its versions, the newest first."""
+    return [f"{framework}@{version}" for version in VERSIONS[framework]]
 
 
 def load_for(native: Mapping[str, Any], name: str) -> Framework:

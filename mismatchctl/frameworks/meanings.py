@@ -10,19 +10,10 @@ from typing import Literal
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import load
+from mismatchctl.frameworks import VERSIONS, load, titles
 from mismatchctl.frameworks.framework import Framework, Meaning
-from mismatchctl.frameworks.slime.versions import VERSIONS as SLIME_VERSIONS
-from mismatchctl.frameworks.verl.versions import VERSIONS as VERL_VERSIONS
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
-
-VERSIONS: dict[str, list[str]] = {
-    "verl": [version.name for version in reversed(VERL_VERSIONS)],
-    "slime": [version.name for version in reversed(SLIME_VERSIONS) if version.framework == "slime"],
-    "miles": [version.name for version in reversed(SLIME_VERSIONS) if version.framework == "miles"],
-}
-"""Versions of each framework, the newest first."""
 
 NEVER_LOGGED = "no code ever logged this"
 
@@ -183,8 +174,7 @@ def _registry() -> Iterator[Metric]:
 
 def _newest_with(framework: str, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """The newest version that has a name, with what it means there; empty if none has."""
-    titles = (load(f"{framework}@{version}").title for version in VERSIONS[framework])
-    return next(([(title, found)] for title in titles if (found := _called(title, name))), [])
+    return next(([(title, found)] for title in titles(framework) if (found := _called(title, name))), [])
 
 
 def _called(title: str, name: str) -> tuple[Meaning, ...]:
@@ -195,9 +185,8 @@ def _called(title: str, name: str) -> tuple[Meaning, ...]:
 
 
 def _all_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
-    for framework, versions in VERSIONS.items():
-        for version in versions:
-            title = load(f"{framework}@{version}").title
+    for framework in VERSIONS:
+        for title in titles(framework):
             yield title, _meanings(title)
 
 

@@ -17,6 +17,7 @@ from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.frameworks.meanings import relatives
+from mismatchctl.frameworks.said import said
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.render.grid import ruled_table
 from mismatchctl.texts.yaml_written import dump_yaml
@@ -162,17 +163,19 @@ def preset_yaml(preset: Preset) -> str:
     return "\n".join([*head, body])
 
 
-def native_yaml(correction: Correction, framework: Framework) -> str:
-    """A Correction as YAML of a framework, with what cannot be said there as comments."""
-    said, unsaid = framework.native(correction)
+def native_yaml(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
+    """A Correction as YAML of a framework, which reads it back as the same; `nearest`: or what comes near, with how.
+
+    Raises:
+        ConfigError: the framework cannot say it.
+    """
     head = [f"# {correction.name} as {framework.dated} reads it"]
+    keys, unsaid = framework.native(correction) if nearest else (said(correction, framework), [])
     if unsaid:
         head += [f"# What {framework.title} cannot say, or says otherwise:", *(f"# - {text}" for text in unsaid)]
-    if not said:
-        return "\n".join([*head, "# No key remains.", ""])
     for key in reversed(framework.block):
-        said = {key: said}
-    return "\n".join([*head, dump_yaml(said)])
+        keys = {key: keys}
+    return "\n".join([*head, dump_yaml(keys)])
 
 
 def contract_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -138,6 +138,8 @@ class Arguments:
         }
         if runs_mis:
             written.pop("custom_tis_function_path")  # mis.yaml is read by nothing else
+        if self.function == "none":
+            written = {"use_tis": False} | written
         if self.function in ("vanilla", "icepop"):
             written |= {"tis_clip": self.tis_clip, "tis_clip_low": self.tis_clip_low}
         return written

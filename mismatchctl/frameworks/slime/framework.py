@@ -43,6 +43,11 @@ class Slime(Framework):
         self.name, self.version, self.about = version.framework, version.month, version
 
     @property
+    def dated(self) -> str:
+        """The title with the commit."""
+        return f"{self.title} ({self.about.commit[:8]})"
+
+    @property
     def _effect(self) -> Effect:
         """One mask serves rejection, veto and mask mode; only the denominators of a version say what it does."""
         return "zero" if self.about.rollout_denominators else "mask"

@@ -15,5 +15,6 @@ from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.framework import Verl, load
 from mismatchctl.frameworks.verl.presets import PRESETS
 from mismatchctl.frameworks.verl.recognize import recognize
+from mismatchctl.frameworks.verl.versions import VERSIONS
 
-__all__ = ["COLUMNS", "PRESETS", "Verl", "load", "recognize"]
+__all__ = ["COLUMNS", "PRESETS", "VERSIONS", "Verl", "load", "recognize"]
