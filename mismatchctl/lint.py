@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ def lint(
     if name is None:
         raise ConfigError(f"{path}: holds no key of a framework known here; say whose it is with --framework")
     chosen = load_for(native, name)
-    native = native | _texts(path) if chosen.reads_yaml_1_1 else native
-    found = [*_digits(path), *chosen.lint(native), *(_on_dumps(chosen, native, dumps, rename or {}) if dumps else ())]
+    as_read = native | _texts(path) if chosen.reads_yaml_1_1 else native
+    found = [*_digits(path), *chosen.lint(as_read)]
+    if dumps:
+        found = _on_dumps(chosen, native, found, dumps, rename or {})
     return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
@@ -61,29 +64,76 @@ def _digits(path: Path) -> Iterator[Finding]:
             yield Finding("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
 
 
+_COMPARED = {
+    "rejected_tokens": "rejects {:.3%} of tokens",
+    "rejected_sequences": "touches {:.3%} of sequences",
+    "weight_bounded_low": "raises {:.3%} of weights",
+    "weight_bounded_high": "lowers {:.3%} of weights",
+    "ess_token": "leaves an effective sample size of {:.3%}",
+    "normalization_factor": "divides weights by {:.5f}",
+    "loss_scale": "scales the loss by {:.5f}",
+}
+"""What a change of a correction is told by."""
+
+
 def _on_dumps(
-    framework: Framework, native: Mapping[str, Any], dumps: Sequence[str], rename: Mapping[str, str]
-) -> Iterator[Finding]:
-    """What each gate alone, and all of them together, reject."""
+    framework: Framework,
+    native: Mapping[str, Any],
+    found: Sequence[Finding],
+    dumps: Sequence[str],
+    rename: Mapping[str, str],
+) -> list[Finding]:
+    """The findings with what their remedies would change, and what each gate alone, and all together, reject."""
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
     except (ConfigError, ValueError):  # refused, or with bounds that hold nothing: found without any dump
-        return
+        return list(found)
     places = framework.gate_places(native, correction)
+    now = correction.model_copy(update={"name": "as it is"})
     alone = [
         (place, Correction(name=f"gate {index}", gates=(gate,)))
         for index, (place, gate) in enumerate(zip(places, correction.gates, strict=True))
     ]
     together = Correction(name="all gates", gates=correction.gates)
-    result = analyze(dumps, [*(gate for _, gate in alone), together], rename=rename, findings=False)
-    for run, measured in result.runs.items():
-        found = [
+    instead = {
+        index: finding.instead.model_copy(update={"name": f"instead {index}"})
+        for index, finding in enumerate(found)
+        if finding.instead is not None
+    }
+    tried = [now, *(gate for _, gate in alone), together, *instead.values()]
+    runs = analyze(dumps, tried, rename=rename, findings=False).runs
+    told = [
+        replace(finding, change="; ".join(f"{run}: {_change(runs[run], now, instead[index])}" for run in runs))
+        if index in instead
+        else finding
+        for index, finding in enumerate(found)
+    ]
+    for run, measured in runs.items():
+        rejections = [
             finding
             for place, gate in alone
             if (finding := _rejection(measured, gate, f"{run}: {gate.gates[0].title}", place))
         ]
         whole = _rejection(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
-        yield from found or ([] if whole is None else [whole])
+        told += rejections or ([] if whole is None else [whole])
+    return told
+
+
+def _change(run: RunResult, now: Correction, instead: Correction) -> str:
+    """What the other correction does that this one does not, with the values of both."""
+    ours, others = run.overall.corrections[now.name], run.overall.corrections[instead.name]
+    said = []
+    for key, words in _COMPARED.items():
+        here, there = (side[key].value if key in side else None for side in (ours, others))
+        if here != there and there is not None:
+            before = "" if here is None else f" (now {_number(words).format(here)})"
+            said.append(f"{words.format(there)}{before}")
+    return ", ".join(said) or "changes nothing"
+
+
+def _number(words: str) -> str:
+    """The form of the number in a sentence."""
+    return words[words.index("{") : words.index("}") + 1]
 
 
 def _rejection(run: RunResult, correction: Correction, what: str, place: str) -> Finding | None:

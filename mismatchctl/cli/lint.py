@@ -17,7 +17,8 @@ def lint(
         Path, typer.Argument(help="A configuration of verl, slime or Miles: YAML or JSON.", show_default=False)
     ],
     dumps: Annotated[
-        list[str] | None, typer.Argument(help="Try its rejection on these: files, folders, globs.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Say what it rejects, and what its advice would change, on these.", show_default=False),
     ] = None,
     framework: Annotated[
         str,
@@ -28,14 +29,17 @@ def lint(
     quiet: Quiet = False,
 ) -> None:
     """What the framework will really do with a configuration: its traps (exit code 3 with any at level error)."""
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
     from mismatchctl.lint import lint as run
     from mismatchctl.render.traps import render_traps
 
     chosen, findings = run(config, dumps or (), framework, renamed(column))
     if json:
-        print_json({"framework": chosen.title, "findings": [asdict(finding) for finding in findings]})
+        told = [asdict(replace(finding, instead=None)) for finding in findings]
+        for finding in told:
+            del finding["instead"]
+        print_json({"framework": chosen.title, "findings": told})
     elif not quiet:
         render_traps(findings, f"{config}, read as {chosen.dated}", console())
     if any(finding.level == "error" for finding in findings):

@@ -23,6 +23,7 @@ class Preset:
         version: of which release, as year and month.
         source: the commit or the document that says so.
         alias_of: the preset that it is another name of.
+        documented: how a document has it otherwise; empty where it agrees with the code, or there is none.
     """
 
     correction: Correction
@@ -30,6 +31,7 @@ class Preset:
     version: str = ""
     source: str = ""
     alias_of: str | None = None
+    documented: str = ""
 
     @property
     def name(self) -> str:

@@ -7,13 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mismatchctl.correction import Gate, Weight
+from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
-Level = Literal["error", "warning", "info"]
+Level = Literal["error", "warning", "advice", "info"]
 
-LEVELS: tuple[Level, ...] = ("error", "warning", "info")
-"""Worst first. error: rejected, without effect, or ruinous; warning: not what one would expect; info: good to know."""
+LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "info")
+"""Worst first.
+
+error: rejected, without effect, or ruinous; warning: not what one would expect; advice: what the documents would have
+otherwise; info: good to know.
+"""
 
 _LARGEST = {"k1": LOG_RATIO_BOUND, "k2": LOG_RATIO_BOUND**2 / 2, "k3": math.exp(LOG_RATIO_BOUND) - 1 - LOG_RATIO_BOUND}
 """What a statistic of log ratios clamped to +-20 reaches."""
@@ -29,6 +33,8 @@ class Finding:
         consequence: what the framework will really do.
         fix: what to write instead.
         source: where that can be looked up.
+        instead: the correction that the fix, or another reading of the documents, would make of it.
+        change: what that would change on the dumps given, a clause for each run.
     """
 
     level: Level
@@ -36,6 +42,8 @@ class Finding:
     consequence: str
     fix: str
     source: str
+    instead: Correction | None = None
+    change: str = ""
 
 
 def is_text_of_number(value: object) -> bool:

@@ -139,6 +139,7 @@ def presets_data(presets: Mapping[str, Preset]) -> list[dict[str, Any]]:
             "version": preset.version,
             "source": preset.source,
             "alias_of": preset.alias_of,
+            "documented": preset.documented,
             "correction": preset.correction.to_mapping(),
         }
         for name, preset in presets.items()
@@ -150,6 +151,7 @@ def render_presets(presets: Mapping[str, Preset], console: Console) -> None:
     table = _table(console, "Presets", "name", "from", "what it does")
     for name, preset in presets.items():
         what = f"another name of {preset.alias_of}" if preset.alias_of else preset.correction.about
+        what += f" ({preset.documented})" if preset.documented else ""
         table.add_row(name, f"{preset.framework} {preset.version}".strip() or "-", what)
     console.print(table, "")
     console.print("`mismatchctl presets show NAME` prints one as YAML, to edit and to name with --correction FILE.")
@@ -157,7 +159,8 @@ def render_presets(presets: Mapping[str, Preset], console: Console) -> None:
 
 def preset_yaml(preset: Preset) -> str:
     """A preset as YAML that `--correction FILE` reads, with its source as a comment."""
-    head = [f"# {text}" for text in (f"{preset.framework} {preset.version}".strip(), preset.source) if text]
+    facts = (f"{preset.framework} {preset.version}".strip(), preset.source, preset.documented)
+    head = [f"# {text}" for text in facts if text]
     mapping = preset.correction.to_mapping()
     body = dump_yaml(mapping, inner=True)
     return "\n".join([*head, body])

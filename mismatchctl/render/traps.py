@@ -11,7 +11,7 @@ from rich.text import Text
 from mismatchctl.frameworks.lint import LEVELS, Finding
 from mismatchctl.render.glyphs import Glyphs
 
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_STYLES = {"error": "bold red", "warning": "yellow", "advice": "green", "info": "cyan"}
 
 
 def render_traps(findings: Sequence[Finding], title: str, console: Console) -> None:
@@ -26,12 +26,14 @@ def render_traps(findings: Sequence[Finding], title: str, console: Console) -> N
         rows.add_column(overflow="fold")
         for name in ("consequence", "fix", "source"):
             rows.add_row(f"  {name}", Text(glyphs.text(getattr(finding, name))))
+        if finding.change:
+            rows.add_row("  on the dumps", Text(glyphs.text(finding.change)))
         console.print(rows)
 
 
 def _counts(findings: Sequence[Finding]) -> str:
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
-    plural = {"error": "errors", "warning": "warnings", "info": "notes"}
-    singular = {"error": "error", "warning": "warning", "info": "note"}
+    plural = {"error": "errors", "warning": "warnings", "advice": "pieces of advice", "info": "notes"}
+    singular = {"error": "error", "warning": "warning", "advice": "piece of advice", "info": "note"}
     said = [f"{count} {(singular if count == 1 else plural)[level]}" for level, count in counts.items() if count]
     return ", ".join(said) or "nothing to say"

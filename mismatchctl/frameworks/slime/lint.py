@@ -9,6 +9,7 @@ from typing import Any
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import (
     Finding,
     Level,
@@ -91,9 +92,11 @@ class Written:
         given = any(self.given.get(name) is not None for name in ("rs_lower_bound", "rs_upper_bound"))
         return self.place("tis_upper_bound" if masks or not given else "rs_upper_bound")
 
-    def finding(self, level: Level, name: str, consequence: str, fix: str) -> Finding:
+    def finding(
+        self, level: Level, name: str, consequence: str, fix: str, instead: Correction | None = None
+    ) -> Finding:
         """A finding at an argument."""
-        return Finding(level, self.place(name), consequence, fix, self.source)
+        return Finding(level, self.place(name), consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:
@@ -194,7 +197,30 @@ def _veto(written: Written) -> Iterator[Finding]:
         )
         keep = f"[{decimal(threshold)}, null]"
         fix = f"for the documents' veto see the gate {{statistic: train_prob, level: min, keep: {keep}}}"
-        yield written.finding("warning", "rs_veto_threshold", consequence, fix)
+        yield written.finding("warning", "rs_veto_threshold", consequence, fix, _as_documented(written))
+
+
+def _as_documented(written: Written) -> Correction | None:
+    """With the veto on probabilities that the documents describe."""
+    correction = written.correction
+    if isinstance(correction, ConfigError):
+        return None
+    index = next((index for index, gate in enumerate(correction.gates) if gate.is_veto), None)
+    if index is None:
+        return None
+    veto = correction.gates[index]
+    return with_gate(correction, index, veto.model_copy(update={"statistic": "train_prob"}))
+
+
+def _advice(written: Written) -> Iterator[Finding]:
+    correction, given = written.correction, written.arguments
+    if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
+        return
+    key = "tis_upper_bound" if given.function == "mis" else "tis_clip"
+    normalizing = "write tis_batch_normalize: true"
+    if given.tis_level == "geometric":
+        normalizing = "mis.py normalizes token and sequence weights only: write tis_level: sequence for it"
+    yield from advice(correction, written.place(key), written.gate_place, normalizing)
 
 
 def _lower_bound(written: Written) -> Iterator[Finding]:
@@ -279,4 +305,5 @@ _RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
     _normalization,
     _bounds,
     _without_effect,
+    _advice,
 )

@@ -8,12 +8,14 @@ from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
 from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.plan import option_of
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VERSIONS, Version
 from mismatchctl.frameworks.verl.written import Written
 
+_MATHEMATICS = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
 
 
@@ -114,8 +116,9 @@ def _bounds(written: Written) -> Iterator[Finding]:
 
 def _direction(written: Written) -> Iterator[Finding]:
     """k1 is rollout minus train: "lo_hi" bounds rollout/train."""
-    gates = () if isinstance(written.correction, ConfigError) else written.correction.gates
-    for gate in gates:
+    if isinstance(written.correction, ConfigError):
+        return
+    for index, gate in enumerate(written.correction.gates):
         low, high = gate.keep
         if gate.statistic != "k1" or low is None or high is None or not low <= high:
             continue
@@ -133,7 +136,35 @@ def _direction(written: Written) -> Iterator[Finding]:
             )
             swapped = f'"{math.exp(-high):.6g}_{math.exp(-low):.6g}"'
             fix = f"for train/rollout in {math.exp(low):.6g} to {math.exp(high):.6g} write {swapped}"
-            yield written.finding("warning", "rollout_rs_threshold", consequence, fix)
+            swap = gate.model_copy(update={"keep": (-high, -low)})
+            instead = with_gate(written.correction, index, swap)
+            yield written.finding("warning", "rollout_rs_threshold", consequence, fix, instead=instead)
+
+
+def _documented_lower_bound(written: Written) -> Iterator[Finding]:
+    """verl's document has 1/threshold below; presets such as seq_mis and geo_mis have another bound."""
+    flat = written.version.dialect == "flat"
+    key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
+    if isinstance(written.correction, ConfigError) or written.settings.get(key) is None:
+        return
+    for index, gate in enumerate(written.correction.gates):
+        low, high = gate.keep
+        if gate.is_veto or low is None or high is None or math.isclose(low * high, 1, rel_tol=1e-9):
+            continue
+        consequence = f"keeps ratios from {low:g}, where verl's document has 1/threshold, {1 / high:g}"
+        instead = with_gate(written.correction, index, gate.model_copy(update={"keep": (1 / high, high)}))
+        fix = "write null for the document's bound, or keep it as the code has it"
+        yield Finding("info", written.place(key), consequence, fix, _MATHEMATICS, instead)
+
+
+def _advice(written: Written) -> Iterator[Finding]:
+    if isinstance(written.correction, ConfigError):
+        return
+    newer = next(version for version in VERSIONS if version.normalizes)
+    normalizing = f"verl@{written.version.name} cannot: take verl@{newer.name} or later"
+    if written.version.normalizes:
+        normalizing = "write rollout_is_batch_normalize: true"
+    yield from advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)
 
 
 def _shared_threshold(written: Written) -> Iterator[Finding]:
@@ -257,10 +288,12 @@ _RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
     _rejection_off,
     _bounds,
     _direction,
+    _documented_lower_bound,
     _shared_threshold,
     _bypass,
     _v1_trainer,
     _veto,
     _log_probs,
     _releases,
+    _advice,
 )

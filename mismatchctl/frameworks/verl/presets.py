@@ -57,9 +57,22 @@ def _geometric(source: Source = MISMATCH) -> Gate:
     return _k1("mean", 0.999, 1.001, source)
 
 
+_DOCUMENTED = {
+    "seq_mis": "verl's document calls it another name of seq_is_rs, whose lower bound is 1/2: there 0.5..2 is kept",
+    "geo_mis": "verl's document calls it another name of geo_rs, whose lower bound is 1/1.001: there that is kept",
+}
+"""What rollout_corr_math.md of 2025-11-03 says otherwise than the code of that day."""
+
+
 def _made_by(version: str, source: str, *corrections: Correction) -> tuple[Preset, ...]:
     return tuple(
-        Preset(correction, "verl", version, f"{source}: RolloutCorrectionConfig.{correction.name}()")
+        Preset(
+            correction,
+            "verl",
+            version,
+            f"{source}: RolloutCorrectionConfig.{correction.name}()",
+            documented=_DOCUMENTED.get(correction.name, ""),
+        )
         for correction in corrections
     )
 

@@ -99,9 +99,17 @@ class Written:
             return self.place(self.veto_key)
         return self.place("rollout_is_threshold" if self.version.dialect == "flat" else "rollout_rs_threshold")
 
-    def finding(self, level: Level, key: str, consequence: str, fix: str, place: str | None = None) -> Finding:
+    def finding(
+        self,
+        level: Level,
+        key: str,
+        consequence: str,
+        fix: str,
+        place: str | None = None,
+        instead: Correction | None = None,
+    ) -> Finding:
         """A finding at a key of rollout correction, or at another place."""
-        return Finding(level, self.place(key) if place is None else place, consequence, fix, self.source)
+        return Finding(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:
