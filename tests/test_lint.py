@@ -207,7 +207,7 @@ def test_one_trap_does_not_hide_another(tmp_path: Path) -> None:
     _, findings = lint(tmp_path, mis("use_mask: true", veto="1e-4", rs_lower="null", normalize="true"))
     assert {"rs_veto_threshold", "use_mask", "tis_lower_bound", "tis_batch_normalize"} <= {f["place"] for f in findings}
     levels = [finding["level"] for finding in findings]
-    assert levels == sorted(levels, key=["error", "warning", "info"].index)
+    assert levels == sorted(levels, key=["error", "warning", "advice", "info"].index)
 
 
 def test_json_files_have_numbers_that_yaml_has_not(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_unusable_dumps(tmp_path: Path) -> None:
 )
 def test_any_mapping_can_be_linted(framework: str, native: dict[str, object]) -> None:
     for finding in load(framework).lint(native):
-        assert finding.level in ("error", "warning", "info")
+        assert finding.level in ("error", "warning", "advice", "info")
 
 
 @pytest.mark.parametrize(
