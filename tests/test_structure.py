@@ -33,6 +33,7 @@ ORDER = (
     "resample",
     "predict",
     "sweep",
+    "advise",
     "compare",
     "gate",
     "lint",

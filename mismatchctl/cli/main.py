@@ -14,7 +14,20 @@ import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__
-from mismatchctl.cli import analyze, compare, convert, diagnose, gate, lint, metrics, presets, report, schema, sweep
+from mismatchctl.cli import (
+    advise,
+    analyze,
+    compare,
+    convert,
+    diagnose,
+    gate,
+    lint,
+    metrics,
+    presets,
+    report,
+    schema,
+    sweep,
+)
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
 from mismatchctl.errors import EXIT_USAGE, MismatchctlError
@@ -73,6 +86,7 @@ app = typer.Typer(
 app.command("analyze")(analyze.analyze)
 app.command("diagnose")(diagnose.diagnose)
 app.command("sweep")(sweep.sweep)
+app.command("advise")(advise.advise)
 app.command("compare")(compare.compare)
 app.command("gate")(gate.gate)
 app.command("convert")(convert.convert)

@@ -1,0 +1,108 @@
+"""The verb `advise`: which correction at which threshold, or what to fix first, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mismatchctl.advise.candidates import distinct, expressible, usual
+from mismatchctl.advise.limits import Limits, parse_fixed
+from mismatchctl.advise.model import Advice, Advised, Ahead
+from mismatchctl.advise.rank import rank
+from mismatchctl.advise.sample import read
+from mismatchctl.correction import Correction, correction_from_mapping
+from mismatchctl.diagnose import diagnose
+from mismatchctl.frameworks import load
+from mismatchctl.predict.batch import batch_rejection
+from mismatchctl.predict.length import at_length
+from mismatchctl.predict.prediction import Prediction
+from mismatchctl.predict.sample import sample_of
+from mismatchctl.result import Finding
+
+__all__ = ["Advice", "Advised", "Ahead", "Limits", "advise", "parse_fixed"]
+
+HARMLESS = frozenset(
+    {
+        "numerical_noise",
+        "moe_routing",
+        "quantized_rollout",
+        "cache_quantization",
+        "weights_differ",
+        "stale_policy",
+        "growing_mismatch",
+        "identical",
+        "unexplained",
+    }
+)
+"""Causes that corrections are made for, or that nobody knows how to fix."""
+
+STILL_SAMPLED = frozenset({"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"})
+"""Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
+
+
+def advise(
+    paths: Sequence[str],
+    *,
+    framework: str = "",
+    corrections: Sequence[Correction] = (),
+    batch: int | None = None,
+    limits: Limits | None = None,
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Advice]:
+    """Which correction gives the least error of one update's gradient, by run, or what to fix first.
+
+    Args:
+        paths: files, folders, globs; each is a run unless a `run` column says otherwise.
+        framework: whose corrections and whose syntax; empty: all that is known here.
+        corrections: the candidates; empty: what the framework can do, over grids of thresholds.
+        batch: sequences of one update; None: those of the dump per step.
+        limits: what is out of the question.
+        rename: canonical column -> name in the files.
+        progress: called with (tokens read, tokens expected).
+
+    Raises:
+        DataError: a dump that cannot be read or used.
+        ConfigError: a framework that does not exist.
+    """
+    known = load(framework) if framework else None
+    candidates = distinct(corrections or (expressible(framework) if framework else usual()))
+    to_fix = {run: _to_fix(found) for run, found in diagnose(paths, rename=rename).runs.items()}
+    result = {run: Advice(fix_first=finding) for run, finding in to_fix.items() if finding and _is_hopeless(finding)}
+    if len(result) < len(to_fix):
+        for run, sample in read(paths, rename, progress).items():
+            if run not in result:
+                advice = rank(sample, candidates, batch, limits or Limits(), known)
+                result[run] = advice.model_copy(update={"fix_first": to_fix[run]})
+        _look_ahead(result, paths, rename)
+    return {run: result[run] for run in to_fix}
+
+
+def _to_fix(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding that is to be fixed rather than corrected."""
+    found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in HARMLESS)
+    return next(found, None)
+
+
+def _is_hopeless(finding: Finding) -> bool:
+    """Whether no correction is worth a thought; below high confidence the ranking is for the case that it is not so."""
+    return finding.cause not in STILL_SAMPLED and finding.confidence == "high"
+
+
+def _look_ahead(result: Mapping[str, Advice], paths: Sequence[str], rename: Mapping[str, str] | None) -> None:
+    """What each advised correction would reject of the next batch, and at twice the length."""
+    named = {own.name: own.correction for advice in result.values() for own in advice.advice}
+    if not named:
+        return
+    corrections = [correction_from_mapping({**mapping, "name": name}) for name, mapping in named.items()]
+    whole = sample_of(paths, corrections, rename=rename)
+    for run, advice in result.items():
+        sample = whole.of_run(run)
+        twice = 2 * round(float(sample.tokens.mean())) if len(sample) else 0
+        for own in advice.advice:
+            place = list(named).index(own.name)
+            own.next_batch = _ahead(batch_rejection(sample, place, advice.batch))
+            own.twice_the_length = _ahead(at_length(sample, corrections[place], twice)[0])
+
+
+def _ahead(prediction: Prediction) -> Ahead:
+    return Ahead(value=prediction.value, interval=prediction.interval, status=prediction.status)

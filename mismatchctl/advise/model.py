@@ -1,0 +1,80 @@
+"""What `advise` answers, as data."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mismatchctl.result import Finding
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Ahead(_Model):
+    """Rejected share of sequences that is to be expected, with a 90 % interval; null with the reason in `status`."""
+
+    value: float | None
+    interval: tuple[float, float] | None = None
+    status: str = "ok"
+
+
+class Advised(_Model):
+    """One correction and its price.
+
+    Errors are those of the gradient of one update at the batch asked for, in the units of the surrogate: `mse` is
+    `bias2` (null and below 0 count as none) plus `variance`. `gain` is the share of the uncorrected error that it takes
+    away, with the standard error of that share; `ties` says that it can't be told from the first. `why` is why it
+    stands behind the first, or what speaks for it.
+    """
+
+    name: str
+    correction: dict[str, Any]
+    bias2: float
+    bias2_se: float
+    variance: float
+    mse: float
+    gain: float
+    gain_se: float
+    rejected_tokens: float
+    rejected_sequences: float
+    ess: float
+    ties: bool
+    why: str
+    kept_reward_difference: float | None = None
+    kept_length_difference: float | None = None
+    next_batch: Ahead | None = None
+    twice_the_length: Ahead | None = None
+    config: dict[str, Any] | None = None
+
+
+class Advice(_Model):
+    """The advice for one run: what to fix first, or a ranking, best first.
+
+    Attributes:
+        fix_first: a bug that no correction mends; then the ranking, where there is one, is for the time until then.
+        advice: at most five corrections.
+        batch: sequences of one update that the errors are at.
+        sequences, prompts: what the sample holds.
+        basis: what the ranking rests on; none where nothing can be ranked.
+        reference: the correction that stands for no bias; `lower_bound` where even that one leaves some out.
+        stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
+        k_hat: tail index of the sequence weights, above 0.7 their mean does not converge; null where undefined.
+        notes: what limits it, in sentences.
+        front: every candidate's (bias2, variance, rejected tokens) by name, for the figure.
+    """
+
+    fix_first: Finding | None = None
+    advice: list[Advised] = Field(default_factory=list)
+    batch: int = 0
+    sequences: int = 0
+    prompts: int = 0
+    basis: Literal["gradient", "none"] = "none"
+    reference: str | None = None
+    lower_bound: bool = False
+    stable: float | None = None
+    k_hat: float | None = None
+    notes: list[str] = Field(default_factory=list)
+    front: dict[str, tuple[float, float, float]] = Field(default_factory=dict)

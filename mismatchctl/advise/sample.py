@@ -1,0 +1,211 @@
+"""What advice is made from: whole prompts of one run with their token ids and advantages, flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.correction.apply import Applied, apply
+from mismatchctl.dumps import Problems, Rows, open_dump
+from mismatchctl.dumps.ids import TOKEN_IDS
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.measure.reduce import cluster_hashes
+from mismatchctl.measure.table import Hashes, hash_values, mix
+from mismatchctl.ratios import Ratios
+
+MOST_TOKENS = 1 << 22
+"""Tokens of a run that are looked at; beyond, whole prompts with the smallest hashes."""
+WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sequences of one run, those of a prompt and step side by side.
+
+    Attributes:
+        batch: their valid tokens.
+        token_ids: [T]; None where the dump has none.
+        advantages: [T]; those of the dump, else reward minus the mean of the prompt's other responses; None without.
+        cluster: number of the (step, prompt) of each sequence [S], from 0, in the order of their hashes.
+        step: number of the step of each sequence [S], from 0, in the order of the steps.
+        is_complete: whether no sequence was left out for the cap.
+    """
+
+    batch: TokenBatch
+    token_ids: Ints | None
+    advantages: Float64s | None
+    cluster: Ints
+    step: Ints
+    is_complete: bool = True
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """A correction on a sample: final weights and what is kept, [T]."""
+
+    weights: Float64s
+    kept: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    sequences: Float64s  # kept share of each sequence's tokens [S]
+
+
+def read(
+    paths: Sequence[str],
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Sample]:
+    """The samples of a dump, by run.
+
+    Raises:
+        DataError: the dump cannot be read or used.
+    """
+    dump = open_dump(
+        paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=WANTED, watched=(TOKEN_IDS,), on_bad="error"
+    )
+    found: dict[str, list[_Part]] = {}
+    seen: list[Rows] = []
+    done, expected = 0, sum(unit.tokens for unit in dump.units)
+    for unit in dump.units:
+        for batch in dump.read(unit, Problems(), seen.append):
+            for run, part in _parts(batch, seen[-1], unit.file.run):
+                found[run] = _capped([*found.get(run, []), part])
+            seen.clear()
+        done += unit.tokens
+        if progress is not None:
+            progress(done, expected)
+    dump.require_tokens(sum(part.batch.tokens for parts in found.values() for part in parts))
+    return {run: _sample(parts) for run, parts in found.items()}
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some sequences, the hash of the prompt of each, and their token ids; `cut`: some were left out."""
+
+    batch: TokenBatch
+    hashes: Hashes
+    token_ids: Ints | None
+    cut: bool = False
+
+    def take(self, chosen: Ints) -> _Part:
+        ids = self.token_ids
+        picked = None if ids is None else ids[self.batch.segments.members(chosen)]
+        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, self.cut)
+
+
+def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
+    ids = rows.tokens.get(TOKEN_IDS)
+    ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
+    if ids is not None and (len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any()):
+        ids = None
+    whole = _Part(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64))
+    names = batch.columns.get("run")
+    if names is None:
+        return [(run, whole)]
+    return [(str(name), whole.take(np.flatnonzero(names == name))) for name in dict.fromkeys(names.tolist())]
+
+
+def _capped(parts: list[_Part]) -> list[_Part]:
+    """The prompts with the smallest hashes, once the tokens are twice as many as are looked at."""
+    if sum(part.batch.tokens for part in parts) < 2 * MOST_TOKENS:
+        return parts
+    joined = _joined(parts)
+    order = np.argsort(joined.hashes, kind="stable")
+    within = np.cumsum(joined.batch.segments.lengths[order]) <= MOST_TOKENS
+    last = joined.hashes[order][max(int(within.sum()) - 1, 0)]
+    return [replace(joined.take(np.flatnonzero(joined.hashes <= last)), cut=True)]
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    batches = [part.batch for part in parts]
+    lengths = np.concatenate([batch.segments.lengths for batch in batches])
+    names = dict.fromkeys(name for batch in batches for name in batch.columns)
+
+    def joined(arrays: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+        given = [array for array in arrays if array is not None]
+        return np.concatenate(given) if len(given) == len(arrays) else None
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([batch.columns.get(name, np.full(len(batch), None, object)) for batch in batches])
+
+    batch = TokenBatch(
+        Segments(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
+        np.concatenate([batch.rollout for batch in batches]),
+        np.concatenate([batch.train for batch in batches]),
+        current=joined([batch.current for batch in batches]),
+        position=np.concatenate([batch.positions for batch in batches]),
+        advantages=joined([batch.advantages for batch in batches]),
+        columns={name: column(name) for name in names},
+        rows=np.arange(len(lengths)),
+    )
+    hashes = np.concatenate([part.hashes for part in parts])
+    return _Part(batch, hashes, joined([part.token_ids for part in parts]), any(part.cut for part in parts))
+
+
+def _sample(parts: Sequence[_Part]) -> Sample:
+    """The sequences by the hash of their prompt and step, whatever order they were read in."""
+    joined = _joined(parts)
+    steps = joined.batch.columns.get("step", np.zeros(len(joined.batch)))
+    _, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
+    mixed = mix(joined.hashes, hash_values(step))
+    content = joined.batch.segments.sum(joined.batch.rollout)
+    order = np.lexsort((content, joined.batch.segments.lengths, mixed))
+    part = joined.take(order)
+    _, cluster = np.unique(mixed[order], return_inverse=True)
+    return Sample(part.batch, part.token_ids, _advantages(part.batch, cluster), cluster, step[order], not joined.cut)
+
+
+def _advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
+    """Those of the dump, else each reward less the mean of the other responses to its prompt."""
+    if batch.advantages is not None:
+        return batch.advantages.astype(np.float64)
+    reward = batch.columns.get("reward")
+    if reward is None or reward.dtype.kind != "f" or not np.isfinite(reward).all():
+        return None
+    count = np.bincount(cluster)[cluster]
+    others = (np.bincount(cluster, reward)[cluster] - reward) / np.maximum(count - 1, 1)
+    each = np.where(count > 1, reward - others, 0.0)
+    return batch.segments.spread(each) if each.any() else None
+
+
+def correct(correction: Correction, sample: Sample) -> Corrected:
+    """Apply a correction as the trainer would: weights bounded and normalized, gates in order."""
+    batch = sample.batch
+    ratios = {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}
+    if batch.current is not None:
+        ratios["current/rollout"] = Ratios(batch.current, batch.rollout, batch.segments)
+        ratios["current/train"] = Ratios(batch.current, batch.train, batch.segments)
+    applied = apply(correction, ratios, batch)
+    kept = applied.kept.expanded()
+    return Corrected(_normalized(correction, applied, sample), kept, applied.counted.expanded(), applied.kept.counts)
+
+
+def _normalized(correction: Correction, applied: Applied, sample: Sample) -> Float64s:
+    """Final weights [T]: divided by their mean over the step, or the micro-batch, before rejection."""
+    rule, weights = correction.weight, applied.token_weights()
+    if rule is None or rule.normalize == "none":
+        return weights
+    scope, segments = sample.step, sample.batch.segments
+    given = sample.batch.columns.get("micro_batch")
+    if rule.normalize_over == "micro_batch" and given is not None:
+        _, scope = np.unique(mix(hash_values(given), hash_values(sample.step)), return_inverse=True)
+    if rule.normalize == "token":
+        total, count = np.bincount(scope, segments.sum(weights)), np.bincount(scope, segments.lengths)
+    else:
+        filled = segments.nonempty
+        total, count = np.bincount(scope, np.where(filled, segments.mean(weights), 0)), np.bincount(scope, filled)
+    means: Float64s = segments.spread((total / np.maximum(count, 1))[scope])
+    return weights / means

@@ -1,0 +1,96 @@
+"""`mismatchctl advise`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.flags import Columns, Configs, Corrections, Json, Paths, Quiet, renamed
+from mismatchctl.cli.output import check_places, console, print_json, progress_bar, write
+
+if TYPE_CHECKING:
+    from mismatchctl.advise import Advice
+
+_LIMITS = "What is out of the question"
+
+
+def advise(
+    paths: Paths,
+    framework: Annotated[
+        str, typer.Option("--for", help="Whose corrections, and whose syntax: verl, slime, miles, ...")
+    ] = "",
+    correction: Corrections = None,
+    config: Configs = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Sequences of one update; else those of the dump per step.")
+    ] = None,
+    max_rejection: Annotated[
+        str, typer.Option(help="Reject at most this share of the tokens: 5% or 0.05.", rich_help_panel=_LIMITS)
+    ] = "100%",
+    min_ess: Annotated[
+        float, typer.Option(min=0, max=1, help="Keep at least this ESS, as a share.", rich_help_panel=_LIMITS)
+    ] = 0.0,
+    no_rejection: Annotated[bool, typer.Option("--no-rejection", help="No gates.", rich_help_panel=_LIMITS)] = False,
+    fixed: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PATH=VALUE: a field that must be so, as in weight.level=token; repeat.", rich_help_panel=_LIMITS
+        ),
+    ] = None,
+    column: Columns = None,
+    json: Json = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON).")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Which correction, at which threshold, or what to fix first; and how sure that is."""
+    check_places(output, force=False)
+
+    from mismatchctl.advise import Limits, parse_fixed
+    from mismatchctl.advise import advise as run
+
+    limits = Limits(_share(max_rejection), min_ess, no_rejection, parse_fixed(fixed or []))
+    named = correction or config
+    chosen = chosen_corrections(correction or [], RuleFlags(), config or [], quiet=quiet) if named else []
+    with progress_bar(quiet) as progress:
+        found = run(
+            paths,
+            framework=framework,
+            corrections=chosen,
+            batch=batch,
+            limits=limits,
+            rename=renamed(column),
+            progress=progress,
+        )
+    if output is not None:
+        import json as format_
+
+        text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+        write([(output, f"{text}\n".encode())], quiet)
+    if json:
+        print_json(_as_json(found))
+    elif not quiet:
+        from mismatchctl.render.advice import render_advice
+
+        render_advice(found, console())
+
+
+def _as_json(found: dict[str, Advice]) -> dict[str, Any]:
+    """The advice of one run as it is; of several by name."""
+    data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
+    return next(iter(data.values())) if len(data) == 1 else {"runs": data}
+
+
+def _share(text: str) -> float:
+    from mismatchctl.errors import ConfigError
+
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if rest or not 0 <= share <= 1:
+        raise ConfigError(f"--max-rejection {text}: write a share, as in 5% or 0.05")
+    return share
