@@ -292,3 +292,16 @@ def test_what_is_not_known_is_neither_packed_nor_unpacked() -> None:
     for broken in (worst[:4], worst[:-40], b"", worst.replace(b"<f8", b"|O8"), b"\xff" * 64):
         with pytest.raises(UnpackableError):
             unpack(broken, Worst)
+
+
+def test_a_part_under_another_name_is_no_part_of_it(dump: Path, tmp_path: Path) -> None:
+    folder, right = tmp_path / "cache", measured(dump, None)
+    measured(dump, folder)
+    parts = sorted((folder / "parts").iterdir())
+    contents = [part.read_bytes() for part in parts]
+    for part, content in zip(parts, [*contents[1:], contents[0]], strict=True):
+        part.write_bytes(content)
+    assert measured(dump, folder) == right
+    for part, content in zip(parts, contents, strict=True):  # and a size that is made up takes no memory
+        part.write_bytes(content[:32] + (1 << 60).to_bytes(8, "little") + content[40:])
+    assert measured(dump, folder) == right

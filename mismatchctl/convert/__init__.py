@@ -107,10 +107,11 @@ def _rewritten(place: Path, joined: Joined | None, progress: Progress | None) ->
 
 
 def _tokens(batch: pa.RecordBatch) -> int:
-    """Valid tokens; all, where there is no mask."""
+    """Valid tokens; all, where there is no mask. What is no mask is counted as reading it would: by its ones."""
     if "response_mask" in batch.schema.names:
         mask = batch["response_mask"]
         valid = mask.flatten() if pa.types.is_list(mask.type) else mask
-        return int(pc.sum(valid.cast(pa.int64())).as_py() or 0)
+        valid = valid if pa.types.is_boolean(valid.type) else pc.equal(valid.cast(pa.float64(), safe=False), 1)
+        return int(pc.sum(valid).as_py() or 0)
     column = batch["rollout_log_probs"]
     return len(column.flatten()) if pa.types.is_list(column.type) else len(column)

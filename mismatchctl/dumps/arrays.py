@@ -109,7 +109,9 @@ def scalars(array: pa.Array, column: Column | None) -> NDArray[Any]:
         return _integers(array, as_ids=column is not None and not number)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         values: NDArray[Any] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return _whole(values) if column is not None and not number else values
+        if column is None or number:
+            return values
+        return _ids(values, is_step=column.name == "step")
     if pa.types.is_null(kind) and number:
         return np.full(len(array), np.nan)
     return _objects(array)
@@ -125,15 +127,35 @@ def _integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
     return values.astype(np.float64)
 
 
-def _whole(values: NDArray[np.float64]) -> NDArray[Any]:
-    """Ids that a writer stored as floats because some were missing: integers again, None for NaN."""
+def _ids(values: NDArray[np.float64], *, is_step: bool) -> NDArray[Any]:
+    """Ids that a writer stored as floats because some were missing: integers again, None for NaN.
+
+    What is not whole is a number of a step still, and the name of anything else: text.
+    """
     missing = np.isnan(values)
-    present = values[~missing]
-    if not np.all((present == np.round(present)) & (np.abs(present) < 2.0**63)):
-        return values
-    if not missing.any():
+    are_whole = (values == np.round(values)) & (np.abs(values) < 2.0**63)
+    if are_whole.all():
         return values.astype(np.int64)
-    return _of_objects([None if gone else int(value) for value, gone in zip(values, missing, strict=True)])
+    if is_step and not missing.any() and not are_whole.any():
+        return values
+    return _of_objects(
+        [
+            None if gone else int(value) if is_whole else value if is_step else repr(value)
+            for value, gone, is_whole in zip(values.tolist(), missing.tolist(), are_whole.tolist(), strict=True)
+        ]
+    )
+
+
+def whole(array: pa.Array) -> pa.Array:
+    """Places as int64; null where there is none, or no whole number."""
+    if pa.types.is_boolean(array.type):
+        return array.cast(pa.int8()).cast(pa.int64())
+    missing, values = nulls(array), numbers(array)
+    if np.issubdtype(values.dtype, np.signedinteger):
+        return array if array.type == pa.int64() else array.cast(pa.int64())
+    bad = ~((values == np.round(values)) & (np.abs(values) < 2.0**53))  # NaN too
+    bad = bad if missing is None else bad | missing
+    return pa.array(np.where(bad, 0, values).astype(np.int64), mask=bad)
 
 
 def texts(array: pa.Array) -> pa.Array:

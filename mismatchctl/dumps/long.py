@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.contract import BY_NAME, REQUIRED, Kind
-from mismatchctl.dumps.arrays import changes, nulls, numbers, single
+from mismatchctl.dumps.arrays import changes, nulls, numbers, single, whole
 from mismatchctl.dumps.blocks import POSITION, Block
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
 from mismatchctl.dumps.plan import KEYS
@@ -81,6 +81,7 @@ def _rows(unit: Unit, columns: Collection[str]) -> Iterator[pa.Table]:
 
 def _stretch(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> Stretch:
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
+    arrays[POSITION] = whole(arrays[POSITION])
     changed = [changes(arrays[column]) for column in KEYS if column in arrays]
     starts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(changed)) + 1]).astype(np.int64)
     return Stretch(arrays, first, starts, len(table))
@@ -148,7 +149,7 @@ def _check_positions(block: Block, stretch: Stretch) -> None:
     missing = nulls(position)
     if missing is not None:
         bad = np.flatnonzero(missing)
-        block.fault(POSITION, "position: missing", bad, "the row has no position")
+        block.fault(POSITION, "position: missing", bad, "the row has no position, or none that is a whole number")
     values = numbers(position)
     inside = np.ones(stretch.length, np.bool_)
     inside[block.offsets[:-1]] = False

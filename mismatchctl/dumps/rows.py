@@ -61,7 +61,7 @@ class Rows:
             rollout=per_token.pop("rollout_log_probs"),
             train=per_token.pop("train_log_probs"),
             mask=np.ones(length, np.bool_) if mask is None else mask == 1,
-            given_position=None if position is None else position.astype(np.int64, copy=False),
+            given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=per_token,
             columns=column_values(block),
             file=np.full(len(segments), block.file.index, np.int64),

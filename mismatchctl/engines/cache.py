@@ -38,6 +38,8 @@ from mismatchctl.texts import decoded, parse_json
 SETTLED = 2.0
 """Seconds after its last change from which a file's status is relied on."""
 _CHUNK = 1 << 20
+_CHECK, _SIZE = 32, 8
+"""Bytes of a part's checksum, and of the size of what it unpacks to."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,21 @@ class Cached:
     def _load(self, place: Path, kind: Any, index: int) -> Any:
         """The part at a place; None if it is not there or damaged."""
         try:
-            checksum, size, body = _split(place.read_bytes())
-            if hashlib.sha256(body).digest() != checksum:
+            content = place.read_bytes()
+            checksum, size, body = content[:_CHECK], content[_CHECK : _CHECK + _SIZE], content[_CHECK + _SIZE :]
+            if _checksum(place, size, body) != checksum:
                 return None
-            return unpack(pa.decompress(body, size, "zstd", asbytes=True), kind).at_file(index)
-        except (OSError, UnpackableError, pa.ArrowException, ValueError):
+            unpacked = pa.decompress(body, int.from_bytes(size, "little"), "zstd", asbytes=True)
+            return unpack(unpacked, kind).at_file(index)
+        except (OSError, UnpackableError, pa.ArrowException, ValueError, MemoryError):
             return None
 
     def _save(self, place: Path, part: Any) -> None:
         """Keep a part; one that cannot be packed or written is made again the next time."""
         with contextlib.suppress(UnpackableError, MismatchctlError, OSError):
             content = pack(part)
-            body = pa.compress(content, "zstd", asbytes=True)
-            write_atomically(place, hashlib.sha256(body).digest() + len(content).to_bytes(8, "little") + body)
+            size, body = len(content).to_bytes(_SIZE, "little"), pa.compress(content, "zstd", asbytes=True)
+            write_atomically(place, _checksum(place, size, body) + size + body)
 
     def _digests(self, files: Sequence[DumpFile]) -> Iterator[tuple[DumpFile, str | None]]:
         return ordered_map(self._digest, files, default_threads())
@@ -133,8 +137,9 @@ class Cached:
         return digest.hexdigest()
 
 
-def _split(content: bytes) -> tuple[bytes, int, bytes]:
-    return content[:32], int.from_bytes(content[32:40], "little"), content[40:]
+def _checksum(place: Path, size: bytes, body: bytes) -> bytes:
+    """Of a part and of its name, which says what it is of: one that lies under another's name is damaged."""
+    return hashlib.sha256(place.name.encode() + size + body).digest()
 
 
 def _status(handle: int) -> list[int]:

@@ -38,7 +38,9 @@ def fewer_threads(threads: int, memory: int, dump: Dump) -> int:
     Raises:
         ConfigError: one is too many.
     """
-    largest = max(dump.units, key=unit_bytes)
+    largest = max(dump.units, key=unit_bytes, default=None)
+    if largest is None:  # nothing to read
+        return threads
     each = unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)
     if possible < 1:

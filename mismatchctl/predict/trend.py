@@ -40,9 +40,10 @@ def at_step(
         for step, value in zip(steps, values, strict=True)
         if isinstance(step, (int, float)) and not isinstance(step, bool) and value is not None
     ]
-    if len(pairs) < FEWEST:
+    different = len({step for step, _ in pairs})
+    if different < FEWEST:
         return unknown(
-            question, quantity, f"{len(pairs)} steps with a number: too few for a trend", _MODEL.format(scale=scale)
+            question, quantity, f"{different} steps with a number: too few for a trend", _MODEL.format(scale=scale)
         )
     x, y = np.array(sorted(pairs)).T
     straight = _Scale(y, is_fraction)

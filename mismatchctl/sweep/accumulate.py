@@ -275,7 +275,9 @@ class RowTable:
         parts = [pl.scan_parquet(part) for part in self._parts]
         parts += [pl.concat(self._frames, how="diagonal_relaxed").lazy()] if self._frames else []
         whole = pl.concat(parts, how="diagonal_relaxed")
-        kinds = {type(label) for label in self._labels if label is not None}
-        if kinds and kinds <= {int}:
-            return whole.with_columns(pl.col("group").cast(pl.Int64))
-        return whole.with_columns(pl.col("group").cast(pl.Float64)) if kinds and kinds <= {int, float} else whole
+        labels = [label for label in self._labels if label is not None]
+        kinds = {type(label) for label in labels}
+        if not kinds or not kinds <= {int, float}:
+            return whole
+        is_small = kinds == {int} and all(-(2**63) <= int(label) < 2**63 for label in labels)
+        return whole.with_columns(pl.col("group").cast(pl.Int64 if is_small else pl.Float64))

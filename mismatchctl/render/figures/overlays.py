@@ -57,7 +57,10 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
 
 def breakdowns_figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
     """Mean K3 by bin of several runs over each other; None where all are 0."""
-    shown = dict(list(sides.items())[:MOST_SIDES])
+    shown = {side: breakdown for side, breakdown in sides.items() if breakdown.low}
+    shown = dict(list(shown.items())[:MOST_SIDES])
+    if not shown:
+        return None
     first = next(iter(shown.values()))
     words = QUANTITIES.get(first.quantity) or Quantity(f"K3 by {first.quantity}", first.quantity, "")
     values = {side: _floats(breakdown.k3) for side, breakdown in shown.items()}

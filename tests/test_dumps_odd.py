@@ -1,0 +1,126 @@
+"""Odd dumps: ids, positions and masks in other kinds than usual give an answer or a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+
+
+def run(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "1000"})
+    assert done.exit_code in (0, 2, 3, 4), done.exception
+    return done.exit_code, done.output
+
+
+def wide(path: Path, **columns: Any) -> Path:
+    """12 sequences of 8 tokens."""
+    noise = np.random.default_rng(0)
+    rollout = -0.5 - noise.random((12, 8))
+    given = {
+        "rollout_log_probs": list(rollout),
+        "train_log_probs": list(rollout + 0.01 * noise.standard_normal((12, 8))),
+    }
+    pq.write_table(pa.table({**given, **columns}), path)
+    return path
+
+
+def long(path: Path, position: Any, ids: Any = None) -> Path:
+    """4 sequences of 6 tokens."""
+    values = -0.5 - np.random.default_rng(0).random(24)
+    ids = np.repeat(np.arange(4), 6) if ids is None else ids
+    columns = {"rollout_log_probs": values, "train_log_probs": values - 0.01, "sequence_id": ids, "position": position}
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+PLACES = np.tile(np.arange(6), 4)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "uint64", "int8"])
+def test_positions_of_any_kind_are_whole_numbers(tmp_path: Path, kind: str) -> None:
+    usual, other = long(tmp_path / "a.parquet", PLACES), long(tmp_path / "b.parquet", PLACES.astype(kind))
+    found = []
+    for path in (usual, other):
+        code, words = run("analyze", path, "--json")
+        assert code == 0
+        found.append(json.loads(words)["runs"][path.stem]["worst_tokens"][0]["position"])
+    assert found[0] == found[1] and isinstance(found[1], int)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 2.5, float("inf"), 1e300])
+def test_positions_that_are_no_places_are_named(tmp_path: Path, bad: float) -> None:
+    positions = PLACES.astype(float)
+    positions[8] = bad
+    code, words = run("analyze", long(tmp_path / "a.parquet", positions))
+    assert code == 4 and "row 8, column position" in words and "none that is a whole number" in words
+
+
+def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
+    code, words = run("analyze", long(tmp_path / "a.parquet", PLACES > 2))
+    assert code == 4 and "positions must ascend" in words
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.arange(12) + 0.5,
+        np.array([np.nan, *range(11)]),
+        np.array([1e300, -1e300, np.inf, -np.inf, *range(8)], float),
+        np.arange(12) % 2 == 0,
+        np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12),
+    ],
+    ids=["halves", "missing", "huge", "flags", "beyond int64"],
+)
+@pytest.mark.parametrize("column", ["sequence_id", "prompt_id", "worker", "micro_batch", "run"])
+def test_ids_of_any_kind_name_sequences(tmp_path: Path, column: str, ids: Any) -> None:
+    dump = wide(tmp_path / "a.parquet", **{column: ids})
+    assert run("analyze", dump, "--by", "worker" if column == "worker" else "run", "--json")[0] == 0
+    assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--json", "-q")[0] == 0
+
+
+@pytest.mark.parametrize("steps", [np.arange(12) + 0.5, np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12)])
+def test_steps_that_are_no_small_integers(tmp_path: Path, steps: Any) -> None:
+    dump = wide(tmp_path / "a.parquet", step=steps)
+    assert run("sweep", dump, "-c", "token_tis", "--vary", "weight.truncate=1:2:2", "--at-step", "+2", "--json")[0] == 0
+    assert run("analyze", dump, "--json")[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "bool"])
+def test_masks_of_any_kind_are_counted(tmp_path: Path, kind: str) -> None:
+    mask = np.ones((12, 8), kind)
+    mask[:, 5:] = 0
+    dump = wide(tmp_path / "a.parquet", response_mask=list(mask))
+    code, words = run("convert", dump, tmp_path / "b.parquet")
+    assert code == 0 and "60 valid tokens" in words
+
+
+def test_a_mask_of_fractions_is_converted_and_then_refused(tmp_path: Path) -> None:
+    dump = wide(tmp_path / "a.parquet", response_mask=list(np.full((12, 8), 0.5)))
+    assert run("convert", dump, tmp_path / "b.parquet")[0] in (0, 4)
+    code, words = run("analyze", dump)
+    assert code == 4 and "a mask is 0 or 1" in words
+
+
+def test_a_memory_limit_needs_no_units(tmp_path: Path) -> None:
+    empty = pa.table({name: pa.array([], pa.list_(pa.float32())) for name in ("rollout_log_probs", "train_log_probs")})
+    pq.write_table(empty, tmp_path / "a.parquet")
+    code, words = run("analyze", tmp_path / "a.parquet", "--memory-limit", "50MB")
+    assert code == 4 and "Traceback" not in words
+
+
+def test_runs_without_a_breakdown_are_compared(tmp_path: Path) -> None:
+    one, two = wide(tmp_path / "a.parquet"), tmp_path / "b.parquet"
+    mask = np.zeros((12, 8), bool)
+    mask[0, 0] = True
+    wide(two, response_mask=list(mask), rollout_version=np.arange(12.0), entropy=list(np.full((12, 8), np.nan)))
+    assert run("compare", one, two, "--html", tmp_path / "c.html")[0] == 0
+    assert run("compare", two, one, "--html", tmp_path / "d.html")[0] == 0
