@@ -191,8 +191,10 @@ Confidence = Literal["high", "medium", "low"]
 class Finding(_Model):
     """One cause of the mismatch, as far as the dump shows it.
 
-    `share` is about how much of the summed |log ratio| it explains, `where` the steps, workers, positions or
-    sequences that it concerns, `pointless` the corrections that make no sense until it is fixed.
+    `share` is about how much of the summed |log ratio| it explains, `share_k3` its part of the K3: those of a run, with
+    what is unexplained and what is noise, add up to 1; null for another reading of what a finding beside it holds.
+    `where` are the steps, workers, positions or sequences that it concerns, `pointless` the corrections that make no
+    sense until it is fixed.
     """
 
     cause: str
@@ -200,6 +202,7 @@ class Finding(_Model):
     title: str
     summary: str
     share: float | None = None
+    share_k3: float | None = None
     evidence: list[Fact]
     where: dict[str, str] = Field(default_factory=dict)
     examples: list[Example] = Field(default_factory=list)

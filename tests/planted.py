@@ -340,3 +340,83 @@ def no_end(dump: Planted) -> Planted:
     last = dump.place == dump.lengths[dump.row] - 1
     dump.tokens["train_log_probs"] = np.where(last, -2.5, dump.tokens["train_log_probs"]).astype(np.float32)
     return _with_rollout(dump, np.where(last, 0.0, dump.tokens["rollout_log_probs"]))
+
+
+# Columns that hold other numbers than they say, or the right ones elsewhere.
+
+
+def by_row(dump: Planted, side: str, change: Callable[[np.ndarray], np.ndarray]) -> Planted:
+    """A column of one side, changed row by row."""
+    parts = np.split(dump.tokens[f"{side}_log_probs"].astype(np.float64), np.cumsum(dump.lengths)[:-1])
+    dump.tokens[f"{side}_log_probs"] = np.concatenate([change(part) for part in parts]).astype(np.float32)
+    return dump
+
+
+def reversed_rows(dump: Planted) -> Planted:
+    """The rollout's log-probs from the end to the start."""
+    return by_row(dump, "rollout", lambda row: row[::-1])
+
+
+def cumulative(dump: Planted, side: str = "rollout") -> Planted:
+    """Running sums."""
+    return by_row(dump, side, np.cumsum)
+
+
+def sequence_means(dump: Planted) -> Planted:
+    """The mean of each row on all of its tokens."""
+    return by_row(dump, "rollout", lambda row: np.full(len(row), row.mean()))
+
+
+def clamped(dump: Planted, bound: float) -> Planted:
+    """No log-prob of the rollout below a bound."""
+    return by_row(dump, "rollout", lambda row: np.maximum(row, bound))
+
+
+def swapped(dump: Planted, share: float) -> Planted:
+    """The rollout's log-probs of some rows stand in the next of these."""
+    parts = np.split(dump.tokens["rollout_log_probs"], np.cumsum(dump.lengths)[:-1])
+    chosen = np.flatnonzero(dump.random.random(len(dump)) < share)
+    new = list(parts)
+    for i, j in zip(chosen, np.roll(chosen, 1), strict=True):
+        new[i] = np.resize(parts[j], len(parts[i]))
+    dump.tokens["rollout_log_probs"] = np.concatenate(new)
+    return dump
+
+
+def wrong_ends(dump: Planted, share: float) -> Planted:
+    """The trainer is far off on the last token of some rows."""
+    ends = np.cumsum(dump.lengths) - 1
+    dump.tokens["train_log_probs"][ends[dump.random.random(len(dump)) < share]] = -6.0
+    return dump
+
+
+def penalized(dump: Planted, size: float) -> Planted:
+    """Tokens that stood in their row before are `size` lower in the rollout's logits, and all share what that frees."""
+    rollout, _ = _sides(dump)
+    p = np.exp(rollout)
+    seen = np.zeros(len(p), np.bool_)
+    for part in np.split(np.arange(len(p)), np.cumsum(dump.lengths)[:-1]):
+        ids = dump.tokens["token_ids"][part]
+        seen[part] = np.arange(len(ids)) > np.array([int(np.flatnonzero(ids == token)[0]) for token in ids])
+    off = np.where(seen, -size, 0.6 * size) * (1 - p)
+    return _with_rollout(dump, np.minimum(rollout + off, -1e-6))
+
+
+def biased(dump: Planted, size: float) -> Planted:
+    """A few tokens of the vocabulary are higher in the rollout's logits."""
+    rollout, _ = _sides(dump)
+    logit = rollout - np.log(-np.expm1(np.minimum(rollout, -1e-6)))
+    moved = logit + size * np.isin(dump.tokens["token_ids"], (101, 116))
+    return _with_rollout(dump, np.minimum(-np.log1p(np.exp(-moved)), -1e-7))
+
+
+def one_step_off(dump: Planted, lag: float, step: int) -> Planted:
+    """The trainer is `lag` updates ahead in one step, and nobody has noticed."""
+    return _ahead(dump, lag * (dump.columns["step"] == step)[dump.row])
+
+
+def farther(dump: Planted, scale: float) -> Planted:
+    """The trainer's logits go off with the square of the distance from the start."""
+    _, train = _sides(dump)
+    off = dump.random.normal(0, scale, len(train)) * np.minimum((dump.place / 60) ** 2, 4)
+    return _with_train(dump, np.minimum(train + off * (1 - np.exp(train)), 0.0))

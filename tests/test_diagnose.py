@@ -81,6 +81,16 @@ ALONE = [
     *(case("cache_quantization", str(s), lambda d, s=s: planted.cache_quantization(d, s)) for s in (0.03, 0.08)),
     *(case("quantized_rollout", str(s), lambda d, s=s: planted.quantized_rollout(d, s)) for s in (0.02, 0.1)),
     case("moe_routing", "experts", lambda d: planted.routing(d, 0.03)),
+    case("reversed_rows", "all", planted.reversed_rows),
+    *(case("cumulative", side, lambda d, s=side: planted.cumulative(d, s)) for side in ("rollout", "train")),
+    case("sequence_means", "all", planted.sequence_means),
+    case("clamped", "-3", lambda d: planted.clamped(d, -3.0)),
+    *(case("swapped_rows", str(share), lambda d, s=share: planted.swapped(d, s)) for share in (0.1, 1.0)),
+    case("logit_penalty", "0.3", lambda d: planted.penalized(d, 0.3)),
+    case("logit_bias", "1", lambda d: planted.biased(d, 1.0)),
+    case("stale_step", "5", lambda d: planted.one_step_off(d, 5, 4)),
+    case("position_mismatch", "0.3", lambda d: planted.farther(d, 0.3)),
+    case("unexplained", "ends", lambda d: planted.wrong_ends(d, 0.03)),
 ]
 
 
@@ -249,7 +259,7 @@ def test_findings_of_several_runs_name_their_run() -> None:
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_terminal_shows_every_part_of_a_finding(columns: str, tmp_path: Path) -> None:
     path = planted.temperature(healthy(), 0.8).write(tmp_path / "dump.parquet")
-    printed = run("diagnose", path, env={"COLUMNS": columns}).stdout
+    printed = run("diagnose", path, "--verbose", env={"COLUMNS": columns}).stdout
     assert max(map(len, printed.splitlines())) <= int(columns)
     for part in ("temperature", "high confidence", "found", "for", "where", "see", "do", "pointless"):
         assert part in printed

@@ -42,6 +42,7 @@ def diagnose(
     cache: Cache = None,
     json: Json = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings (JSON).")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
@@ -66,7 +67,7 @@ def diagnose(
     elif not quiet:
         from mismatchctl.render.findings import render_diagnosis
 
-        render_diagnosis(found.runs, console())
+        render_diagnosis(found.runs, console(), verbose=verbose)
 
 
 def _as_json(runs: dict[str, list[Finding]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.diagnose.evidence import Evidence, column_of
 from mismatchctl.dumps import Rows
+from mismatchctl.ratios import k3_of
 
 _EXTREME = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
@@ -30,8 +31,10 @@ class Case:
         train: log-probs of the trainer [T].
         sound: tokens that are valid, finite and not explained yet [T].
         reshaped: whether a cause acts on every token (temperature, truncation): what is left is no plain noise.
+        filled: whether some cause on all tokens accounts for what is left, so that its size needs no other.
         left_out: values of columns whose rows a cause has explained: column -> values.
         explained: ids of the causes found so far.
+        whole_k3: summed K3 of the dump as it stands.
     """
 
     evidence: Evidence
@@ -40,14 +43,17 @@ class Case:
     train: Float64s
     sound: Bools
     reshaped: bool = False
+    filled: bool = False
     left_out: dict[str, frozenset[Any]] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
+    whole_k3: float = 0.0
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:
         """The case as it stands in the dump."""
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
-        return cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
+        case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
+        return replace(case, whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
         """The case without some tokens [T]; itself where there is none, so that what was measured of it stays."""
@@ -128,6 +134,18 @@ class Case:
     def standard(self) -> Float64s:
         """`scaled` in units of its noise [N]."""
         return self.scaled / max(self.noise, 1e-12)
+
+    @cached_property
+    def k3(self) -> Float64s:
+        """K3 of each sound token [N]."""
+        return k3_of(np.clip(self.x, -_EXTREME, _EXTREME))
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the noise in the logits that would make this K3: far above `noise`, tails make it."""
+        doubt = -np.expm1(np.minimum(self.t, 0.0))
+        power = float((doubt * doubt).sum())
+        return float(np.sqrt(2 * self.k3.sum() / power)) if power > 0 else 0.0
 
     @cached_property
     def loudness(self) -> Float64s:

@@ -32,6 +32,8 @@ class Diagnosis:
         places: examples beyond the sample, from the pass.
         rivals: cause -> the column or experiment that would tell the two apart.
         leaves: what remains of the case once this is taken out of it; None: all of it.
+        k3: share of the K3 that it explains, where that is not what it takes out.
+        everywhere: whether it acts on all tokens, so that what no other cause takes of the K3 is its doing.
     """
 
     confidence: Confidence
@@ -44,6 +46,8 @@ class Diagnosis:
     places: tuple[Place, ...] = ()
     rivals: Mapping[str, str] = field(default_factory=dict)
     leaves: Case | None = None
+    k3: float | None = None
+    everywhere: bool = False
 
 
 def no_flags(rows: Rows) -> dict[str, Bools]:

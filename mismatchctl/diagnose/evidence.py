@@ -26,7 +26,9 @@ _HEAD = 1 << 10  # where the first places of a flag that is on many tokens are f
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
 _CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
-_FLOOR, _SMALLEST_DOUBT = 1e-9, 0.02
+_SMALLEST_DOUBT = 0.02
+LEVEL_TERMS = ("level", "length", "doubt")
+"""Of a sequence, as logarithms: |log ratio| over what noise would make of it, tokens, mean 1 - p of a token."""
 
 Value = str | int | float | bool | None
 Cells = dict[tuple[str, Value, Value], Float64s]
@@ -88,7 +90,7 @@ class Evidence:
 
     Attributes:
         tallies: tokens that causes have flagged, by name.
-        cells: by (column, step, value): sequences, sums of their level and its square, tokens, sum of |log ratio|.
+        cells: by (column, step, value): sums over sequences, as `level_sums` makes them.
         sample: some of the rows; None: there is no row.
         tokens: valid tokens.
         sequences: rows, those without a valid token too.
@@ -188,10 +190,11 @@ def _content(rows: Rows) -> Hashes:
 def level_sums(
     rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], *, compiled: bool = False
 ) -> Cells:
-    """By (column, step, value): sequences, sums of their level and of its square, tokens, sum of |log ratio|.
+    """By (column, step, value): sums over sequences of 1, `LEVEL_TERMS`, and of the products of any two of these.
 
     The level of a sequence is the logarithm of its |log ratio| over what noise of one size in all logits would make
-    of it: so content that grows more or less certain does not count as a change. The column "" has no values.
+    of it: so content that grows more or less certain does not count as a change. What a sequence's length and doubt
+    still make of its level can be taken out by the products. The column "" has no values.
 
     Args:
         rows: the rows.
@@ -202,10 +205,11 @@ def level_sums(
         compiled: whether loops are worth loading.
     """
     counts, total, certain = (_level_terms_compiled if compiled else _level_terms)(rows.segments, rollout, train, sound)
-    some = counts > 0
-    expected = (1.0 + _SMALLEST_DOUBT) * counts - certain
-    level = np.log(total[some] / expected[some] + _FLOOR)
-    sums = np.stack([np.ones(len(level)), level, level * level, counts[some], total[some]], axis=1)
+    some = (counts > 0) & (total > 0)  # one that agrees to the bit says nothing of noise
+    expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
+    terms = np.stack([np.log(total[some] / expected), np.log(counts[some]), np.log(expected / counts[some])])
+    products = [terms[i] * terms[j] for i in range(len(terms)) for j in range(i, len(terms))]
+    sums = np.stack([np.ones(terms.shape[1]), *terms, *products], axis=1)
     steps = column_of(rows, "step")[some].tolist()
     cells: Cells = {}
     for name in dict.fromkeys(columns):

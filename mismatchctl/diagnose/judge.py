@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,32 +17,74 @@ from mismatchctl.result import Example, Finding, Rival
 NOISE = "numerical_noise"
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A cause with what was found of it, in which case, and its part of the K3; None: another reading of it."""
+
+    cause: Cause
+    diagnosis: Diagnosis
+    case: Case
+    share_k3: float | None = None
+
+
 def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
     """The causes that a run shows, strongest first; `files` are the dump's paths, by index."""
     if evidence.sample is None or not evidence.tokens:
         return []
-    case = Case.of(evidence, evidence.sample.rows)
+    with np.errstate(all="ignore"):
+        found = _divided(_searched(Case.of(evidence, evidence.sample.rows)))
+    ranked = sorted(
+        found, key=lambda row: (CONFIDENCES.index(row.diagnosis.confidence), -round(row.diagnosis.share, 2))
+    )
+    return [_finding(row, files) for row in ranked]
+
+
+def _searched(case: Case) -> list[_Found]:
+    """All tests in their order, each on what those before it leave."""
     whole = case.weight
-    found: list[tuple[Cause, Diagnosis, Case]] = []
+    found: list[_Found] = []
     waiting = list(CAUSES)
     tested: list[Cause] = []
     while waiting:
         cause = waiting.pop(0)
-        if cause.id == NOISE and any(diagnosis.confidence != "low" for _, diagnosis, _ in found):
-            continue
-        with np.errstate(all="ignore"):
-            diagnosis = cause.test(case)
+        diagnosis = cause.test(case)
         if diagnosis is None:
             tested.append(cause)
             continue
+        if cause.id == NOISE and any(row.diagnosis.confidence != "low" for row in found):
+            diagnosis = replace(diagnosis, confidence="low")  # it is what is left beside something else
         part = min(case.weight / whole, 1.0) if whole else 1.0
-        found.append((cause, replace(diagnosis, share=diagnosis.share * part), case))
+        found.append(_Found(cause, replace(diagnosis, share=diagnosis.share * part), case))
         rest = diagnosis.leaves or case
         if _looks_different(rest, case):  # then ask those again that saw nothing
             waiting, tested = [*tested, *waiting], []
-        case = replace(rest, explained=(*case.explained, cause.id))
-    ranked = sorted(found, key=lambda row: (CONFIDENCES.index(row[1].confidence), -round(row[1].share, 2)))
-    return [_finding(cause, diagnosis, seen, files) for cause, diagnosis, seen in ranked]
+        filled = case.filled or (diagnosis.everywhere and diagnosis.confidence != "low")
+        case = replace(rest, explained=(*case.explained, cause.id), filled=filled)
+    return found
+
+
+def _divided(found: list[_Found]) -> list[_Found]:
+    """What each explains of the K3: what it takes out; the first that acts everywhere has what the others leave."""
+    if not found:
+        return []
+    whole = left = found[0].case.whole_k3
+    rows: list[_Found] = []
+    for row in found:
+        explained = None
+        rest = row.diagnosis.leaves
+        if whole > 0 and row.diagnosis.k3 is not None:
+            explained = row.diagnosis.k3 * float(row.case.k3.sum()) / whole
+        elif whole > 0 and rest is not None and not row.diagnosis.everywhere:
+            explained = float(row.case.k3.sum() - rest.k3.sum()) / whole
+        if explained is not None:
+            explained = min(max(explained, 0.0), left / whole)
+            left -= explained * whole
+        rows.append(replace(row, share_k3=explained))
+    fillers = [row for row in rows if row.diagnosis.everywhere and row.diagnosis.confidence != "low"]
+    fillers += [row for row in rows if row.diagnosis.everywhere and row.cause.id == NOISE]
+    filler = fillers[0] if fillers else rows[-1]
+    rest_k3 = left / whole if whole > 0 else 1.0
+    return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
 
 
 def _looks_different(rest: Case, case: Case) -> bool:
@@ -50,16 +92,18 @@ def _looks_different(rest: Case, case: Case) -> bool:
     return rest.reshaped != case.reshaped or rest.rollout is not case.rollout or rest.train is not case.train
 
 
-def _finding(cause: Cause, diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Finding:
+def _finding(found: _Found, files: Sequence[str]) -> Finding:
+    cause, diagnosis = found.cause, found.diagnosis
     return Finding(
         cause=cause.id,
         confidence=diagnosis.confidence,
         title=cause.title,
         summary=_sentence(diagnosis.summary),
         share=round(diagnosis.share, 4),
+        share_k3=None if found.share_k3 is None else round(found.share_k3, 4),
         evidence=list(diagnosis.evidence),
         where=dict(diagnosis.where),
-        examples=list(_examples(diagnosis, case, files)),
+        examples=list(_examples(diagnosis, found.case, files)),
         advice=cause.advice,
         pointless=cause.pointless,
         rivals=[Rival(cause=rival, tell=tell) for rival, tell in diagnosis.rivals.items()],

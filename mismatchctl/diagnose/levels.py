@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,84 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.evidence import Value, level_sums
+from mismatchctl.diagnose.evidence import LEVEL_TERMS, Value, level_sums
 
 _BINS = 32
+_FREE = 12
+"""Degrees of freedom below which slopes of length and doubt are not told from chance."""
+_KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
+"""The level of a healthy run's steps scatters by so much, as sure as if so many steps had been seen."""
+LEAST_ROWS = 4
+"""Sequences below which a group says nothing of its own level."""
 Cells = dict[tuple[Value, Value], Float64s]
-"""(step, value) -> sequences, sum of levels, of squared levels."""
+"""(step, value) -> sums of `level_sums`."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Mean level of groups of sequences, at the same length and doubt.
+
+    Attributes:
+        counts, sums: (step, value) -> sequences, and sum of their levels.
+        variance: of a sequence's level within groups.
+        freedom: degrees of freedom of the variance; 0: nothing can be told.
+    """
+
+    counts: dict[tuple[Value, Value], float]
+    sums: dict[tuple[Value, Value], float]
+    variance: float
+    freedom: float
+
+    @classmethod
+    def of(cls, cells: Cells) -> Levels:
+        """Take out what length and doubt make of the level, by their slopes within the cells.
+
+        Where most cells hold a single sequence, scatter is that within steps.
+        """
+        table = np.array(list(cells.values())).reshape(len(cells), -1)
+        groups = np.arange(len(cells))
+        if table[:, 0].sum() - len(cells) < max(_FREE, 0.5 * len(cells)):
+            names: dict[Value, int] = {}
+            groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
+        within, freedom = _within(table, groups)
+        slopes = np.zeros(len(LEVEL_TERMS) - 1)
+        if freedom >= _FREE:
+            size = np.diag(within)[1:].copy()
+            used = size > 1e-9 * table[:, 0].sum()
+            chosen = np.flatnonzero(used) + 1
+            slopes[used] = np.linalg.lstsq(within[np.ix_(chosen, chosen)], within[chosen, 0], rcond=1e-6)[0]
+            freedom -= int(used.sum())
+        left = within[0, 0] - 2 * slopes @ within[1:, 0] + slopes @ within[1:, 1:] @ slopes
+        levels = table[:, 1] - table[:, 2 : 1 + len(LEVEL_TERMS)] @ slopes
+        return cls(
+            dict(zip(cells, table[:, 0].tolist(), strict=True)),
+            dict(zip(cells, levels.tolist(), strict=True)),
+            max(float(left), 1e-12) / max(freedom, 1),
+            max(freedom, 0),
+        )
+
+    def by_step(self) -> dict[Value, dict[Value, tuple[float, float]]]:
+        """step -> value -> (sequences, sum of levels)."""
+        found: dict[Value, dict[Value, tuple[float, float]]] = {}
+        for (step, value), count in self.counts.items():
+            found.setdefault(step, {})[value] = (count, self.sums[step, value])
+        return found
+
+
+def _within(table: Float64s, groups: Any) -> tuple[Float64s, float]:
+    """Products of the deviations of the terms from their means within groups, summed, and degrees of freedom."""
+    number = int(groups.max()) + 1 if len(groups) else 0
+    summed = np.zeros((number, table.shape[1]))
+    np.add.at(summed, groups, table)
+    k = len(LEVEL_TERMS)
+    found = np.zeros((k, k))
+    column = 1 + k
+    for i in range(k):
+        for j in range(i, k):
+            product = summed[:, column] - summed[:, 1 + i] * summed[:, 1 + j] / summed[:, 0]
+            found[i, j] = found[j, i] = product.sum()
+            column += 1
+    return found, float(summed[:, 0].sum() - number)
 
 
 @dataclass(frozen=True)
@@ -25,6 +99,19 @@ class Deviation:
     difference: float
     z: float
     sequences: int
+
+
+def as_normal(t: float, freedom: float) -> float:
+    """The z of a normal distribution that is as improbable as a t with so many degrees of freedom (Wallace)."""
+    if freedom <= 0:
+        return 0.0
+    z = math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
+    return math.copysign(z, t)
+
+
+def among(z: float, tests: int) -> float:
+    """What is left of a z that is the largest of so many (Bonferroni, by the normal tail)."""
+    return math.copysign(math.sqrt(max(z * z - 2 * math.log(max(tests, 1)), 0.0)), z)
 
 
 def cells_of(case: Case, column: str) -> Cells:
@@ -49,69 +136,103 @@ def _flattened(case: Case) -> Float64s:
     return rollout
 
 
-def scatter(cells: Iterable[Float64s]) -> float:
-    """Variance of the level of a sequence within cells."""
-    squares, freedom = 0.0, 0.0
-    for count, total, square, *_ in cells:
-        squares += float(square - total * total / count)
-        freedom += float(count - 1)
-    return max(squares, 1e-12) / max(freedom, 1.0)
-
-
 def deviations(cells: Cells) -> list[Deviation]:
-    """Each value of a column against the others, step by step; largest z first."""
-    variance = scatter(cells.values())
-    steps: dict[Value, dict[Value, Float64s]] = {}
-    for (step, value), sums in cells.items():
-        steps.setdefault(step, {})[value] = sums
+    """Each value of a column against the others, step by step; largest z first.
+
+    Each z is by the t distribution, and what is left of it among so many values; 0 where there are too few sequences.
+    """
+    if not cells:
+        return []
+    levels = Levels.of(cells)
     found: dict[Value, list[float]] = {}
-    for values in steps.values():
-        whole = np.sum(list(values.values()), axis=0)
-        for value, sums in values.items():
-            rest = whole - sums
-            if rest[0] > 0:
-                weight = 1 / (1 / sums[0] + 1 / rest[0])
+    for values in levels.by_step().values():
+        count, total = (sum(row[part] for row in values.values()) for part in (0, 1))
+        for value, (own, own_sum) in values.items():
+            rest = count - own
+            if rest > 0:
+                weight = 1 / (1 / own + 1 / rest)
                 row = found.setdefault(value, [0.0, 0.0, 0.0])
                 row[0] += weight
-                row[1] += weight * (sums[1] / sums[0] - rest[1] / rest[0])
-                row[2] += sums[0]
-    rows = [
-        Deviation(value, total / weight, total / weight * float(np.sqrt(weight / variance)), int(count))
-        for value, (weight, total, count) in found.items()
-    ]
+                row[1] += weight * (own_sum / own - (total - own_sum) / rest)
+                row[2] += own
+    tests = sum(row[2] >= LEAST_ROWS for row in found.values())
+    rows = []
+    for value, (weight, total, count) in found.items():
+        t = total / weight * math.sqrt(weight / levels.variance)
+        z = among(as_normal(t, levels.freedom), tests) if count >= LEAST_ROWS else 0.0
+        rows.append(Deviation(value, total / weight, z, int(count)))
     return sorted(rows, key=lambda row: -row.z)
 
 
-def by_value(cells: Cells) -> dict[Value, Float64s]:
-    """Sums of each value over the steps."""
-    found: dict[Value, Float64s] = {}
-    for (_, value), sums in cells.items():
-        found[value] = found[value] + sums if value in found else sums
-    return found
+@dataclass(frozen=True)
+class Series:
+    """Mean level of the sequences of each step, in order, and its standard error; rows left out do not count."""
+
+    steps: list[Any]
+    level: Float64s
+    error: Float64s
+    counts: Float64s
+    freedom: float
 
 
-def series(case: Case) -> tuple[list[Any], Float64s, Float64s]:
-    """Steps in order, the mean level of their sequences, and its standard error; rows left out do not count."""
+def series(case: Case) -> Series:
+    """The level by step, where steps are numbers."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
-    cells = cells_of(case, column)
-    steps: dict[Value, Float64s] = {}
-    for (step, _), sums in cells.items():
-        steps[step] = steps[step] + sums if step in steps else sums
-    labels = sorted((step for step in steps if isinstance(step, (int, float))), key=float)
-    table = np.array([steps[label][:3] for label in labels]).reshape(-1, 3)
-    variance = scatter(cells.values())
-    return labels, table[:, 1] / np.maximum(table[:, 0], 1), np.sqrt(variance / np.maximum(table[:, 0], 1))
+    cells = {key: sums for key, sums in cells_of(case, column).items() if isinstance(key[0], (int, float))}
+    if not cells:
+        none = np.zeros(0)
+        return Series([], none, none, none, 0.0)
+    levels = Levels.of(cells)
+    steps = {step: np.sum(list(values.values()), axis=0) for step, values in levels.by_step().items()}
+    labels = sorted(steps, key=lambda step: float(step or 0))
+    table = np.array([steps[label] for label in labels])
+    counts = np.maximum(table[:, 0], 1)
+    return Series(labels, table[:, 1] / counts, np.sqrt(levels.variance / counts), counts, levels.freedom)
 
 
-def slope(points: Mapping[float, Float64s]) -> tuple[float, float]:
-    """Slope of the level by a number (a version lag) over sequences, and its z."""
-    at = np.array(list(points))
-    table = np.array([sums[:3] for sums in points.values()])
-    count = table[:, 0]
-    centre = (count * at).sum() / count.sum()
-    mean = table[:, 1].sum() / count.sum()
-    spread = (count * (at - centre) ** 2).sum()
-    if spread == 0:
+def slope(cells: Mapping[tuple[Value, Value], Float64s]) -> tuple[float, float]:
+    """Slope of the level by a number (a version lag), and its z.
+
+    Within steps where the number varies there; else between steps, whose own scatter then counts.
+    """
+    levels = Levels.of(dict(cells))
+    rows = [(step, float(value or 0.0), *levels_of) for step, values in levels.by_step().items()
+            for value, levels_of in values.items()]  # fmt: skip
+    steps = {step: number for number, step in enumerate(dict.fromkeys(row[0] for row in rows))}
+    group = np.array([steps[row[0]] for row in rows])
+    at, count, total = (np.array([row[part] for row in rows], np.float64) for part in (1, 2, 3))
+    y = total / count
+
+    def mean(values: Float64s) -> Float64s:
+        found: Float64s = np.bincount(group, count * values)[group] / np.bincount(group, count)[group]
+        return found
+
+    inside = at - mean(at)
+    if (count * inside * inside).sum() > 0.02 * (count * (at - np.average(at, weights=count)) ** 2).sum():
+        spread = float((count * inside * inside).sum())
+        value = float((count * inside * (y - mean(y))).sum()) / spread
+        return value, as_normal(value * math.sqrt(spread / levels.variance), levels.freedom)
+    shapes = [_across(form, y, levels.variance / count) for form in (at, np.minimum(at - at.min(), 1.0))]
+    (value, z), (_, any_z) = shapes
+    return value, max(z, among(any_z, 2), key=abs)
+
+
+def _across(at: Float64s, y: Float64s, error: Float64s) -> tuple[float, float]:
+    """Slope of the level `y` of steps by a number, and its z: steps scatter, beyond their sequences, on their own.
+
+    How much is known before any step is seen: little, about 10 % in a healthy run.
+    """
+    weights = 1 / error
+    across = at - np.average(at, weights=weights)
+    if len(at) < 3 or not (weights * across * across).sum() > 0:
         return 0.0, 0.0
-    value = float(((at - centre) * (table[:, 1] - count * mean)).sum() / spread)
-    return value, value * float(np.sqrt(spread / scatter(points.values())))
+    value = float((weights * across * y).sum() / (weights * across * across).sum())
+    left = y - np.average(y, weights=weights) - value * across
+    freedom = len(at) - 2
+    extra = max(0.0, float((left * left).sum()) / freedom - float(error.mean())) * freedom
+    known = _KNOWN_STEPS + freedom
+    weights = 1 / (error + (extra + _KNOWN_STEPS * _USUAL_SCATTER**2) / known)
+    across = at - np.average(at, weights=weights)
+    spread = float((weights * across * across).sum())
+    value = float((weights * across * y).sum()) / spread
+    return value, as_normal(value * math.sqrt(spread), known)

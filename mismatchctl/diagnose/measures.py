@@ -18,6 +18,8 @@ _ENOUGH = 8
 _POSITIVE = 0.9
 _FLIPS = 24
 _LONG = 4
+_LEVELS = 16
+_FLOOR = 8.0
 
 
 def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
@@ -46,7 +48,13 @@ def stretch(values: Iterable[Any]) -> str:
 
 def percent(share: float) -> str:
     """A share as text."""
-    return f"{100 * share:.3g} %"
+    value = 100 * share
+    return f"{value:.3g} %" if abs(value) < 99.95 else f"{value:,.0f} %"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things as text."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
@@ -149,6 +157,15 @@ def _constant_runs(case: Case, values: Float64s) -> Runs:
     return Runs(first, length, sequence, values[first], off, start == 0, start + length == case.counts[sequence])
 
 
+def _less_usual(case: Case, size: Float64s) -> Float64s:
+    """`size` [N] less its mean at tokens of the same probability: what acts by probability is not tied to tokens."""
+    middle = (case.r + case.t) / 2
+    bins = np.searchsorted(np.quantile(middle, np.linspace(0, 1, _LEVELS + 1)[1:-1]), middle)
+    usual = np.bincount(bins, size, _LEVELS) / np.maximum(np.bincount(bins, minlength=_LEVELS), 1)
+    less: Float64s = size - usual[bins]
+    return less
+
+
 @once
 def systematic(case: Case) -> tuple[float, float]:
     """Share of the variance of the log ratio that is the same for a token wherever it stands, and its z.
@@ -160,7 +177,7 @@ def systematic(case: Case) -> tuple[float, float]:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or len(case.x) < 200:
         return 0.0, 0.0
-    size = np.clip(case.standard, -4, 4)
+    size = _less_usual(case, np.clip(case.standard, -4, 4))
     pairs, inverse = np.unique(ids[case.index].astype(np.int64) * case.size + case.where, return_inverse=True)
     sums = np.bincount(inverse, weights=size).astype(np.float64)
     counts = np.bincount(inverse).astype(np.float64)
@@ -192,6 +209,15 @@ def calibration(case: Case) -> tuple[float, float, float, float]:
         excess = np.expm1(np.clip(sign * case.x, -20, 20))
         values += [float(excess.mean()) if len(excess) else 0.0, case.clustered_z(excess)]
     return values[0], values[1], values[2], values[3]
+
+
+@once
+def related(case: Case) -> float:
+    """Correlation of the two columns: what the text makes likely or not, both sides see, whatever their weights."""
+    one, other = (np.maximum(values, -_FLOOR) for values in (case.r, case.t))
+    if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
+        return 1.0
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def rare(case: Case) -> Bools:

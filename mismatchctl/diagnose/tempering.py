@@ -12,7 +12,8 @@ from mismatchctl.diagnose.measures import along_drift, calibration, coherence, r
 
 _SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
 _LEARNING, _FAR = 0.45, 4.0
-_RESAMPLES = 50
+_RESAMPLES, _BEYOND = 50, 3.0
+_TAIL, _STEEP = (-12.0, -3.0), 0.75
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,13 @@ class Tempering:
 
     Attributes:
         temperature: 1 / exponent of the rollout's probabilities by the trainer's.
-        interval: 90 %.
+        interval: 95 %.
         likely, unlikely: coherence of the log ratios of near-certain and of unlikely tokens, -1 to 1.
         excess, z: E[ratio] - 1, 0 where the rollout column sampled.
         inverse_excess, inverse_z: E[1 / ratio] - 1, 0 where the trainer's column sampled.
+        steepness: how far r falls with t among unlikely tokens, as a temperature's would (1) or not at all (0: logits
+            that are bounded or shifted, but not scaled).
+        steepness_error: its standard error.
         sure: whether nothing else looks like this.
     """
 
@@ -36,7 +40,19 @@ class Tempering:
     z: float
     inverse_excess: float
     inverse_z: float
+    steepness: float
+    steepness_error: float
     sure: bool
+
+    @property
+    def scaled(self) -> bool:
+        """Whether unlikely tokens are scaled against each other too, as by a temperature."""
+        return self.steepness + 2 * self.steepness_error > _STEEP
+
+    @property
+    def plainly_scaled(self) -> bool:
+        """Whether nothing but a temperature is that steep."""
+        return self.steepness - self.steepness_error > _STEEP
 
     @property
     def sampled_by(self) -> str:
@@ -69,7 +85,24 @@ def tempering(case: Case) -> Tempering | None:
     temperature, interval = _envelope(exponents, sequence, colder=likely < 0)
     if interval[0] <= 0:
         return None  # no temperature: likely tokens on one side are unlikely on the other
-    return Tempering(temperature, interval, likely, unlikely, *calibration(case), sure=sure and not truncated)
+    steepness, error = _steepness(case, temperature)
+    return Tempering(
+        temperature, interval, likely, unlikely, *calibration(case), steepness, error, sure=sure and not truncated
+    )
+
+
+def _steepness(case: Case, temperature: float) -> tuple[float, float]:
+    """Slope of r by t among unlikely tokens, between 1 (0) and that of the temperature (1), and its standard error."""
+    chosen = (case.t < _TAIL[1]) & (case.t > _TAIL[0])
+    t, r = case.t[chosen], case.r[chosen]
+    expected = 1 / temperature - 1
+    if len(t) < 10 or t.std() == 0 or expected == 0:
+        return 0.0, float("inf")
+    across = t - t.mean()
+    spread = float(across @ across)
+    slope = float(across @ r) / spread
+    error = float(np.sqrt(np.mean((r - r.mean() - slope * across) ** 2) / spread))
+    return (slope - 1) / expected, error / abs(expected)
 
 
 def _exponents(case: Case) -> tuple[Float64s, Ints]:
@@ -85,8 +118,11 @@ def _exponents(case: Case) -> tuple[Float64s, Ints]:
 
 
 def _envelope(exponents: Float64s, sequence: Ints, colder: bool) -> tuple[float, tuple[float, float]]:
-    """The far end of the exponents as a temperature, with an interval from resampled sequences."""
-    level = 0.98 if colder else 0.02
+    """The far end of the exponents as a temperature, with an interval from resampled sequences.
+
+    The exponents are bounds: the truth lies beyond nearly all of them, by about as much as the last are apart.
+    """
+    level, last = (0.98, 0.99) if colder else (0.02, 0.01)
     names, index = np.unique(sequence, return_inverse=True)
     order = np.argsort(index, kind="stable")
     bounds = np.searchsorted(index[order], np.arange(len(names) + 1))
@@ -95,6 +131,10 @@ def _envelope(exponents: Float64s, sequence: Ints, colder: bool) -> tuple[float,
     for _ in range(_RESAMPLES):
         chosen = generator.integers(len(names), size=len(names))
         draws.append(np.quantile(np.concatenate([exponents[order[bounds[c] : bounds[c + 1]]] for c in chosen]), level))
-    far = float(np.quantile(exponents, 0.998 if colder else 0.002))  # the estimate is a bound: the truth lies beyond it
-    ends = sorted(1 / value for value in (*np.quantile(draws, [0.05, 0.95]).tolist(), far))
-    return 1 / float(np.quantile(exponents, level)), (ends[0], ends[-1])
+    near, far = (float(np.quantile(exponents, at)) for at in (level, last))
+    beyond = far + _BEYOND * (far - near)
+    reached = sorted([*np.quantile(draws, [0.025, 0.975]).tolist(), beyond])
+    low, high = (near, reached[-1]) if colder else (reached[0], near)
+    inner = float(np.quantile(draws, 0.025 if colder else 0.975))
+    low, high = (min(low, inner), high) if colder else (low, max(high, inner))
+    return 1 / far, (1 / high if high > 0 else 0.0, 1 / low if low > 0 else 0.0)

@@ -6,17 +6,18 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
 from mismatchctl.diagnose.measures import calibration, fact, loudest, systematic
 from mismatchctl.result import Confidence
 
 _LONG, _Z, _SURE, _FAR = 36, 2.5, 6.0, 5.0
 _SYSTEMATIC = 0.02
+_USUAL, _COARSEST = 0.07, 0.2
+"""Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
 
 
 def _test(case: Case) -> Diagnosis | None:
-    done = {"context_mismatch", "stale_policy", "growing_mismatch"} & {*case.explained}
-    if case.reshaped or done or case.noise < BFLOAT16_NOISE or len(case.x) < 200:
+    if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _COARSEST or len(case.x) < 200:
         return None
     shared, shared_z = systematic(case)
     if shared > _SYSTEMATIC and shared_z > 4:
@@ -25,7 +26,10 @@ def _test(case: Case) -> Diagnosis | None:
     grows = z > _Z and growth > 0.05
     _, ratio_z, _, _ = calibration(case)
     balanced = abs(ratio_z) < _FAR
-    confidence: Confidence = "low" if not balanced else "high" if grows and z > _SURE else "medium"
+    plausible = case.noise < (_COARSEST if grows else _USUAL) and len(case.x) >= ENOUGH
+    confidence: Confidence = "low"
+    if balanced and plausible:
+        confidence = "high" if grows and z > _SURE and case.noise < _USUAL else "medium"
     return Diagnosis(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
@@ -57,8 +61,11 @@ def _test(case: Case) -> Diagnosis | None:
         examples=loudest(case, case.counts >= _LONG, case.means(np.abs(case.scaled))),
         rivals={
             "numerical_noise": "the same prompts with the cache in bfloat16 (kv_cache_dtype=auto): is the noise "
-            "smaller?"
+            "smaller?",
+            "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
+            "weights_differ": "checksums of the weights on both sides",
         },
+        everywhere=True,
     )
 
 

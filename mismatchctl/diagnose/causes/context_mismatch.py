@@ -84,6 +84,7 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
         examples=loudest(case, case.counts >= _LONG, start),
         rivals={"edited_response": "prompt token ids of both sides, compared token by token"},
+        everywhere=True,
     )
 
 

@@ -11,26 +11,32 @@ from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.evidence import LAG
-from mismatchctl.diagnose.levels import cells_of, series
+from mismatchctl.diagnose.levels import among, as_normal, cells_of, series
 from mismatchctl.diagnose.measures import fact, loudest
 
-_STEPS, _Z, _SURE, _FACTOR = 6, 6.0, 8.0, 1.25
+_STEPS, _BEFORE, _Z, _SURE, _FACTOR = 6, 3, 5.0, 7.0, 1.25
 _CLEARLY, _PERHAPS = 3.0, 1.64
 _WITHIN = 2.71
 """Rise of the weighted squares that bounds a 90 % interval."""
 
 
 def _test(case: Case) -> Diagnosis | None:
-    steps, level, error = series(case)
-    if len(steps) < _STEPS:
-        return None
-    extra = max(0.0, float(np.median(np.diff(level) ** 2)) / 0.4549 / 2 - float(np.mean(error**2)))
+    found = series(case)
+    steps, level, error = found.steps, found.level, found.error
+    if len(steps) < _STEPS or found.freedom < len(steps):
+        return None  # a change between steps is one beyond the scatter within them
+    squares, change = _splits(level, 1 / error**2)
+    best = int(np.argmin(squares))
+    good = level[: best + 1] if best >= _BEFORE - 1 else level  # steps vary as those before the change do
+    extra = max(0.0, float(np.var(good, ddof=1)) - float(np.mean(error**2)))
     weight = 1 / (error**2 + extra)
     squares, change = _splits(level, weight)
-    best = int(np.argmin(squares))
     difference = float(change[best])
     before, after = weight[: best + 1].sum(), weight[best + 1 :].sum()
-    z = difference * math.sqrt(before * after / (before + after))
+    within, between = float(np.mean(error**2)) ** 2 / found.freedom, extra**2 / (len(good) - 1)
+    freedom = (float(np.mean(error**2)) + extra) ** 2 / max(within + between, 1e-300)
+    t = difference * math.sqrt(before * after / (before + after))
+    z = among(as_normal(t, freedom), len(steps) - 1)
     if z < _Z or difference < math.log(_FACTOR):
         return None
     scale = max(1.0, float(squares[best]) / max(len(steps) - 3, 1))

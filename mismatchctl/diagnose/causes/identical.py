@@ -11,7 +11,7 @@ from mismatchctl.diagnose.measures import fact, listed, percent
 from mismatchctl.dumps import Rows
 from mismatchctl.result import Fact
 
-_ALL, _ENOUGH_ROWS, _LONG = 0.999, 0.02, 16
+_ALL, _ENOUGH_ROWS, _LONG, _OFTEN = 0.999, 0.02, 16, 0.3
 
 
 def _flags(rows: Rows) -> dict[str, Bools]:
@@ -38,6 +38,9 @@ def _test(case: Case) -> Diagnosis | None:
     same = (case.means(case.x == 0) == 1.0) & (case.counts >= _LONG)
     if same.mean() < _ENOUGH_ROWS or same.sum() < 3:
         return None
+    others = case.x[~same[case.where]]
+    if len(others) and float((others == 0).mean()) > _OFTEN:
+        return None  # engines that often agree to the bit do so throughout some rows
     evidence += (
         fact("identical_sequences", float(same.mean()), "share of sequences that agree to the bit throughout"),
     )

@@ -15,6 +15,8 @@ _LEAST_SHARE, _ALL = 0.02, 0.995
 _DECIMALS = range(1, 6)
 _UNSURE = -0.25
 """Log-probs nearer to 0 are differences of large logits: few of their bits can be set, whatever stored them."""
+_MOST = 0.25
+"""Share of the mean square that rounding explains where noise above bfloat16's needs no other cause."""
 _FEWEST = 10
 """Different values; fewer are constants that stand for something."""
 
@@ -31,16 +33,16 @@ def _test(case: Case) -> Diagnosis | None:
     if not len(case.x):
         return None
     for side, values in (("rollout", case.rows.rollout), ("train", case.rows.train)):
+        decimals = _decimals(case.r if side == "rollout" else case.t)
+        if decimals is not None:  # before formats of few bits, which hold many short decimals
+            step = np.full(len(case.x), 10.0**-decimals)
+            return _diagnosis(case, side, f"{decimals} decimal{'s' * (decimals != 1)}", 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _UNSURE)]
         for name, bits in _BITS.items():
             kept = unsure[_on_lattice(unsure, bits)]
             share = len(kept) / max(len(unsure), 1)
             if share >= _LEAST_SHARE and len(np.unique(kept)) >= _FEWEST:
                 return _diagnosis(case, side, name, share, 2.0 ** (bits - 24), _spacing(case, side, bits))
-        decimals = _decimals(case.r if side == "rollout" else case.t)
-        if decimals is not None:
-            step = np.full(len(case.x), 10.0**-decimals)
-            return _diagnosis(case, side, f"{decimals} decimals", 1.0, 1e-3, step)
     return None
 
 
@@ -67,11 +69,15 @@ def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, sp
     rounding, seen = float(spacing.mean()) / 4, float(np.abs(case.x).mean()) if len(case.x) else 0.0
     explained = min(1.0, (rounding / seen) ** 2) if seen else 0.0
     partly = share < _ALL
+    doubt = -np.expm1(np.minimum(case.t, 0.0)) + 0.02
+    as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745 if len(case.x) else 0.0
     return Diagnosis(
         "high",
         f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in it. Rounding alone makes a "
         f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
         share=explained * (share if partly else 1.0),
+        k3=explained * (share if partly else 1.0),
+        everywhere=max(explained, as_noise / max(case.noise, 1e-12)) > _MOST,
         evidence=(
             fact("on_lattice", share, f"share of {side} log-probs below {_UNSURE:g} that {name} holds exactly"),
             fact("by_chance", chance, "the share that would be by chance"),

@@ -13,6 +13,7 @@ FARTHEST = 32
 _NEARLY_ALL, _SURE_SHARE, _TRACE = 0.8, 0.1, 0.02
 _BAD, _CAP, _ENOUGH = 0.25, 1.0, 12
 _AS_CHANCE, _BETTER = 0.6, 0.65
+_FEWEST, _CLEAR = 2, 0.15
 _LUCK = 2.1
 """The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
 
@@ -47,22 +48,25 @@ def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints
 def _test(case: Case) -> Diagnosis | None:
     bad = case.means(np.minimum(np.abs(case.x), _CAP)) > _BAD
     candidates = np.flatnonzero(bad & (case.counts > _ENOUGH))
-    if len(candidates) < 3:
+    if not len(candidates):
         return None
     shift, agreement = shifts(case, candidates)
     found = shift != 0
-    if found.sum() < max(3, 0.02 * case.size):
+    if found.sum() < _FEWEST:
         return None
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
+    if counts.max() < max(_FEWEST, 0.5 * found.sum()):
+        return None  # each by its own shift: chance, or something else
     share = float(found.sum() / (case.counts > _ENOUGH).sum())
     if counts.max() > _NEARLY_ALL * (case.counts > _ENOUGH).sum():  # then rows too short to tell are shifted too
         shift[~found], found = values[order[0]], case.counts > 0
     tokens = found[case.sequence]
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common = int(values[order[0]])
+    clear = counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _CLEAR
     return Diagnosis(
-        "high" if share > _SURE_SHARE else "low" if share < _TRACE else "medium",
+        "high" if share > _SURE_SHARE or clear else "low" if share < _TRACE else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {abs(common)} position{'s' * (abs(common) != 1)} "
         f"{'earlier' if common > 0 else 'later'}: the difference is "
         f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",

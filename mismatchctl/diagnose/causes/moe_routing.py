@@ -48,6 +48,7 @@ def _from_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Diagnos
         f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
         f"({inside:.2g} there, {outside:.2g} elsewhere)",
         share=case.share(tokens),
+        k3=share * max(0.0, 1 - outside / inside) if inside > 0 else 0.0,
         evidence=(
             fact("disagreement", rate, "share of tokens with another set of experts in some layer"),
             fact("k3_where_they_differ", inside, "mean K3 there"),

@@ -51,8 +51,8 @@ def _test(case: Case) -> Diagnosis | None:
 def _counts(case: Case, name: str) -> bool:
     """Whether a tally is one of ours, and no other cause has repaired its values."""
     kind, _, _ = name.partition("_")
-    repaired = {"wrong_log_base", "probabilities_not_logs"} & {*case.explained}
-    return kind in _KINDS and not (kind == "positive" and repaired)
+    repaired = {"wrong_log_base", "probabilities_not_logs", "cumulative"} & {*case.explained}
+    return kind in _KINDS and not (kind in ("positive", "sentinel") and repaired)
 
 
 def _ends(case: Case) -> Bools | None:

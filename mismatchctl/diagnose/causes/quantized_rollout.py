@@ -1,4 +1,4 @@
-"""The engine's weights are quantized: each token of the vocabulary is off in its own way."""
+"""The engine's weights are quantized: each token of the vocabulary is off in its own way, and learning goes another."""
 
 from __future__ import annotations
 
@@ -7,64 +7,40 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
-from mismatchctl.diagnose.evidence import LAG
-from mismatchctl.diagnose.measures import along_drift, fact, loudest, systematic
+from mismatchctl.diagnose.measures import along_drift, calibration, fact, loudest, percent, systematic
 from mismatchctl.result import Confidence
 
-_SOME, _CLEAR, _LARGE, _Z = 0.012, 0.03, 0.08, 6.0
-_REAL = 1e-3
+_CLEAR, _LARGE, _Z, _FAR, _SLIGHT = 0.012, 0.08, 6.0, 6.0, 0.03
+_ALONG = 0.3
+_COARSEST = 0.4
+"""Noise of the logits beyond which no quantization that anybody serves with goes: 4 bits make less."""
 
 
 def _test(case: Case) -> Diagnosis | None:
-    done = {"context_mismatch", "stale_policy", "growing_mismatch", "low_precision_logging"} & {*case.explained}
-    if case.reshaped or done or case.noise < _REAL:
+    if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST:
         return None
     shared, z = systematic(case)
-    if shared < _SOME or z < _Z:
-        return None
     along, along_z = along_drift(case)
-    versions = {value for name, _, value in case.evidence.cells if name == LAG}
-    excluded = bool(along_z) and along < 0.3
-    confidence: Confidence = (
-        "high"
-        if shared > _LARGE and excluded
-        else "medium"
-        if shared > _CLEAR or case.noise > BFLOAT16_NOISE
-        else "low"
-    )
-    evidence = [
-        fact("systematic", shared, "share of the variance that is the same for a token everywhere: weights differ"),
-        fact("z", z, "the same in standard errors"),
-        fact("noise", case.noise, "of the logits, robust"),
-    ]
-    if along_z:
-        evidence.append(
-            fact(
-                "along_learning",
-                along,
-                "correlation with where the weights move next: near 0 for quantization",
-                against=not excluded,
-            )
-        )
-    level = (
-        "the noise is at bfloat16's level, and a quantized rollout is possible"
-        if confidence == "low"
-        else "the engine's weights are not the trainer's"
-    )
-    rivals = {
-        "stale_policy": "rollout_version and train_version"
-        if versions <= {None}
-        else "the weights' checksums: are the versions true?"
-    }
-    if confidence == "low":
-        rivals["numerical_noise"] = "the engine's quantization setting; bfloat16 weights show a trace of this too"
+    if shared < _CLEAR or z < _Z or not along_z or along > _ALONG:
+        return None  # only where learning is excluded is it told from other weights
+    excess, ratio_z, _, _ = calibration(case)
+    if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _LARGE / 2):
+        return None
+    confidence: Confidence = "high" if shared > _LARGE and case.noise < _COARSEST / 4 else "medium"
     return Diagnosis(
         confidence,
-        f"{100 * shared:.2g} % of the variance of the log ratio belongs to the token alone, wherever it stands: "
-        f"{level}",
-        evidence=tuple(evidence),
+        f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
+        "along the direction in which the policy is learning: the engine's weights are not the trainer's",
+        evidence=(
+            fact("systematic", shared, "share of the variance that is the same for a token everywhere: weights differ"),
+            fact("z", z, "the same in standard errors"),
+            fact("noise", case.noise, "of the logits, robust"),
+            fact("along_learning", along, "correlation with where the weights move next: near 0 for quantization"),
+        ),
+        where={"tokens": "all"},
         examples=loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
-        rivals=rivals,
+        rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"},
+        everywhere=True,
     )
 
 
@@ -72,7 +48,7 @@ CAUSE = Cause(
     id="quantized_rollout",
     title="The engine's weights are quantized",
     shows="A share of the variance belongs to the token of the vocabulary, in every context, and not along the "
-    "direction of learning.",
+    "direction of learning, which current_log_probs show; no more noise than 4 bits make.",
     test=_test,
     advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or "
     "quantization-aware "

@@ -13,12 +13,12 @@ from mismatchctl.diagnose.tempering import tempering
 
 
 def _test(case: Case) -> Diagnosis | None:
-    found = tempering(case)
-    if found is None or found.sampled_by != "train" or case.reshaped:
+    found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
+    if found is None or found.sampled_by != "train" or case.reshaped or not found.scaled:
         return None
     low, high = sorted(1 / end for end in found.interval)
     return Diagnosis(
-        "high" if found.sure else "medium",
+        "high" if found.sure and found.plainly_scaled else "medium",
         f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.3g} ({low:.3g} "
         f"to {high:.3g}) of "
         "the recorded ones: the engine reports log-probs from before its temperature",
@@ -44,6 +44,7 @@ def _test(case: Case) -> Diagnosis | None:
             "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
         },
         leaves=replace(case, reshaped=True),
+        everywhere=True,
     )
 
 

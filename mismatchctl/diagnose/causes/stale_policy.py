@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.evidence import LAG, version_lag
-from mismatchctl.diagnose.levels import by_value, cells_of, slope
+from mismatchctl.diagnose.levels import Cells, cells_of, slope
 from mismatchctl.diagnose.measures import along_drift, fact, stretch, systematic
 from mismatchctl.result import Confidence, Fact
 
-_Z, _SYSTEMATIC, _ALONG = 4.0, 0.02, 0.45
+_Z, _PERHAPS, _SYSTEMATIC, _ALONG = 4.0, 2.0, 0.02, 0.45
 
 
 @dataclass(frozen=True)
 class _Signs:
-    """What the versions say, and what the tokens say without them."""
+    """What the versions say, and what the tokens say without them: sequences by lag, and how it goes with the level."""
 
-    lags: dict[float, Float64s]
+    lags: dict[float, float]
     growth: float
     growth_z: float
     shared: float
@@ -33,12 +32,24 @@ class _Signs:
     along_z: float
 
     @property
-    def behind(self) -> dict[float, Float64s]:
-        return {lag: sums for lag, sums in self.lags.items() if lag != 0}
+    def behind(self) -> dict[float, float]:
+        """Those behind the newest: only the differences of versions that two sides number count."""
+        newest = min([0.0, *self.lags])
+        return {lag: count for lag, count in self.lags.items() if lag > newest}
+
+    @property
+    def odd(self) -> bool:
+        """Whether some rollout claims weights that the trainer does not have yet."""
+        return min(self.lags, default=0.0) < 0
 
     @property
     def grows(self) -> bool:
         return self.growth_z > _Z
+
+    @property
+    def idle(self) -> bool:
+        """Whether several lags show no difference."""
+        return len(self.lags) > 1 and self.growth_z < _PERHAPS
 
     @property
     def weights_differ(self) -> bool:
@@ -50,14 +61,17 @@ class _Signs:
 
 
 def _test(case: Case) -> Diagnosis | None:
-    lags = _lags(case)
+    cells = _lag_cells(case)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
     shared, along = untold if case.reshaped else (systematic(case), along_drift(case))
-    signs = _Signs(lags, *(slope(lags) if len(lags) > 1 else (0.0, 0.0)), *shared, *along)
+    lags: dict[float, float] = {}
+    for (_, lag), sums in cells.items():
+        lags[float(lag or 0)] = lags.get(float(lag or 0), 0.0) + float(sums[0])
+    signs = _Signs(lags, *(slope(cells) if len(lags) > 1 else (0.0, 0.0)), *shared, *along)
     confidence = _confidence(case, signs)
     if confidence is None:
         return None
-    count = sum(float(sums[0]) for sums in signs.behind.values())
+    count = sum(signs.behind.values())
     return Diagnosis(
         confidence,
         _summary(signs),
@@ -65,13 +79,20 @@ def _test(case: Case) -> Diagnosis | None:
         where={"sequences": f"{int(count):,}, those behind"} if count else {},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         rivals=_rivals(signs),
+        everywhere=confidence != "low",
     )
 
 
 def _confidence(case: Case, signs: _Signs) -> Confidence | None:
-    if signs.grows or (signs.behind and (signs.learning or signs.weights_differ)):
+    if signs.grows:
         return "high"
+    if signs.idle or signs.odd:
+        return "low" if signs.behind or signs.odd else None
+    if len(signs.lags) > 1:
+        return "medium" if case.noise > BFLOAT16_NOISE or signs.weights_differ or signs.learning else "low"
     if signs.behind:
+        if signs.learning or (signs.weights_differ and along_drift(case)[1] == 0):
+            return "high" if signs.learning else "medium"
         return "medium" if case.noise > BFLOAT16_NOISE and not case.reshaped else "low"
     return "medium" if signs.learning and signs.weights_differ else None
 
@@ -79,7 +100,14 @@ def _confidence(case: Case, signs: _Signs) -> Confidence | None:
 def _summary(signs: _Signs) -> str:
     if signs.behind:
         older = f"the rollout sampled with weights {_range(signs.behind)} versions older than the trainer's"
+        if signs.idle:
+            return f"{older}, and nothing shows it: |log ratio| is no larger where the lag is"
         return older + (f"; |log ratio| grows {math.exp(signs.growth):.3g}-fold per version" if signs.grows else "")
+    if signs.odd:
+        return (
+            f"the rollout's version is ahead of the trainer's by {-min(signs.lags):g}: the two count from another "
+            "number, or one is written after the update; no sign of older weights"
+        )
     different = (
         "the two sides have different weights: tokens differ along the direction in which the policy is learning"
     )
@@ -101,16 +129,15 @@ def _evidence(signs: _Signs) -> Iterator[Fact]:
         yield fact("along_learning", signs.along, meaning, against=not signs.learning)
 
 
-def _range(lags: dict[float, Float64s]) -> str:
+def _range(lags: Iterable[float]) -> str:
     return stretch(int(lag) if lag.is_integer() else lag for lag in lags)
 
 
-def _lags(case: Case) -> dict[float, Float64s]:
-    """Sums by version lag, of the sequences that no cause has taken out."""
+def _lag_cells(case: Case) -> Cells:
+    """Sums by step and version lag, of the sequences that no cause has taken out."""
     lag = version_lag(case.rows)
     left = set() if lag is None else set(lag[case.counts > 0].tolist())
-    found = by_value(cells_of(case, LAG)).items()
-    return {value: sums for value, sums in found if isinstance(value, float) and value in left}
+    return {key: sums for key, sums in cells_of(case, LAG).items() if isinstance(key[1], float) and key[1] in left}
 
 
 def _advantage(case: Case) -> list[Fact]:
@@ -136,7 +163,7 @@ def _rivals(signs: _Signs) -> dict[str, str]:
         return {"quantized_rollout": "rollout_version and train_version, as the engine and the trainer know them"}
     if not (signs.learning or signs.grows):
         return {"numerical_noise": "a step with lag 0: is its mismatch smaller?"}
-    return {}
+    return {} if signs.grows else {"quantized_rollout": "the engine's dtype, and the weights' checksums"}
 
 
 CAUSE = Cause(

@@ -13,25 +13,34 @@ from mismatchctl.diagnose.tempering import tempering
 
 
 def _test(case: Case) -> Diagnosis | None:
-    found = tempering(case)
+    found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     truncated = "truncated_sampling" in case.explained
-    if found is None or (found.sampled_by == "train" and not truncated):
+    if found is None or (found.sampled_by == "train" and not truncated) or not (found.scaled or truncated):
         return None
     told = found.sampled_by == "rollout" and not truncated
     rivals = (
         {} if told else {"raw_logprobs": "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"}
     )
+    steep = truncated or found.plainly_scaled
+    if not steep:
+        rivals["logit_softcap"] = "final_logit_softcapping of both configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
     low, high = found.interval
     return Diagnosis(
-        "high" if found.sure or truncated else "medium",
+        "high" if (found.sure and steep) or truncated else "medium",
         f"the rollout is at temperature {found.temperature:.3g} ({low:.3g} to {high:.3g}) of the trainer's: "
         f"likely tokens "
         f"all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
         f"{'gain' if found.likely < 0 else 'lose'}",
         evidence=(
             fact("temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval),
+            fact(
+                "steepness",
+                found.steepness,
+                "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound or a shift",
+                against=not steep,
+            ),
             fact("likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"),
             fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
             fact(
@@ -50,6 +59,7 @@ def _test(case: Case) -> Diagnosis | None:
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         rivals=rivals,
         leaves=replace(case, reshaped=True),
+        everywhere=True,
     )
 
 

@@ -12,11 +12,13 @@ from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 
 _STRAY = 0.5
 """Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
+_LEAST_MASS = 0.3
+"""Of the probability, that a sampler keeps at least: beyond that it is no truncation that anybody uses."""
 _Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
 
 
 def _test(case: Case) -> Diagnosis | None:
-    if len(case.x) < 100:
+    if len(case.x) < 100 or "logit_penalty" in case.explained:
         return None
     excess, z, _, _ = calibration(case)
     likely, _, unlikely, _ = coherence(case)
@@ -29,6 +31,8 @@ def _test(case: Case) -> Diagnosis | None:
     if z > _Z or not (one_sided or zeros > _ZEROS):
         return None
     nucleus = zeros > _ZEROS
+    if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _LEAST_MASS:
+        return None  # zeros on tokens that no nucleus would have been cut down to
     bound = float(np.quantile(case.t[certain], 0.01)) if nucleus else float(np.quantile(case.x, 0.005))
     kept = float(np.exp(bound))
     below = float((case.x < 0).mean())
@@ -64,6 +68,7 @@ def _test(case: Case) -> Diagnosis | None:
         where={"tokens": percent(below)},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         leaves=replace(case, reshaped=True),
+        everywhere=True,
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
 
 _MANY = 0.01
@@ -18,7 +19,8 @@ def _test(case: Case) -> Diagnosis | None:
     tokens = runs.tokens(case)
     sequences = np.bincount(case.sequence[tokens], minlength=case.size) > 0
     long = runs[runs.length >= 4]
-    if tokens.sum() < 8 or sequences.sum() < max(2, 0.002 * case.size):
+    quiet = case.noise < BFLOAT16_NOISE  # then no policy has moved so far
+    if tokens.sum() < (2 if quiet else 8) or sequences.sum() < (2 if quiet else max(2, 0.002 * case.size)):
         return None
     share = float(tokens.sum() / len(case.index))
     values, counts = np.unique(runs.value, return_counts=True)
@@ -27,7 +29,7 @@ def _test(case: Case) -> Diagnosis | None:
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
     examples = loudest(case, sequences, case.sums(tokens[case.index]))
     return Diagnosis(
-        "high" if len(long) >= 2 else "medium" if share > _MANY else "low",
+        "high" if len(long) >= 2 else "medium" if share > _MANY or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
         f"the constant "
         f"rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
@@ -43,6 +45,7 @@ def _test(case: Case) -> Diagnosis | None:
         where={"sequences": percent(float(sequences.mean())), "positions": "inside the response"},
         examples=examples,
         positions=start[examples],
+        rivals={} if len(long) >= 2 else {"padding_or_sentinel": "is 0 what is written where a log-prob is missing?"},
         leaves=case.without(tokens),
     )
 
