@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mismatchctl.analyze import analyze
@@ -139,10 +139,11 @@ def read_against(baseline: str | Path | None, history: str | Path | None = None,
 
 
 def plan(
-    result: Result, rules: Iterable[Rule], regression: float, against: Against, level: float = LEVEL
+    result: Result, rules: Sequence[Rule], regression: float, against: Against, level: float = LEVEL
 ) -> list[Need]:
     """How many sequences it takes to find a relative rise, for each rule that one can break."""
     found = []
+    level /= max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
         target = target_of(rule, result)
         if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):

@@ -1,7 +1,7 @@
 """Judging: what exceeds its limit beyond noise has failed, what exceeds it within noise is undecided.
 
-Whatever can be resampled is judged by percentiles of replicates, all of which are monotone in every value of the
-metric, with weights and numbers of clusters that no value changes: a worse value cannot improve a verdict.
+A rise over a baseline is judged by permuting clusters (`comparison`); a bound by percentiles of random halves, which
+are monotone in every value of the metric, with weights and numbers of clusters that no value changes.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import numpy as np
 
 from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
+from mismatchctl.gate.comparison import compare
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
-from mismatchctl.gate.power import LEAST_CLUSTERS, detectable
+from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
 from mismatchctl.gate.rules import Allowance, Rule, target_of
-from mismatchctl.gate.verdict import LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
-from mismatchctl.resample import Draws, Sample, holm, interval, p_above_zero, resample
+from mismatchctl.gate.verdict import A_FEW_TOKENS, COMPARED, LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
+from mismatchctl.resample import Draws, Exchange, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 
 LEVEL = 0.05
@@ -78,8 +79,10 @@ def judge(
     noisy = [check for check in checks if check.p is not None]
     for check, p in zip(noisy, holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
-        if check.outcome == "failed" and p > level:
-            check.outcome, check.reason = "undecided", WITHIN_NOISE
+        if check.outcome == "failed" and p <= level:
+            check.reason = ""
+        elif check.outcome == "failed":
+            check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or WITHIN_NOISE
     baseline = against.results[-1] if against.results else None
     checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
@@ -150,10 +153,10 @@ def _comparable(target: Target, name: str, result: Result, against: Against) -> 
 
 
 class _Judging:
-    """Checks one case after the other; `tail` is the share of replicates that decides between passed and failed."""
+    """Checks one case after the other, of so many that share a level."""
 
-    def __init__(self, tail: float) -> None:
-        self._tail = tail
+    def __init__(self, level: float) -> None:
+        self._level = level
         self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
 
     def check(self, case: _Case) -> Check:
@@ -192,21 +195,38 @@ class _Judging:
         if check.reason:
             return
         limit = _limit(case, drawn)
-        excess = limit - judged if case.kind in LOWER else judged - limit
         check.limit = _finite(limit.value)
-        check.reason = _too_little(check, case.rule, min([len(sample), *(len(other) for other, _ in others)]))
+        excess = limit - judged if case.kind in LOWER else judged - limit
+        exchange = Exchange(sample.keys, others[-1][0].keys, self._level) if case.kind in COMPARED else None
+        least = min([len(sample), *(len(other) for other, _ in others)])
+        check.reason = _too_little(check, case.rule, least if exchange is None else None)
+        if exchange is not None and not check.reason:
+            check.reason = _cannot_fail(exchange, self._level)
         if math.isnan(excess.value) and not check.reason:
             status = place.value(case.target).status
             check.reason = "undefined" if status == "ok" else status
         if check.reason:
             return
-        check.p = p_above_zero(excess)
-        check.outcome = "failed" if excess.value > 0 else "passed"
+        if exchange is not None:
+            self._compared(check, case, sample, others[-1][0])
+        else:
+            check.p = p_above_zero(excess)
+            check.outcome = "failed" if excess.value > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", "the value or its limit is not finite"
-        if case.kind in ("max", "increase") and check.limit is not None:
-            noise = value / drawn[-1] if drawn else value
-            check.detectable = detectable(check.limit, noise, self._tail)
+
+    def _compared(self, check: Check, case: _Case, sample: Sample, baseline: Sample) -> None:
+        """A rise or fall against the baseline, by permuting clusters."""
+        assert isinstance(case.bound, Allowance)
+        metric, lower = case.target.table, case.kind in LOWER
+        found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
+        check.p, check.parts = found.p, found.parts
+        check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
+        check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.exceeds_in_bulk else ""
+        if not lower:
+            made = planted(sample, baseline, metric, case.bound)
+            factor = None if made is None else detectable(made, found.exchange, found.critical(self._level))
+            check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
 
     def _baseline(self, place: Place, target: Target) -> tuple[Sample, Draws]:
         key = id(place.run), place.name, target
@@ -270,6 +290,16 @@ def _too_little(check: Check, rule: Rule, clusters: int | None) -> str:
     if clusters is not None and clusters < LEAST_CLUSTERS:
         return f"needs {LEAST_CLUSTERS} clusters on either side, has {clusters}"
     return ""
+
+
+def _cannot_fail(exchange: Exchange, level: float) -> str:
+    """Why no data of these sizes could fail."""
+    if exchange.least_p <= level:
+        return ""
+    n, m, paired = len(exchange.new), len(exchange.old), exchange.shared
+    if paired:
+        return f"{paired} clusters that both hold cannot tell: needs {least_clusters(level)} of them"
+    return f"{n} clusters against {m} cannot tell: needs {least_clusters(level, max(m, 2))} against {max(m, 2)}"
 
 
 def _pairing(sample: Sample, other: Sample) -> Pairing:

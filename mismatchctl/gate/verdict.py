@@ -13,13 +13,31 @@ Interval = tuple[float, float]
 
 LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
 """Kinds of bounds that a value may not fall below."""
+COMPARED: tuple[Kind, ...] = ("increase", "decrease")
+"""Kinds of bounds that a baseline gives."""
 WITHIN_NOISE = "beyond the limit, but within noise"
+A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this size cannot judge"
 
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Part(_Strict):
+    """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
+
+    Attributes:
+        share: of the baseline's K3.
+        rise: relative, per token at the same probabilities; None where the baseline has nothing there.
+        interval: a 90 % interval of the rise.
+    """
+
+    name: Literal["bulk", "shoulder", "tail"]
+    share: float | None = None
+    rise: float | None = None
+    interval: Interval | None = None
 
 
 class Check(_Strict):
@@ -38,6 +56,7 @@ class Check(_Strict):
         clusters: number of clusters, prompts or steps if they are `clustered_by` those, and `sequences`; `pairing` says
             how far the baseline has the same.
         detectable: the smallest value that would have failed in four of five such dumps.
+        parts: which part of K3 rose, where both Results tell its layers apart.
         reason: why it is undecided, or what limits the judgement.
     """
 
@@ -61,6 +80,7 @@ class Check(_Strict):
     sequences: int = 0
     pairing: Pairing = "none"
     detectable: float | None = None
+    parts: list[Part] = Field(default_factory=list)
     outcome: Outcome = "undecided"
     reason: str = ""
 

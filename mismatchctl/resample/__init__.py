@@ -1,7 +1,9 @@
 """Resampling clusters of Results: differences and their uncertainty, without the dumps."""
 
 from mismatchctl.resample.bootstrap import REPLICATES, Draws, resample, weights
-from mismatchctl.resample.decide import holm, interval, p_above_zero
+from mismatchctl.resample.decide import holm, interval, p_above_zero, t_quantile
+from mismatchctl.resample.layers import Layers, merged_bins
+from mismatchctl.resample.permute import Exchange, relabelings, shares_above, smallest_of_family
 from mismatchctl.resample.samples import (
     Sample,
     TableMetric,
@@ -14,15 +16,22 @@ from mismatchctl.resample.samples import (
 __all__ = [
     "REPLICATES",
     "Draws",
+    "Exchange",
+    "Layers",
     "Sample",
     "TableMetric",
     "find_metric",
     "holm",
     "interval",
+    "merged_bins",
     "p_above_zero",
+    "relabelings",
     "resample",
     "sample_of_run",
     "sample_of_step",
     "sample_of_value",
+    "shares_above",
+    "smallest_of_family",
+    "t_quantile",
     "weights",
 ]

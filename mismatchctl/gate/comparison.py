@@ -1,0 +1,260 @@
+"""A sample against a baseline's: is it worse by more than is allowed, beyond chance, and which part of it?
+
+Each statistic is a sum over clusters of what a cluster has beyond its share of the limit, where shares, caps and
+scales come from the baseline alone. So every total is monotone in the K3 of every new token, and so is every
+statistic's own p-value: docs/gate.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.gate.rules import Allowance
+from mismatchctl.gate.verdict import Part
+from mismatchctl.resample import (
+    Exchange,
+    Layers,
+    Sample,
+    TableMetric,
+    merged_bins,
+    shares_above,
+    smallest_of_family,
+    t_quantile,
+)
+
+BULK, SHOULDER, CATASTROPHIC = 0.2, 0.01, 1e-3
+"""Share of the baseline's tokens beyond the cap of the bulk and of the shoulder, and beyond what counts as lost."""
+LOST = -1
+"""A token is lost from |log ratio| 2^LOST on, where hardly any of the baseline is."""
+WEIGHTS = (2.0, 2.0, 1.0)
+"""Shares of the level of bulk, shoulder and K3 as it is: each sees what the others do not."""
+_OUTWEIGHS = 2.0  # a lost token, in norms of the shoulder: several of them decide, the shoulder among as many
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What each cluster has beyond its share of the limit: of the new sample [n], and of the baseline [m].
+
+    Attributes:
+        exceeds: whether the new sample is beyond the limit.
+        weight: what share of the level it is given.
+    """
+
+    new: Float64s
+    old: Float64s
+    exceeds: bool
+    weight: float = 1.0
+
+
+@dataclass
+class Comparison:
+    """What came of it.
+
+    Attributes:
+        p: that the limit is exceeded.
+        smallest: the smallest weighted p-value of a statistic in each relabeling, ascending.
+        statistics: what was tested, K3 as it is last.
+        parts: what rose by how much; empty where the layers are not known.
+    """
+
+    exchange: Exchange
+    statistics: list[Statistic]
+    p: float
+    smallest: Float64s
+    parts: list[Part] = field(default_factory=list)
+
+    def critical(self, level: float) -> float:
+        """The weighted p-value up to which one statistic fails at that level of all of them."""
+        room = int(level * len(self.smallest) * (1 + 1e-9))
+        return float(self.smallest[room - 1]) if room else 0.0
+
+    @property
+    def exceeds_in_bulk(self) -> bool:
+        """Whether what most tokens do is beyond the limit, and not a few of them alone."""
+        return any(statistic.exceeds for statistic in self.statistics[: max(len(self.statistics) - 1, 1)])
+
+
+def compare(
+    sample: Sample,
+    baseline: Sample,
+    metric: TableMetric,
+    allowance: Allowance,
+    *,
+    lower: bool = False,
+    level: float = 0.05,
+) -> Comparison:
+    """Judge one metric of a sample against the baseline's.
+
+    Args:
+        sample: what is judged.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much worse it may be.
+        lower: whether it may not fall, rather than rise.
+        level: what the p-value is to be told from.
+    """
+    exchange = Exchange(sample.keys, baseline.keys, level)
+    layers = layers_of(sample, baseline, metric, lower=lower)
+    if layers is None:
+        statistics = [linear(sample, baseline, metric, allowance, lower=lower)]
+    else:
+        statistics = of_k3(*layers, allowance)
+    new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
+    totals = exchange.totals(new, old)
+    shares = shares_above(totals)
+    smallest = smallest_of_family(shares, [statistic.weight for statistic in statistics])
+    p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
+    parts = [] if layers is None else parts_of(exchange, *layers)
+    return Comparison(exchange, statistics, p, np.sort(smallest), parts)
+
+
+def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: bool) -> tuple[Layers, Layers] | None:
+    """The layers of both where they are what is asked for: a rise of K3, and both Results hold them."""
+    if metric.metric.key != "k3" or metric.prefix or lower:
+        return None
+    new, old = Layers.of(sample), Layers.of(baseline)
+    return None if new is None or old is None else (new, old)
+
+
+def of_k3(new: Layers, old: Layers, allowance: Allowance) -> list[Statistic]:
+    """Bulk, shoulder with lost tokens, and K3 as it is."""
+    bulk, shoulder = (_capped(new, old, old.cap(share), allowance) for share in (BULK, SHOULDER))
+    whole = _beyond(new.k3, new.tokens.sum(1), old.k3, old.tokens.sum(1), allowance)
+    found = zip((bulk, _with_lost(new, old, *shoulder), whole), (bulk, shoulder, whole), WEIGHTS, strict=True)
+    return [Statistic(*values, bool(plain[0].sum() > 0), weight) for values, plain, weight in found]
+
+
+def _beyond(
+    new: Float64s, new_size: Float64s, old: Float64s, old_size: Float64s, allowance: Allowance
+) -> tuple[Float64s, Float64s]:
+    """What clusters have beyond their share of the limit, given sums and sizes of both samples."""
+    allowed = old * (1 + allowance.relative) + allowance.absolute * old_size
+    limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
+    return new - limit * new_size, allowed - limit * old_size
+
+
+def _capped(new: Layers, old: Layers, cap: int, allowance: Allowance) -> tuple[Float64s, Float64s]:
+    """The same of K3 up to a cap, each bin of the rollout's probability against its own."""
+    found = np.zeros(len(new.k3)), np.zeros(len(old.k3))
+    for bins in merged_bins(old.tokens.sum(axis=0)):
+        above, size, below, other = (
+            value for each in (new, old) for value in (each.capped[:, bins, cap].sum(1), each.tokens[:, bins].sum(1))
+        )
+        for total, part in zip(found, _beyond(above, size, below, other, allowance), strict=True):
+            total += part
+    return found
+
+
+def _with_lost(new: Layers, old: Layers, shoulder: Float64s, baseline: Float64s) -> tuple[Float64s, Float64s]:
+    """The shoulder, and above all tokens so far off as hardly any is in the baseline."""
+    cap = old.cap(CATASTROPHIC, LOST)
+    if old.beyond[cap] > CATASTROPHIC:
+        return shoulder, baseline
+    scale = _OUTWEIGHS * math.sqrt(float(np.sum(baseline**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
+    none = Allowance()
+    lost = _beyond(new.count_beyond(cap), new.tokens.sum(1), old.count_beyond(cap), old.tokens.sum(1), none)
+    return shoulder + scale * lost[0], baseline + scale * lost[1]
+
+
+def linear(
+    sample: Sample,
+    baseline: Sample,
+    metric: TableMetric,
+    allowance: Allowance,
+    *,
+    lower: bool = False,
+    planted: float = 1.0,
+) -> Statistic:
+    """The same of any smooth metric, linearized at the values of either sample; of a mean it is exact.
+
+    Args:
+        sample: as of `compare`, as what follows.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much worse it may be.
+        lower: whether it may not fall, rather than rise.
+        planted: what the sample's metric is multiplied with.
+    """
+    value, influence, size = _influence(sample, metric)
+    value, influence = value * planted, influence * planted
+    other, baseline_influence, baseline_size = _influence(baseline, metric)
+    sign = -1.0 if lower else 1.0
+    room = allowance.relative * abs(other) + allowance.absolute
+    slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
+    excess = value - (other + sign * room)
+    new = sign * (influence * size.sum() + excess * size)
+    return Statistic(new, sign * slope * baseline_influence * baseline_size.sum(), sign * excess > 0)
+
+
+def _influence(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
+    """A metric's value, how each cluster moves it [N], summing to about 0, and the size of clusters that it counts."""
+    columns = metric.columns(sample)
+    sums = sample.sums[:, columns]
+    totals = sums.sum(axis=0)
+    value = float(metric.of(totals, sample, columns))
+    step = 1e-4 / max(len(sample), 1)
+    moved = [metric.of(totals + sign * step * (len(sample) * sums - totals), sample, columns) for sign in (1.0, -1.0)]
+    names = {sample.names[place] for place in columns}
+    by = next((name for name in ("tokens", "sequences") if name in names), sample.names[columns[-1]])
+    influence = (moved[0] - moved[1]) / (2 * step * max(len(sample), 1))
+    return value, influence, sample.column(by)
+
+
+def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
+    """How much more K3 there is in the bulk, the shoulder and the tail, per token, with 90 % intervals."""
+    low, high = old.cap(BULK), old.cap(SHOULDER)
+    pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
+        "bulk": [each.capped[:, :, low] for each in (new, old)],
+        "shoulder": [each.capped[:, :, high] - each.capped[:, :, low] for each in (new, old)],
+        "tail": [(each.k3 - each.capped[:, :, high].sum(1))[:, None] for each in (new, old)],
+    }
+    whole = float(old.k3.sum())
+    found = []
+    for name, (above, below) in pieces.items():
+        tokens = [each.tokens if above.shape[1] > 1 else each.tokens.sum(1, keepdims=True) for each in (new, old)]
+        rise, interval = _rise(exchange, above, tokens[0], below, tokens[1])
+        share = float(below.sum()) / whole if whole > 0 else None
+        found.append(Part(name=name, share=share, rise=rise, interval=interval))
+    return found
+
+
+def _rise(
+    exchange: Exchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
+) -> tuple[float | None, tuple[float, float] | None]:
+    """The relative rise of a mean within bins of probability, and its interval on the scale of logs."""
+    expected = np.zeros(len(new))
+    spread = np.zeros(len(old))
+    for bins in merged_bins(old_tokens.sum(axis=0)):
+        size, other = new_tokens[:, bins].sum(1), old_tokens[:, bins].sum(1)
+        mean = old[:, bins].sum() / other.sum() if other.sum() else math.nan
+        expected += mean * size
+        if other.sum():
+            spread += (old[:, bins].sum(1) - mean * other) * size.sum() / other.sum()
+    total = float(expected.sum())
+    if not (total > 0 and math.isfinite(total) and math.isfinite(float(new.sum()))):
+        return None, None
+    ratio = float(new.sum()) / total
+    if ratio <= 0:
+        return ratio - 1, None
+    own, other = (new.sum(1) - ratio * expected) / (ratio * total), spread / total
+    error, degrees = _error(exchange, own, other)
+    if error is None:
+        return ratio - 1, None
+    width = t_quantile(1.6449, degrees) * error
+    return ratio - 1, (ratio * math.exp(-width) - 1, ratio * math.exp(width) - 1)
+
+
+def _error(exchange: Exchange, new: Float64s, old: Float64s) -> tuple[float | None, int]:
+    """Standard error of the difference of two sums over clusters, those that both hold paired; degrees of freedom."""
+    n, m = len(new), len(old)
+    if min(n, m) < 2:
+        return None, 0
+    new, old = new * math.sqrt(n / (n - 1)), old * math.sqrt(m / (m - 1))
+    _, first, second = np.intersect1d(exchange.new, exchange.old, assume_unique=True, return_indices=True)
+    both = float(np.sum(new[first] * old[second]))
+    return math.sqrt(max(float(np.sum(new**2) + np.sum(old**2)) - 2 * both, 0.0)), min(n, m) - 1
