@@ -40,11 +40,13 @@ class Reduced:
         self.pair, self.run = PairTables(), RunTables()
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
-        found = []
+        found, layers = [], []
         for start, block in kernel.blocks(batch):
             ratios = kernel.ratios(block.train, block.rollout, block.segments)
             within = buckets[start : start + len(block)]
             found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run))
+            layers.append(kernel.layers(ratios))
+        self.layers = np.concatenate(layers, axis=1)
         self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
 
 
@@ -67,7 +69,7 @@ def compared(
     precision = 1e-13 * np.maximum(1.0, segments.lengths / 10_000)
     for name, expected, value in zip(TOKEN_SUMS, plain.sums, other.sums, strict=True):
         size = segments.sum(np.abs(magnitudes[name])) * (2 if name in SIGNED else 1) if name in SIGNED else expected
-        allowed = precision * np.abs(size) + (1e-15 * segments.lengths if "prob_diff" in name else 0)
+        allowed = precision * np.abs(size) + (1e-15 * segments.lengths if "prob" in name else 0)
         with np.errstate(invalid="ignore"):
             close = (np.abs(value - expected) <= allowed) | (value == expected)
         assert close.all(), (name, value, expected)
@@ -76,6 +78,7 @@ def compared(
     np.testing.assert_array_equal(plain.pair.counts, other.pair.counts)
     np.testing.assert_allclose(other.pair.k3, plain.pair.k3, rtol=1e-12)
     np.testing.assert_array_equal(plain.run.joint, other.run.joint)
+    np.testing.assert_allclose(other.layers, plain.layers, rtol=1e-6)  # of tokens beside an edge, the last bit decides
     for name in ("surprisal", "position"):
         expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
         np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])

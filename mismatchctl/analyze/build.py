@@ -18,6 +18,7 @@ from mismatchctl.measure import ClusterTable, PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, Row, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
+from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.metrics import Estimate, Estimates
 from mismatchctl.measure.reduce import DRIFT, MISMATCH
 from mismatchctl.measure.reduce import Value as Label
@@ -42,8 +43,8 @@ from mismatchctl.result import (
 
 VALUE_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 7, 3
 """Significant digits of series over groups: metrics, those of corrections, errors. A thousand steps stay small."""
-CLUSTER_DIGITS = 9
-"""Significant digits of the sums in the cluster table."""
+CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
+"""Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
 MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")
@@ -331,11 +332,17 @@ class _Tables:
             hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
             groups=groups,
             folded=table.is_folded,
-            sums=[
-                [float(f"{_finite(value):.{CLUSTER_DIGITS}g}") for value in row]
-                for row in table.sums[:, self._chosen].tolist()
-            ],
+            sums=rounded_sums(table.sums[:, self._chosen], self._names),
         )
+
+
+def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
+    """Rows of a cluster table with as many digits as a Result keeps of each column."""
+    digits = [LAYER_DIGITS if name in LAYERS else CLUSTER_DIGITS for name in names]
+    return [
+        [float(f"{_finite(value):.{places}g}") for value, places in zip(row, digits, strict=True)]
+        for row in sums.tolist()
+    ]
 
 
 def _is_mismatch(column: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.analyze.build import CLUSTER_DIGITS
+from mismatchctl.analyze.build import rounded_sums
 from mismatchctl.batch import Float64s
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key, write_atomically
@@ -109,7 +109,7 @@ def _small(table: Clusters, keys: Hashes, sums: Float64s, values: Hashes | None 
         hashes=[f"{key:016x}" for key in keys.tolist()],
         groups=values.tolist() if by_value else [],
         folded=table.folded or folded,
-        sums=[[float(f"{value:.{CLUSTER_DIGITS}g}") for value in row] for row in sums.tolist()],
+        sums=rounded_sums(sums, table.columns),
     )
 
 

@@ -56,13 +56,15 @@ def layer_columns(reference: Float64s, k3: Float64s, segments: Segments) -> Floa
     place = BIN_OF_SURPRISAL[SURPRISAL_BINS.of(np.maximum(-reference, 0.0))]
     where = (segments.spread(np.arange(len(segments))) * BINS + place) * shape[2] + caps_reached(k3)
     size = int(np.prod(shape))
-    counts = np.bincount(where, minlength=size).astype(np.float64)
-    sums = np.bincount(where, weights=k3, minlength=size)
-    return close_layers(counts.reshape(shape), sums.reshape(shape))
+    table = np.empty((*shape, 2))
+    table[..., 0] = np.bincount(where, minlength=size).reshape(shape)
+    table[..., 1] = np.bincount(where, weights=k3, minlength=size).reshape(shape)
+    return close_layers(table)
 
 
-def close_layers(counts: Float64s, sums: Float64s) -> Float64s:
-    """LAYERS from tokens and K3 by sequence, bin and how many caps the K3 reaches [S, BINS, len(CAPS) + 1]."""
+def close_layers(table: Float64s) -> Float64s:
+    """LAYERS from tokens and K3 by sequence, bin and how many caps the K3 reaches [S, BINS, len(CAPS) + 1, 2]."""
+    counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + CAPS * beyond
     return np.concatenate([counts.sum(axis=-1).T, capped.reshape(len(counts), -1).T])

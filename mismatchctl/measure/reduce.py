@@ -18,6 +18,7 @@ from mismatchctl.measure import columns as cols
 from mismatchctl.measure.cell import CellSums, PairCollector, RunCollector, RunSums
 from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
 from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.losses import plain_loss_columns, token_loss
 from mismatchctl.measure.table import (
     DETAILED_CAP,
@@ -242,6 +243,7 @@ def _block_columns(
             largest = dict.fromkeys(maxima, np.full(len(block), -np.inf))
         additive |= {prefix + name: values for name, values in columns.items()}
         maxima |= {prefix + name: values for name, values in largest.items()}
+    additive |= dict(zip(LAYERS, plan.kernel.layers(ratios["train/rollout"]), strict=True))
     plain = token_loss("ppo", block) if plan.drift and plan.corrections else None
     if plan.drift:
         additive |= plain_loss_columns(plain, block)
@@ -286,4 +288,5 @@ def _sequence_rows(
         "_step": np.full(len(batch), str(cell[0]), object),
         "_scope": scopes,
     }
-    return place | {name: values for name, values in batch.columns.items() if name != "run"} | merged
+    sums = {name: values for name, values in merged.items() if name not in LAYERS}
+    return place | {name: values for name, values in batch.columns.items() if name != "run"} | sums

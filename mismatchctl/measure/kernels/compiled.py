@@ -14,6 +14,7 @@ from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
+from mismatchctl.measure.layers import BINS, CAPS, close_layers
 from mismatchctl.ratios import Ratios
 
 _NOWHERE = np.zeros(0, np.int64)
@@ -30,6 +31,7 @@ class CompiledRatios(Ratios):
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_loopable(policy), _loopable(reference), segments)
+        self.layers = _NO_LAYERS
 
     @cached_property
     def has_unlikely(self) -> bool:
@@ -107,6 +109,8 @@ def reduce_tokens(
     assert isinstance(ratios, CompiledRatios)
     places = _NOWHERE if position is None else np.ascontiguousarray(position)
     joint = _NOWHERE if run is None else run.joint.reshape(-1)
+    if run is not None:
+        ratios.layers = np.zeros((len(ratios.segments), *_NO_LAYERS.shape[1:]))
     ratios.sums = _reduced(ratios, places, buckets, pair.counts, pair.k3, run or _NO_RUN, joint)
     return ratios.sums
 
@@ -121,7 +125,7 @@ def _reduced(
     maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
     reduce_sequences(
         *ratios.given, places, ratios.segments.offsets, buckets, ratios.has_unlikely,
-        sums, maxima, counts, k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint,
+        sums, maxima, counts, k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint, ratios.layers,
     )  # fmt: skip
     return sums.T, maxima.T
 
@@ -134,5 +138,14 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
 
 
+def layers(ratios: Ratios) -> Float64s:
+    """As the interface says."""
+    assert isinstance(ratios, CompiledRatios)
+    return close_layers(ratios.layers)
+
+
+_NO_LAYERS = np.zeros((0, BINS, len(CAPS) + 1, 2))
 _NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20))
+COMPILED = Kernel(
+    CompiledRatios, reduce_tokens, beyond, correction_columns, layers, partial(TokenBatch.blocks, tokens=1 << 20)
+)

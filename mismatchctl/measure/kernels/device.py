@@ -7,6 +7,7 @@ counted by bin is counted here. Sums are float64 and taken in one order, so that
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from mismatchctl.measure.columns import whole_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, RunTables
 from mismatchctl.measure.kernels.plain import token_sums
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
+from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST, close_layers
 from mismatchctl.ratios import Ratios
 
 BLOCK_TOKENS = 1 << 20
@@ -41,7 +43,7 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, title)
+    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, layers, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:
@@ -170,6 +172,18 @@ def _by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tuple[Te
     counts = torch.bincount(where, minlength=number)
     order = torch.argsort(where, stable=True)
     return counts, [segment_reduce(tensor_of(column)[order], "sum", counts) for column in columns]
+
+
+def layers(ratios: Ratios) -> Float64s:
+    """As the interface says."""
+    k3, segments = tensor_of(ratios.k3), ratios.segments
+    shape = len(segments), BINS, len(CAPS) + 1
+    surprisal = _octave_bin(BREAKDOWNS["surprisal"], tensor_of(-ratios.reference).clamp(min=0.0))
+    place = torch.as_tensor(BIN_OF_SURPRISAL, device=k3.device)[surprisal]
+    reached = (((k3.view(torch.int64) >> 52) - FIRST + 2) >> 1).clamp(0, len(CAPS))
+    sequence = tensor_of(segments.spread(np.arange(len(segments))))
+    counts, (sums,) = _by_bin((sequence * BINS + place) * shape[2] + reached, math.prod(shape), [ratios.k3])
+    return close_layers(to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(*shape, 2))
 
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:

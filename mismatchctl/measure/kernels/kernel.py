@@ -109,6 +109,7 @@ class Kernel:
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
         correct: what a correction does.
+        layers: LAYERS of each sequence [len, S] of the mismatch, after `reduce`.
         blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
             sequence, block).
         device: what it works on, where that is not the CPU.
@@ -118,5 +119,6 @@ class Kernel:
     reduce: Reduce
     beyond: Beyond
     correct: Correct
+    layers: Callable[[Ratios], Float64s]
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 
 from mismatchctl.measure import bins
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, TOKEN_SUMS
+from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -234,6 +235,19 @@ def _tally_surprisal(reference: Any, x: Any, k3: Any, lanes: Any, where: Any) ->
         row[2] += k3[j]
 
 
+_BIN_OF_SURPRISAL, _CAPS = BIN_OF_SURPRISAL, len(CAPS)
+
+
+@_compiled
+def _tally_layers(k3: Any, surprisal: Any, table: Any) -> None:
+    """Tokens and K3 by bin of probability and caps reached, as `layers.caps_reached`."""
+    for j in range(len(k3)):
+        reached = min(max(((_double_bits(k3[j]) >> 52) - FIRST + 2) >> 1, 0), _CAPS)
+        row = table[_BIN_OF_SURPRISAL[surprisal[j]], reached]
+        row[0] += 1.0
+        row[1] += k3[j]
+
+
 @_compiled
 def _tally_joint(policy_prob: Any, reference_prob: Any, joint: Any, where: Any) -> None:
     for j in range(len(policy_prob)):
@@ -290,7 +304,7 @@ _TILE = 1024
 @_compiled
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, buckets: Any, has_unlikely: bool,
-    sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any, joint: Any,
+    sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any, joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
     x, where = np.empty(_TILE + 1), np.empty(_TILE, np.int32)
@@ -312,6 +326,7 @@ def reduce_sequences(
                 _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, lanes, where)
+                _tally_layers(k3_own, where, layers[i])
                 _tally_joint(p_own, q_own, joint, where)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]

@@ -10,6 +10,7 @@ from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.measure.layers import layer_columns
 from mismatchctl.ratios import Ratios
 
 
@@ -94,4 +95,9 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return tokens[(x <= low) | (x >= high)]
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, TokenBatch.blocks)
+def layers(ratios: Ratios) -> Float64s:
+    """As the interface says."""
+    return layer_columns(ratios.reference, ratios.k3, ratios.segments)
+
+
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, layers, TokenBatch.blocks)
