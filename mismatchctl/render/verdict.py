@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.gate import Check, Need, Verdict
-from mismatchctl.gate.verdict import LOWER
+from mismatchctl.gate.verdict import LOWER, Part
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.numbers import DASH, number
@@ -123,6 +123,30 @@ def basis(check: Check) -> str:
     return "; ".join(parts)
 
 
+_PARTS = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "tail": "the tail (a few tokens)"}
+
+
+def anatomy(check: Check) -> str:
+    """Which part of K3 rose by how much, with 90 % intervals; empty where the layers of K3 are not known."""
+    found = [f"{_PARTS[part.name]} {_rose(part)}" for part in check.parts if part.rise is not None]
+    if not found:
+        return ""
+    risen = [_PARTS[part.name] for part in check.parts if part.interval is not None and part.interval[0] > 0]
+    head = f"what rose is {' and '.join(risen)}: " if risen else "no part rose beyond noise: "
+    return head + ", ".join(found)
+
+
+def _rose(part: Part) -> str:
+    assert part.rise is not None
+    rise = _signed(part.rise)
+    return rise if part.interval is None else f"{rise} ({_signed(part.interval[0])} to {_signed(part.interval[1])})"
+
+
+def _signed(rise: float) -> str:
+    """A relative change: a factor where it is more than double."""
+    return f"x {number(1 + rise)}" if rise > 1 else f"{100 * rise:+.2g} %"
+
+
 def _relative(check: Check) -> str:
     """How far above the baseline what could have been found lies."""
     if check.kind != "increase" or not check.baseline or check.detectable is None:
@@ -164,7 +188,7 @@ def render_verdict(verdict: Verdict, console: Console) -> None:
         for check in shown:
             style = _STYLES[check.outcome]
             rows.add_row(Text(f"  {check.outcome}", style=style), Text(glyphs.text(statement(check))))
-            for line in filter(None, (check.reason, basis(check))):
+            for line in filter(None, (check.reason, anatomy(check), basis(check))):
                 rows.add_row("", Text(glyphs.text(line), style="dim"))
         console.print(rows)
         if hidden:
@@ -208,7 +232,7 @@ def verdict_markdown(verdict: Verdict) -> str:
         shown, hidden = chosen(checks)
         lines += [
             f"| {check.outcome} | {_escaped(run)} | `{_escaped(rule, code=True)}` | {_escaped(sentence(check))} "
-            f"| {_escaped(basis(check))} |"
+            f"| {_escaped('; '.join(filter(None, (anatomy(check), basis(check)))))} |"
             for check in shown
         ]
         if hidden:
