@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 from mismatchctl.analyze.against import RunLog, agreement, carried, require_shared_steps
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
+from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
@@ -87,6 +88,7 @@ def analyze(
     framework: Framework | None = None,
     replay: ReplayOptions | None = None,
     log: RunLog | None = None,
+    micro_batch_size: int | None = None,
     every_cluster: bool = False,
     findings: bool = True,
     device: Device = "auto",
@@ -107,6 +109,8 @@ def analyze(
         framework: replay each step with each correction that it can do; memory grows by one step.
         replay: how that framework's steps are replayed, where not as it does by default, in float64.
         log: what the run itself logged; it is kept, and laid beside what the framework would have logged.
+        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
+            `micro_batch` names them; the dump is read twice then. None: the whole step is one, and a warning says so.
         every_cluster: keep cluster tables whole, with the columns of the drift and of corrections: what can be judged
             from such a Result is not limited, but neither is its size.
         findings: look for causes of the mismatch, too.
@@ -120,6 +124,8 @@ def analyze(
     """
     if framework is not None and isinstance(engine, Cached):
         raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
+    if micro_batch_size is not None and isinstance(engine, Cached):
+        raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
     extra = () if framework is None else NAMES
     reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS if findings else ())
     dump = reading.dump
@@ -131,12 +137,14 @@ def analyze(
         _kernel(reading.expected, device, engine),
         every_cluster,
     )
+    unnamed = plan.scoped and not dump.has("micro_batch")
+    micro_batches = numbered(dump, micro_batch_size) if unnamed and micro_batch_size else None
     accumulator = Accumulator(plan)
     replays = [] if framework is None else _replays(framework, corrections, replay or ReplayOptions(), log)
     causes = collector_for(dump, by)
     work = _Pass(plan, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
-        for done, may_grow in reading.parts(work, engine or Local(threads), progress):
+        for done, may_grow in reading.parts(work, engine or Local(threads), progress, micro_batches):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(may_grow)
@@ -150,6 +158,8 @@ def analyze(
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
         for name, run in result.runs.items():
             run.findings = causes.findings(name, [file.path for file in dump.files])
+        if unnamed and micro_batches is None:
+            warn_of_steps(result, corrections)
         if framework is not None:
             _add_logged(result, framework, replays, log)
         rows.finish(accumulator.factors)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from mismatchctl.analyze.micro_batches import MicroBatches
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
@@ -31,8 +32,8 @@ class Batches:
         problems: what was left out so far.
     """
 
-    def __init__(self, dump: Dump, unit: Unit) -> None:
-        self._dump, self._unit = dump, unit
+    def __init__(self, dump: Dump, unit: Unit, micro_batches: MicroBatches | None = None) -> None:
+        self._dump, self._unit, self._micro_batches = dump, unit, micro_batches
         self.tokens, self.problems = 0, Problems()
 
     def __iter__(self) -> Iterator[TokenBatch]:
@@ -42,7 +43,10 @@ class Batches:
         """The batches; `watch` sees the rows of each as they stand in the file, before."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self.tokens += batch.tokens
-            yield batch
+            if self._micro_batches is None:
+                yield batch
+            else:
+                yield replace(batch, columns={**batch.columns, "micro_batch": self._micro_batches.of(batch)})
 
 
 class OnBatches(Protocol):
@@ -80,18 +84,19 @@ class _ReadUnit:
     """The work on a unit, from its opening on."""
 
     work: OnBatches
+    micro_batches: MicroBatches | None = None
 
     @property
     def makes(self) -> Any:
         return Read[self.work.makes]  # type: ignore[name-defined]
 
     def __call__(self, dump: Dump, unit: Unit) -> Read[Any]:
-        batches = Batches(dump, unit)
+        batches = Batches(dump, unit, self.micro_batches)
         made = self.work(batches, unit.file.run)
         return Read(made, batches.tokens, batches.problems)
 
     def asked(self, file: DumpFile) -> Iterator[_ReadUnit]:
-        return map(_ReadUnit, self.work.asked(file))
+        return (replace(self, work=work) for work in self.work.asked(file))
 
 
 class Reading:
@@ -143,7 +148,11 @@ class Reading:
         self.problems = self.dump.problems
 
     def parts(
-        self, work: OnBatches, engine: Engine, progress: Callable[[int, int], None] | None = None
+        self,
+        work: OnBatches,
+        engine: Engine,
+        progress: Callable[[int, int], None] | None = None,
+        micro_batches: MicroBatches | None = None,
     ) -> Iterator[tuple[Any, MayGrow]]:
         """What `work` makes of each shard, in the order of the input, and which groups may come after it.
 
@@ -151,7 +160,7 @@ class Reading:
             DataError: a unit that cannot be read, or no valid token in all of them.
         """
         later = _Later(self.dump.units)
-        for shard, read in engine.map(_ReadUnit(work), self.dump, shards_of(self.dump)):
+        for shard, read in engine.map(_ReadUnit(work, micro_batches), self.dump, shards_of(self.dump)):
             self.problems = self.problems + read.problems.at(shard.file.path)
             self.tokens[shard.file.index] += read.tokens
             if progress is not None:

@@ -70,7 +70,7 @@ FrameworkName = Annotated[
     ),
 ]
 MicroBatch = Annotated[
-    int | None, typer.Option(min=1, help="Rows per micro-batch in that replay, where the dump names none.")
+    int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
 ]
 ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
 ReplayReducer = Annotated[
@@ -155,8 +155,8 @@ def analyze(
         raise ConfigError("--json and -o - both write to stdout: give one of them")
     if against is not None and not framework:
         raise ConfigError("--against needs --framework, whose names the log has")
-    if not framework and (micro_batch_size or reducer or replay_dtype is not Dtype.float64):
-        raise ConfigError("--micro-batch-size, --replay-dtype and --reducer say how --framework is replayed: name one")
+    if not framework and (reducer or replay_dtype is not Dtype.float64):
+        raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     check_places(None if to_stdout else output, html, sequences, force=force)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
@@ -179,6 +179,7 @@ def analyze(
             sequences=sequences,
             join=join,
             framework=replaying(framework, config or []),
+            micro_batch_size=micro_batch_size,
             replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
             log=log,
             device=device.value,
