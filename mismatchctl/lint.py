@@ -10,10 +10,9 @@ from typing import Any
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load_for, recognize
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
-from mismatchctl.frameworks.native import mapping_from_file
+from mismatchctl.frameworks.native import is_yaml, read_written
 from mismatchctl.result import RunResult
 from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar
 
@@ -37,16 +36,16 @@ def lint(
         DataError: dumps that cannot be used.
     """
     path = Path(config)
-    native = mapping_from_file(path)
-    name = framework or recognize(native)
-    if name is None:
-        raise ConfigError(f"{path}: holds no key of a framework known here; say whose it is with --framework")
-    chosen = load_for(native, name)
-    as_read = native | _texts(path) if chosen.reads_yaml_1_1 else native
-    found = [*_digits(path), *chosen.lint(as_read)]
-    if dumps:
-        found = _on_dumps(chosen, native, found, dumps, rename or {})
-    return chosen, sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    all_written = read_written(path, framework)
+    found: list[Finding] = []
+    for written in all_written:
+        chosen, native = written.framework, written.keys
+        as_read = native | _texts(path) if chosen.reads_yaml_1_1 and is_yaml(path) else native
+        traps = [*(_digits(path) if is_yaml(path) else ()), *chosen.lint(as_read)]
+        if len(all_written) > 1:
+            traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
+        found += _on_dumps(chosen, native, traps, dumps, rename or {}) if dumps else traps
+    return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _texts(path: Path) -> dict[str, str]:

@@ -126,22 +126,24 @@ def chosen_corrections(
         found += (
             _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else named_corrections(text)
         )
-    found += [_configured(path, framework, quiet) for path in configs]
+    for path in configs:
+        found += _configured(path, framework, quiet)
     own = flags.correction()
     found += [] if own is None else [own]
     return found or [preset(name) for name in DEFAULT_CORRECTIONS]
 
 
-def _configured(path: str, framework: str, quiet: bool) -> Correction:
-    """A file in a framework's own keys; says whose it was taken for where nobody told."""
-    from mismatchctl.frameworks.native import read_configuration
+def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:
+    """A file in a framework's own keys; says whose it was taken for where nobody told, and what nothing reads."""
+    from mismatchctl.frameworks.native import read_configurations
 
-    found = read_configuration(path, framework)
-    if "@" not in framework:
-        say(f"{path}: read as {found.framework.dated}; --framework says otherwise", quiet)
-    if found.unread:
-        say(f"{path}: nothing of a correction reads {', '.join(found.unread)}", quiet)
-    return found.correction
+    configurations = read_configurations(path, framework)
+    for found in configurations:
+        if "@" not in framework:
+            say(f"{path}: read as {found.framework.dated}; --framework says otherwise", quiet)
+        if found.unread:
+            say(f"{path}: nothing of a correction reads {', '.join(found.unread)}", quiet)
+    return [found.correction for found in configurations]
 
 
 def replaying(framework: str, configs: Iterable[str]) -> Framework | None:
@@ -152,13 +154,11 @@ def replaying(framework: str, configs: Iterable[str]) -> Framework | None:
     """
     if not framework:
         return None
-    from mismatchctl.frameworks import load, load_for
-    from mismatchctl.frameworks.native import mapping_from_file
+    from mismatchctl.frameworks import load
+    from mismatchctl.frameworks.native import read_written
 
-    found = {
-        source.title: source for path in configs for source in [load_for(mapping_from_file(Path(path)), framework)]
-    }
-    return next(iter(found.values())) if len(found) == 1 else load(framework)
+    found = [written.framework for path in configs for written in read_written(path, framework)]
+    return found[0] if len({source.title for source in found}) == 1 else load(framework)
 
 
 def named_corrections(text: str) -> list[Correction]:

@@ -46,7 +46,7 @@ Corrections = Annotated[
 Configs = Annotated[
     list[str] | None,
     typer.Option(
-        "--config", help="A configuration of verl, slime or Miles (YAML, JSON) as one more correction; repeat."
+        "--config", help="What configures verl, slime or Miles (YAML, JSON, script) as one more correction; repeat."
     ),
 ]
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]

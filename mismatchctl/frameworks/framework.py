@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -101,6 +102,14 @@ class Framework(ABC):
     def block(self) -> tuple[str, ...]:
         """The keys that its configuration of corrections stands under in a full one."""
         return ()
+
+    def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """A configuration with the files put in that it names, looked for beside it and in the working folder.
+
+        Raises:
+            ConfigError: one is not there.
+        """
+        return native
 
     @abstractmethod
     def correction(self, native: Mapping[str, Any]) -> Correction:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
+from mismatchctl.texts import read_data
 
 Function = Literal["none", "vanilla", "icepop", "mis"]
 
@@ -34,6 +36,22 @@ _SIGNS = frozenset(
     (*MIS_FIELDS, *DOCUMENTED_ONLY, "use_tis", "tis_clip", "tis_clip_low", "custom_tis_function_path")
 ) | {"get_mismatch_metrics", "use_rollout_logprobs", "true_on_policy_mode"}
 """Keys that only a configuration of slime has."""
+
+SHIPPED_PATH = "examples/train_infer_mismatch_helper/mis.yaml"
+SHIPPED: dict[str, Any] = {
+    "use_tis": True,
+    "use_rs": True,
+    "tis_level": "token",
+    "rs_level": "token",
+    "tis_mode": "truncate",
+    "tis_lower_bound": 0.5,
+    "tis_upper_bound": 2.0,
+    "rs_lower_bound": None,
+    "rs_upper_bound": None,
+    "rs_veto_threshold": 1e-4,
+    "tis_batch_normalize": True,
+}
+"""The file that slime and Miles ship, the same in all their versions."""
 
 LEVELS = ("token", "sequence", "geometric")
 MODES = ("truncate", "clip", "mask")
@@ -183,6 +201,28 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
         )
     _check(found)
     return found
+
+
+def with_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Arguments with those of the file that `custom_config_path` names: they win over flags of the same name.
+
+    Raises:
+        ConfigError: there is no such file, and it is not the one that slime ships.
+    """
+    named = _named(native).get("custom_config_path")
+    if named is None:
+        return native
+    places = [place for place in (folder / str(named), Path(str(named))) if place.is_file()]
+    if places:
+        given = read_data(places[0])
+    elif str(named).endswith(SHIPPED_PATH):
+        given = SHIPPED
+    else:
+        raise ConfigError(f"custom_config_path {named}: there is no such file beside the flags, nor in this folder")
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{places[0]}: expected keys and values")
+    kept = {key: value for key, value in native.items() if _argument(str(key)) not in given}
+    return kept | dict(given)
 
 
 def recognizes(native: Mapping[str, Any]) -> bool:

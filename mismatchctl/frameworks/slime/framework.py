@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Re
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.slime import lint as linting
 from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments, unread
+from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
@@ -67,6 +68,10 @@ class Slime(Framework):
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration, one that is rejected included."""
         return linting.lint(native, self.about)
+
+    def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Flags with the file of --custom-config-path, whose keys win; that which slime ships need not be there."""
+        return with_custom_config(native, folder)
 
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys of a configuration that nothing reads."""

@@ -1,0 +1,68 @@
+"""Calls in Python text: a name with plain arguments. Nothing is executed."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from mismatchctl.texts.errors import TextError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `name`, or of a function that belongs to it.
+
+    Attributes:
+        function: what follows the name's dot; empty: the name itself is called.
+        given: plain arguments by their names.
+        partial: whether `...` stands for arguments that are left out.
+        line: where it stands, counted from 1.
+    """
+
+    function: str
+    given: dict[str, Any]
+    partial: bool
+    line: int
+
+
+def python_calls(text: str, name: str) -> list[Call]:
+    """The calls of a name, in their order.
+
+    Raises:
+        TextError: the text is no Python, or an argument is no plain value.
+    """
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as error:
+        raise TextError(error.msg, error.lineno, error.offset) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise TextError("nested too deeply, or holds a null character") from None
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _function(node, name) is not None]
+    return [_call(node, _function(node, name) or "") for node in sorted(found, key=lambda node: node.lineno)]
+
+
+def _function(node: ast.Call, name: str) -> str | None:
+    called = node.func
+    if isinstance(called, ast.Name):
+        return "" if called.id == name else None
+    if isinstance(called, ast.Attribute):
+        owner = called.value
+        own = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+        return called.attr if own == name else "" if called.attr == name else None
+    return None
+
+
+def _call(node: ast.Call, function: str) -> Call:
+    partial = False
+    for argument in node.args:
+        if not (isinstance(argument, ast.Constant) and argument.value is ...):
+            raise TextError("an argument without a name", argument.lineno, argument.col_offset + 1)
+        partial = True
+    given = {}
+    for keyword in node.keywords:
+        try:
+            given[str(keyword.arg)] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError):
+            raise TextError(f"{keyword.arg} is no plain value", node.lineno, node.col_offset + 1) from None
+    return Call(function, given, partial, node.lineno)
