@@ -10,12 +10,15 @@ from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.frameworks import presets as all_presets
 from mismatchctl.frameworks.importers.layout import PER_TOKEN, Layout
 from mismatchctl.frameworks.importers.registry import LAYOUTS
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.reduce import MOST_VALUES
+from mismatchctl.render.preset_table import HEADINGS, methods_data
 from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
+from mismatchctl.texts import read_data
 
 NOTICE = "<!-- Written by docs/generate.py (make docs); edit the code instead. -->\n"
 
@@ -117,6 +120,39 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def presets() -> str:
+    """What each preset does, costs and assumes, as Markdown."""
+    rows = [
+        "| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in methods_data(all_presets())
+    ]
+    return "\n".join(
+        [
+            "# Presets",
+            NOTICE,
+            "`mismatchctl presets --table` prints this; `presets show NAME` one of them as YAML. Rollout is the policy",
+            "that sampled, train the trainer's recomputation, current the one that is updated. In bypass mode there is",
+            "no recomputation: PPO's ratio, or the weight, is taken to the rollout.",
+            "",
+            "| " + " | ".join(HEADINGS.values()) + " |",
+            "|" + "---|" * len(HEADINGS),
+            *rows,
+            "",
+        ]
+    )
+
+
+def mission() -> str:
+    """What the documents describe, with the command that shows it, as Markdown."""
+    found = ["# What the documents describe, and the command that shows it", NOTICE.replace("the code", "mission.toml")]
+    found += ["Each command is run by a test. Where it is meant to fail, its exit code stands behind it.", ""]
+    for document in read_data(Path(__file__).parent / "mission.toml")["documents"]:
+        found += [f"## {document['title']}", "", "| capability | command |", "|---|---|"]
+        for capability, command, *code in document["shown"]:
+            found.append(f"| {capability} | `{command}`{f' (exit code {code[0]})' if code else ''} |")
+        found.append("")
+    return "\n".join(found)
+
+
 def importers() -> str:
     """The page about files of frameworks, what each layout declares written anew between its marks."""
     text = (Path(__file__).parent / "importers.md").read_text(encoding="utf-8")
@@ -175,6 +211,8 @@ def comparison() -> str:
 DOCUMENTS = {
     "contract.md": contract,
     "metrics.md": metrics,
+    "presets.md": presets,
+    "mission.md": mission,
     "importers.md": importers,
     "result.schema.json": schema,
     "comparison.schema.json": comparison,

@@ -14,10 +14,29 @@ app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", 
 
 
 @app.callback()
-def presets_or_list(ctx: typer.Context) -> None:
+def presets_or_list(
+    ctx: typer.Context,
+    table: Annotated[bool, typer.Option("--table", help="Side by side: what each does, costs and assumes.")] = False,
+    json: Json = False,
+) -> None:
     """Corrections by name: all of them, or one as YAML with `show NAME`."""
-    if ctx.invoked_subcommand is None:
-        list_presets()
+    if ctx.invoked_subcommand is not None:
+        if table or json:
+            raise ConfigError("--table and --json before a command: they are of the list; leave the command out")
+    elif table:
+        _show_table(json)
+    else:
+        list_presets(json)
+
+
+def _show_table(json: bool) -> None:
+    from mismatchctl.frameworks import presets
+    from mismatchctl.render.preset_table import methods_data, render_methods
+
+    if json:
+        print_json(methods_data(presets()))
+    else:
+        render_methods(presets(), console())
 
 
 @app.command("list")

@@ -1,0 +1,3 @@
+CUSTOM_ARGS=(
+    --true-on-policy-mode
+)

@@ -1,0 +1,7 @@
+RolloutCorrectionConfig.seq_is(threshold=2.0)
+# or equivalently:
+RolloutCorrectionConfig(
+    rollout_is="sequence",
+    rollout_is_threshold=2.0,
+    rollout_rs=None,
+)
