@@ -69,10 +69,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
     Column("current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
     Column("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
+    Column(
+        "reference_log_probs",
+        Kind.LOG_PROBS,
+        "nats",
+        "the same tokens scored once more in high precision, with the trainer's weights: says which side is wrong",
+    ),
     Column("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
     Column("reward", Kind.NUMBER, "reward", "the sequence's reward"),
     Column("rollout_version", Kind.NUMBER, "updates", "weight version that sampled the sequence"),
     Column("train_version", Kind.NUMBER, "updates", "weight version that recomputed it"),
+    Column("reference_version", Kind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
     Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
     Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
     Column(

@@ -186,6 +186,7 @@ class Example(_Model):
 
 
 Confidence = Literal["high", "medium", "low"]
+Side = Literal["rollout", "trainer", "both", "none"]
 
 
 class Finding(_Model):
@@ -209,6 +210,47 @@ class Finding(_Model):
     advice: str
     pointless: str = ""
     rivals: list[Rival] = Field(default_factory=list)
+    side: Side | None = None
+
+
+class SideShare(_Model):
+    """The rollout's share of what the two sides disagree on; the trainer's is the rest, `interval` a 90 % one."""
+
+    value: float | None
+    interval: tuple[float, float] | None = None
+    status: str = "ok"
+
+
+class SidesGroup(_Model):
+    """Both sides' errors (root mean square, nats) on the tokens of one step or worker."""
+
+    label: str
+    tokens: int
+    rollout_rms: float
+    train_rms: float
+
+
+class Sides(_Model):
+    """Which side is wrong, by a reference in high precision: errors against it are root mean squares in nats.
+
+    `correlation` is that of the two errors: what they share is in no gap. `rollout_share` is the rollout's part of the
+    squared log ratio, `rollout_share_k3` of K3. `reference_over_rollout` is 1 in expectation where the rollout's column
+    is what sampled. `groups` are by step and worker.
+    """
+
+    side: Side
+    confidence: Confidence
+    summary: str
+    tokens: int
+    rollout_rms: float
+    train_rms: float
+    gap_rms: float
+    correlation: float | None
+    rollout_share: SideShare
+    rollout_share_k3: SideShare
+    reference_over_rollout: Value
+    groups: dict[str, list[SidesGroup]]
+    notes: list[str] = Field(default_factory=list)
 
 
 class Agreement(_Model):
@@ -235,7 +277,7 @@ class AgainstLog(_Model):
 
 
 class RunResult(_Model):
-    """One run; `findings` are the causes of its mismatch, strongest first.
+    """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
 
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
     itself logged (`--against`), every name of it by group, and `against` how the two agree, by correction.
@@ -251,6 +293,7 @@ class RunResult(_Model):
     worst_sequences: list[WorstSequence]
     clusters: Clusters
     findings: list[Finding] = Field(default_factory=list)
+    sides: Sides | None = None
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
     log: dict[str, list[float | None]] = Field(default_factory=dict)
     against: dict[str, AgainstLog] = Field(default_factory=dict)

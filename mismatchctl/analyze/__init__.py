@@ -157,7 +157,7 @@ def analyze(
             logged.close()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
         for name, run in result.runs.items():
-            run.findings = causes.findings(name, [file.path for file in dump.files])
+            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files])
         if unnamed and micro_batches is None:
             warn_of_steps(result, corrections)
         if framework is not None:

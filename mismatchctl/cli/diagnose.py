@@ -23,7 +23,10 @@ from mismatchctl.cli.flags import (
 from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
 
 if TYPE_CHECKING:
-    from mismatchctl.result import Finding
+    from collections.abc import Sequence
+
+    from mismatchctl.diagnose import Diagnosed
+    from mismatchctl.frameworks.layers import LayerReport
 
 
 def diagnose(
@@ -33,6 +36,10 @@ def diagnose(
     by: Annotated[
         list[str] | None,
         typer.Option("--by", help="A column that may tell a deviating worker, rank or data source; repeat."),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="A report of a layer-wise comparator (SGLang, slime, Miles, msprobe), or a folder; repeat."),
     ] = None,
     column: Columns = None,
     threads: Threads = None,
@@ -49,7 +56,9 @@ def diagnose(
     check_places(output, force=False)
 
     from mismatchctl.diagnose import diagnose as run
+    from mismatchctl.frameworks.layers import read_layers
 
+    reports = [report for path in layers or [] for report in read_layers(path)]
     where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
         found = run(paths, rename=renamed(column), by=by or [], progress=progress, engine=where)
@@ -60,23 +69,33 @@ def diagnose(
     if output is not None:
         import json as format_
 
-        text = format_.dumps(_as_json(found.runs), indent=2, ensure_ascii=False, allow_nan=False)
+        text = format_.dumps(_as_json(found, reports), indent=2, ensure_ascii=False, allow_nan=False)
         write([(output, f"{text}\n".encode())], quiet)
     if json:
-        print_json(_as_json(found.runs))
+        print_json(_as_json(found, reports))
     elif not quiet:
         from mismatchctl.render.findings import render_diagnosis
+        from mismatchctl.render.layers import render_layers
+        from mismatchctl.render.sides import render_sides
 
         render_diagnosis(found.runs, console(), verbose=verbose)
+        render_sides(found.sides, console())
+        render_layers(reports, found.logit_noise, console())
 
 
-def _as_json(runs: dict[str, list[Finding]]) -> dict[str, Any]:
+def _as_json(found: Diagnosed, layers: Sequence[LayerReport]) -> dict[str, Any]:
     """All findings in one list; each names its run where there are several."""
-    several = len(runs) > 1
-    return {
+    several = len(found.runs) > 1
+    data: dict[str, Any] = {
         "findings": [
             ({"run": name} if several else {}) | finding.model_dump(mode="json")
-            for name, findings in runs.items()
+            for name, findings in found.runs.items()
             for finding in findings
         ]
     }
+    if found.sides:
+        data["sides"] = {name: sides.model_dump(mode="json") for name, sides in found.sides.items()}
+    if layers:
+        data["layers"] = [report.model_dump(mode="json") for report in layers]
+        data["logit_noise"] = {name: noise.model_dump(mode="json") for name, noise in found.logit_noise.items()}
+    return data

@@ -6,19 +6,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import LEAST_SAMPLE, Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
+from mismatchctl.diagnose.sides import REFERENCE, told_apart
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 from mismatchctl.measure import WORTH_COMPILING
-from mismatchctl.result import Finding
+from mismatchctl.result import Finding, Sides
 
-COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(column for cause in CAUSES for column in cause.columns))
-"""Optional columns that some cause looks at."""
+COLUMNS: tuple[str, ...] = tuple(
+    dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE, "reference_version"))
+)
+"""Optional columns that some cause looks at, and those that say which side it is on."""
 
 
 @dataclass
@@ -69,9 +74,14 @@ class Collector:
             tokens //= 2
         yield replace(self, tokens={})
 
-    def findings(self, run: str, files: Sequence[str]) -> list[Finding]:
-        """The causes of one run's mismatch, strongest first; `files` are the dump's paths, by index."""
-        return findings(self.runs[run], files) if run in self.runs else []
+    def findings(self, run: str, files: Sequence[str]) -> tuple[list[Finding], Sides | None]:
+        """The causes of one run's mismatch, strongest first, and which side is wrong where the dump can tell.
+
+        `files` are the dump's paths, by index.
+        """
+        if run not in self.runs:
+            return [], None
+        return told_apart(findings(self.runs[run], files), self.runs[run], files)
 
     def _add(self, runs: Mapping[str, Evidence]) -> None:
         for run, evidence in runs.items():
@@ -130,9 +140,11 @@ class _Gather:
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What `diagnose` found: findings by run, strongest first, and what it could not look at."""
+    """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
 
     runs: dict[str, list[Finding]]
+    sides: dict[str, Sides]
+    logit_noise: dict[str, LogitNoise]
     warnings: list[str]
     problems: Problems
 
@@ -173,11 +185,22 @@ def diagnose(
     if not any(evidence.sample and evidence.sample.rows.segments.tokens for evidence in everything.runs.values()):
         raise DataError("there is no token", file=dump.files[0].path, remedy="name a dump that holds tokens")
     files = [file.path for file in dump.files]
-    runs = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    judged = {run: everything.findings(run, files) for run in sorted(everything.runs, key=natural_key)}
+    runs = {run: found for run, (found, _) in judged.items()}
+    sides = {run: found for run, (_, found) in judged.items() if found is not None}
+    noise = {run: found for run in runs if (found := _noise(everything.runs[run])) is not None}
     masked = [run for run in runs if not everything.runs[run].tokens]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
-    return Diagnosed(runs, warnings, problems)
+    return Diagnosed(runs, sides, noise, warnings, problems)
+
+
+def _noise(evidence: Evidence) -> LogitNoise | None:
+    """The noise on the logits that the sampled tokens of a run ask for."""
+    if evidence.sample is None:
+        return None
+    case = Case.of(evidence, evidence.sample.rows)
+    return logit_noise(case.rollout[case.sound], case.train[case.sound])
 
 
 __all__ = ["COLUMNS", "Collector", "Diagnosed", "collector_for", "diagnose"]

@@ -1,0 +1,268 @@
+"""Which side is wrong: the engine's and the trainer's errors against a third, high-precision column.
+
+With e_r = rollout - reference and e_t = train - reference, the log ratio is e_t - e_r, and its square splits into a
+part of each side: e_r (e_r - e_t) + e_t (e_t - e_r). Where both sides carry the same error (they do: bfloat16 on both
+correlates at 0.6 to 0.9) that part is in neither: the shares are of what the two disagree on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.causes import CAUSES
+from mismatchctl.diagnose.evidence import LAG, Evidence, column_of, gather
+from mismatchctl.diagnose.judge import findings
+from mismatchctl.dumps import Rows
+from mismatchctl.ratios import k3_of
+from mismatchctl.result import Confidence, Finding, Side, Sides, SidesGroup, SideShare, Value
+
+REFERENCE = "reference_log_probs"
+FLOOR = 1e-4
+"""Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""
+APART = 2.0
+"""One side is wrong where its error is that many times the other's."""
+LEAST = 8
+"""Clusters that an interval needs."""
+REPLICATES = 400
+_GROUPS = ("step", "worker")
+_MOST_GROUPS = 64
+
+
+def sides_of(case: Case) -> Sides | None:
+    """The errors of both sides, how the gap splits between them, and who is wrong; None without a reference.
+
+    Errors are clustered by prompt and step, else by sequence; intervals are of 90 %, by resampling clusters.
+    """
+    given = case.rows.tokens.get(REFERENCE)
+    if given is None or given.ndim != 1:
+        return None
+    reference = given.astype(np.float64)
+    sound = case.sound & np.isfinite(reference)
+    if not sound.any():
+        return None
+    terms = _Terms(case, reference, sound)
+    table = terms.by(_clusters(case.rows))
+    draws = _draws(table)
+    rollout, train = (float(np.sqrt(value)) for value in _means(table.sum(axis=0))[:2])
+    side, confidence = _verdict(rollout, train, draws)
+    correlation = terms.correlation()
+    shares = [_share(table, draws, column) for column in ("gap", "k3")]
+    column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
+    error = _ratio_error(table)
+    return Sides(
+        side=side,
+        confidence=confidence,
+        summary=_summary(side, rollout, train, correlation, bool((case.rollout[sound] == case.train[sound]).all())),
+        tokens=int(sound.sum()),
+        rollout_rms=rollout,
+        train_rms=train,
+        gap_rms=float(np.sqrt(_means(table.sum(axis=0))[2])),
+        correlation=correlation,
+        rollout_share=shares[0],
+        rollout_share_k3=shares[1],
+        reference_over_rollout=Value(value=1.0 + column, se=error),
+        groups={name: found for name in _GROUPS if (found := _groups(terms, case.rows, name))},
+        notes=_notes(case.rows, column, error),
+    )
+
+
+_COLUMNS = ("tokens", "rollout2", "train2", "gap2", "gap_rollout", "k3", "k3_rollout", "ratio")
+
+
+class _Terms:
+    """Sums over tokens of what every figure is made from, by any grouping of sequences."""
+
+    def __init__(self, case: Case, reference: Float64s, sound: Bools) -> None:
+        def only(values: Float64s) -> Float64s:
+            return np.where(sound, values, 0.0)
+
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.rollout, self.train = only(case.rollout - reference), only(case.train - reference)
+            gap = self.train - self.rollout
+            own = -self.rollout * gap
+            k3 = k3_of(np.clip(gap, -20.0, 20.0))
+            part = np.where(gap != 0, own / np.where(gap != 0, gap * gap, 1.0), 0.0)
+            ratio = only(np.expm1(np.clip(reference - case.rollout, -20.0, 20.0)))
+        self.sound = sound
+        segments = case.rows.segments
+        each = (sound, self.rollout**2, self.train**2, gap * gap, own, k3, k3 * part, ratio)
+        self.sequences = np.stack([segments.sum(values) for values in each], axis=1)
+
+    def by(self, groups: NDArray[np.int64]) -> Float64s:
+        """The sums of each group of sequences, [groups, columns]."""
+        table = np.zeros((int(groups.max(initial=-1)) + 1, len(_COLUMNS)))
+        np.add.at(table, groups, self.sequences)
+        return table
+
+    def correlation(self) -> float | None:
+        """Pearson's, of both sides' errors over the tokens; None where one of them does not vary."""
+        rollout, train = self.rollout[self.sound], self.train[self.sound]
+        if len(rollout) < 2 or rollout.std() == 0 or train.std() == 0:
+            return None
+        return float(np.corrcoef(rollout, train)[0, 1])
+
+
+def _means(sums: Float64s) -> Float64s:
+    """Mean squares of the rollout's error, the trainer's, and the gap."""
+    means: Float64s = sums[..., 1:4] / np.maximum(sums[..., :1], 1)
+    return means
+
+
+def _clusters(rows: Rows) -> NDArray[np.int64]:
+    """The cluster of each sequence: its prompt and step, else the sequence itself."""
+    prompts = rows.columns.get("prompt_id")
+    if prompts is None:
+        return np.arange(len(rows))
+    keys = np.array([f"{step}\0{prompt}" for step, prompt in zip(column_of(rows, "step"), prompts, strict=True)])
+    return np.unique(keys, return_inverse=True)[1]
+
+
+def _draws(table: Float64s) -> Float64s | None:
+    """The sums of resampled clusters [REPLICATES, columns]; None where there are too few."""
+    count = len(table)
+    if count < LEAST:
+        return None
+    random = np.random.default_rng(count)
+    drawn: Float64s = random.multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
+    return drawn
+
+
+def _verdict(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:
+    """Who is wrong by the ratio of the two errors, and how sure that is by its interval."""
+    if max(rollout, train) < FLOOR:
+        return "none", "high"
+    if min(rollout, train) == 0:
+        return ("rollout" if rollout else "trainer"), "high" if draws is not None else "medium"
+    ratio = rollout / train
+    side: Side = "rollout" if ratio > APART else "trainer" if ratio < 1 / APART else "both"
+    if draws is None:
+        return side, "low"
+    means = _means(draws)
+    low, high = np.quantile(np.sqrt(means[:, 0] / np.maximum(means[:, 1], 1e-300)), [0.05, 0.95])
+    inside = {
+        "rollout": low > APART,
+        "trainer": high < 1 / APART,
+        "both": low > 1 / APART and high < APART,
+    }[side]
+    return side, "high" if inside else "medium"
+
+
+def _share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
+    whole, part = (3, 4) if of == "gap" else (5, 6)
+    total = table[:, whole].sum()
+    if total <= 0:
+        return SideShare(value=None, status="the two sides agree")
+    interval = None
+    if draws is not None:
+        low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
+        interval = (float(low), float(high))
+    return SideShare(value=float(table[:, part].sum() / total), interval=interval)
+
+
+def _ratio_error(table: Float64s) -> float | None:
+    """Standard error of the mean of reference/rollout, over clusters."""
+    if len(table) < 2:
+        return None
+    tokens = table[:, 0].sum()
+    residual = table[:, 7] - table[:, 7].sum() / tokens * table[:, 0]
+    return float(np.sqrt(np.square(residual).sum() * len(table) / (len(table) - 1)) / tokens)
+
+
+def _groups(terms: _Terms, rows: Rows, name: str) -> list[SidesGroup]:
+    """The same two errors by value of a column, where there are several and few enough to read."""
+    values = rows.columns.get(name)
+    if values is None:
+        return []
+    labels = values.astype(str)
+    known, index = np.unique(labels, return_inverse=True)
+    if not 1 < len(known) <= _MOST_GROUPS:
+        return []
+    means, tokens = np.sqrt(_means(terms.by(index))), terms.by(index)[:, 0]
+    order = sorted(range(len(known)), key=_numbers_first(known.tolist()))
+    return [
+        SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
+        for at in order
+        if tokens[at]
+    ]
+
+
+def _numbers_first(labels: list[str]) -> Callable[[int], tuple[int, float, str]]:
+    def key(at: int) -> tuple[int, float, str]:
+        try:
+            return 0, float(labels[at]), labels[at]
+        except ValueError:
+            return 1, 0.0, labels[at]
+
+    return key
+
+
+def _summary(side: Side, rollout: float, train: float, correlation: float | None, identical: bool) -> str:
+    figures = f"against the reference the rollout is off by {rollout:.2g} and the trainer by {train:.2g} (rms, nats)"
+    if side == "none":
+        return f"Nothing beyond noise: {figures}."
+    if identical:
+        return f"Identical, and both wrong: {figures}."
+    if side == "both":
+        shared = f", much of it shared (correlation {correlation:.2f})" if correlation and correlation > 0.3 else ""
+        return f"Both sides are off alike: {figures}{shared}."
+    word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
+    how = f", {own / other:,.3g} times as much" if other else ""
+    return f"The {word} is wrong: {figures}{how}."
+
+
+def _notes(rows: Rows, column: float, error: float | None) -> list[str]:
+    notes = []
+    if error and abs(column) > 4 * error and abs(column) > 1e-3:
+        notes.append(
+            f"E[reference/rollout] is {1 + column:.4g}, not 1: the rollout's column is not what sampled these tokens, "
+            "or the reference is not of the same weights and temperature"
+        )
+    scored, trained = (rows.columns.get(name) for name in ("reference_version", "train_version"))
+    if scored is not None and trained is not None and (scored != trained).any():
+        notes.append("the reference is of other weights than the trainer's: what deviates are the weights")
+    return notes
+
+
+def told_apart(
+    found: Sequence[Finding], evidence: Evidence, files: Sequence[str]
+) -> tuple[list[Finding], Sides | None]:
+    """The findings with the side that each is on, and who is wrong; as they are without a reference.
+
+    Each cause is looked for again between the rollout and the reference, and between the reference and the trainer: one
+    that only one of the pairs shows is that side's. What neither or both show is where the error is.
+    """
+    if evidence.sample is None:
+        return list(found), None
+    rows = evidence.sample.rows
+    sides = sides_of(Case.of(evidence, rows))
+    if sides is None:
+        return list(found), None
+    reference = rows.tokens[REFERENCE]
+    pairs = {"rollout": replace(rows, train=reference), "trainer": replace(rows, rollout=reference)}
+    shown = {side: _causes(pair, evidence, files) for side, pair in pairs.items()}
+
+    def side_of(finding: Finding, first: bool) -> Side:
+        on: list[Side] = [side for side in ("rollout", "trainer") if finding.cause in shown[side]]
+        if len(on) == 1 and not (first and sides.confidence == "high"):
+            return on[0]
+        return sides.side
+
+    return [
+        finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)
+    ], sides
+
+
+def _causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
+    """What one pair of columns shows of the sample, at medium confidence or more."""
+    size = evidence.sample.size if evidence.sample is not None else 0
+    by = tuple({name for name, _, _ in evidence.cells} - {"", LAG, "worker"})
+    gathered = gather(pair, by, [cause.flags for cause in CAUSES], size, {}, False)
+    return {
+        finding.cause for part in gathered.values() for finding in findings(part, files) if finding.confidence != "low"
+    }

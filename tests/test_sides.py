@@ -1,0 +1,126 @@
+"""Which side is wrong: real dumps with a third column and a known culprit, and the figures by another calculation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+from mismatchctl.diagnose import diagnose
+from mismatchctl.result import Sides
+
+DUMPS = Path(__file__).parent / "reference_dumps"
+LABELS = json.loads((DUMPS / "labels.json").read_text())
+
+
+def sides_of(path: Path) -> Sides:
+    [found] = diagnose([str(path)]).sides.values()
+    return found
+
+
+def columns(path: Path) -> tuple[Any, Any, Any]:
+    table = pq.read_table(path)
+    names = ("rollout_log_probs", "train_log_probs", "reference_log_probs")
+    rollout, train, reference = (np.asarray(table[name].combine_chunks().flatten(), np.float64) for name in names)
+    return rollout, train, reference
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_the_culprit_is_the_one_that_was_made(name: str) -> None:
+    label, found = LABELS[name], sides_of(DUMPS / name)
+    assert (found.side, found.confidence) == (label["side"], "high")
+    assert found.rollout_rms == pytest.approx(label["err_rollout_rms"], rel=1e-6)
+    assert found.train_rms == pytest.approx(label["err_train_rms"], rel=1e-6)
+    assert found.gap_rms == pytest.approx(label["gap_rms"], rel=1e-6)
+    assert found.correlation == pytest.approx(label["correlation"], abs=1e-6)
+    assert found.reference_over_rollout.value == pytest.approx(label["mean_exp_reference_minus_rollout"], abs=1e-6)
+    if label["worker"] is not None:
+        worst = max(found.groups["worker"], key=lambda group: group.rollout_rms)
+        assert worst.label == str(label["worker"])
+
+
+@pytest.mark.parametrize("name", ["moe_noise_both_bf16", "dense_rollout_int8"])
+def test_the_split_is_that_of_the_definition(name: str) -> None:
+    """gap^2 = e_r^2 + e_t^2 - 2 cov, token by token; the shares of both sides sum to 1 and lie in their interval."""
+    found = sides_of(DUMPS / name)
+    rollout, train, reference = columns(DUMPS / name)
+    ours, theirs = rollout - reference, train - reference
+    part, whole = (ours**2 - ours * theirs).sum(), ((theirs - ours) ** 2).sum()
+    assert found.rollout_share.value == pytest.approx(part / whole, rel=1e-9)
+    assert found.rollout_share.interval is not None
+    assert found.rollout_share.interval[0] <= part / whole <= found.rollout_share.interval[1]
+    gap = theirs - ours
+    k3 = np.expm1(gap) - gap
+    assert found.rollout_share_k3.value == pytest.approx(
+        (k3 * ours * (ours - theirs) / np.where(gap, gap**2, 1)).sum() / k3.sum(), rel=1e-4
+    )
+
+
+def test_what_is_said_of_one_side_is_said_of_the_other_when_they_change_places(tmp_path: Path) -> None:
+    table = pq.read_table(DUMPS / "dense_rollout_int8")
+    names = {"rollout_log_probs": "train_log_probs", "train_log_probs": "rollout_log_probs"}
+    pq.write_table(table.rename_columns([names.get(name, name) for name in table.column_names]), tmp_path / "d.parquet")
+    before, after = sides_of(DUMPS / "dense_rollout_int8"), sides_of(tmp_path)
+    assert (before.side, after.side) == ("rollout", "trainer")
+    assert (before.rollout_rms, before.train_rms) == (after.train_rms, after.rollout_rms)
+    assert before.rollout_share.value is not None
+    assert after.rollout_share.value == pytest.approx(1 - before.rollout_share.value, abs=1e-9)
+
+
+def test_every_finding_has_its_side_in_json() -> None:
+    result = CliRunner().invoke(app, ["diagnose", str(DUMPS / "moe_trainer_temperature"), "--json"])
+    data = json.loads(result.stdout)
+    assert data["findings"][0]["cause"] == "temperature"
+    assert [finding["side"] for finding in data["findings"]] == ["trainer"] * len(data["findings"])
+    assert data["sides"]["moe_trainer_temperature"]["side"] == "trainer"
+
+
+def test_identical_and_both_wrong_is_said() -> None:
+    assert sides_of(DUMPS / "dense_identical_sides_both_wrong").summary.startswith("Identical, and both wrong")
+
+
+def test_a_dump_without_a_reference_has_no_sides(tmp_path: Path) -> None:
+    table = pq.read_table(DUMPS / "dense_rollout_int8").drop_columns(["reference_log_probs"])
+    pq.write_table(table, tmp_path / "d.parquet")
+    found = diagnose([str(tmp_path)])
+    assert found.sides == {}
+    assert all(finding.side is None for findings in found.runs.values() for finding in findings)
+
+
+def test_a_reference_of_other_weights_is_said(tmp_path: Path) -> None:
+    table = pq.read_table(DUMPS / "dense_rollout_int8")
+    place = table.schema.get_field_index("reference_version")
+    older = pa.array([version - 1 for version in table["reference_version"].to_pylist()])
+    pq.write_table(table.set_column(place, "reference_version", older), tmp_path / "d.parquet")
+    assert any("other weights" in note for note in sides_of(tmp_path).notes)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_are_judged_with_low_confidence(rows: int, tmp_path: Path) -> None:
+    pq.write_table(pq.read_table(DUMPS / "moe_noise_both_bf16").slice(0, rows), tmp_path / "d.parquet")
+    found = sides_of(tmp_path)
+    assert found.confidence == "low"
+    assert found.rollout_share.interval is None
+
+
+def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
+    report = Path(__file__).parent / "framework_dumps" / "comparators" / "sglang" / "error_from_layer" / "report.jsonl"
+    result = CliRunner().invoke(app, ["diagnose", str(DUMPS / "dense_rollout_int8"), "--layers", str(report)])
+    assert result.exit_code == 0
+    assert "Whose error  rollout, high confidence" in result.stdout
+    assert "layer 3, mlp_output" in result.stdout
+    assert "last good layer 2" in " ".join(result.stdout.split())
+
+
+def test_a_broken_report_is_refused_before_the_dump_is_read(tmp_path: Path) -> None:
+    (tmp_path / "report.jsonl").write_text("nothing")
+    result = CliRunner().invoke(app, ["diagnose", "no/such/dump", "--layers", str(tmp_path / "report.jsonl")])
+    assert result.exit_code == 4
+    assert "report.jsonl" in result.stderr
