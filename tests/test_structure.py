@@ -14,6 +14,7 @@ PACKAGE = ROOT / "mismatchctl"
 
 ORDER = (
     "errors",
+    "interrupts",
     "files",
     "texts",
     "stores",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.dumps import DumpFile
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.files import replaced_when_done
+from mismatchctl.files import remove, replaced_when_done, scratch_folder
 from mismatchctl.measure import Plan
 from mismatchctl.measure.accumulate import Factors
 
@@ -39,14 +37,14 @@ class SequenceFile:
         if self._path is not None:
             if self._join is not None:
                 self._joined_keys(self._scan(self._join))  # a wrong --join should not cost a pass
-            self._folder = Path(tempfile.mkdtemp(prefix="mismatchctl-"))
+            self._folder = scratch_folder()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove(self._folder)
 
     def write(self, tables: Iterable[dict[str, NDArray[Any]]]) -> None:
         """Add the sequences of the next unit."""

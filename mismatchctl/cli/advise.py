@@ -9,7 +9,7 @@ import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
 from mismatchctl.cli.flags import Columns, Configs, Corrections, Json, Paths, Quiet, renamed
-from mismatchctl.cli.output import check_places, console, print_json, progress_bar, write
+from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, write
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
@@ -46,7 +46,7 @@ def advise(
     quiet: Quiet = False,
 ) -> None:
     """Which correction, at which threshold, or what to fix first; and how sure that is."""
-    check_places(output, force=False)
+    check_places(output, force=False, inputs=paths)
 
     from mismatchctl.advise import Limits, parse_fixed
     from mismatchctl.advise import advise as run
@@ -68,7 +68,8 @@ def advise(
         import json as format_
 
         text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
-        write([(output, f"{text}\n".encode())], quiet)
+        with outputs(quiet):
+            write([(output, f"{text}\n".encode())])
     if json:
         print_json(_as_json(found))
     elif not quiet:

@@ -31,7 +31,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -157,7 +157,8 @@ def analyze(
         raise ConfigError("--against needs --framework, whose names the log has")
     if not framework and (reducer or replay_dtype is not Dtype.float64):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
-    check_places(None if to_stdout else output, html, sequences, force=force)
+    read = [*paths, *(config or []), against, join]
+    check_places(None if to_stdout else output, html, sequences, force=force, inputs=read)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
@@ -167,28 +168,27 @@ def analyze(
 
     log = None if against is None else read_log(against)
     where = chosen_engine(threads, memory_limit, engine, address, cache)
-    with progress_bar(quiet) as progress:
-        result = run(
-            paths,
-            chosen,
-            rename=renamed(column),
-            by=by or [],
-            on_bad=on_bad.value,
-            engine=where,
-            progress=progress,
-            sequences=sequences,
-            join=join,
-            framework=replaying(framework, config or []),
-            micro_batch_size=micro_batch_size,
-            replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
-            log=log,
-            device=device.value,
-        )
-    if verbose:
-        _explain(result)
-    _write(result, None if to_stdout else output, html, quiet)
-    if sequences is not None:
-        say(f"wrote {sequences}", quiet)
+    with outputs(quiet):
+        with progress_bar(quiet) as progress:
+            result = run(
+                paths,
+                chosen,
+                rename=renamed(column),
+                by=by or [],
+                on_bad=on_bad.value,
+                engine=where,
+                progress=progress,
+                sequences=sequences,
+                join=join,
+                framework=replaying(framework, config or []),
+                micro_batch_size=micro_batch_size,
+                replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
+                log=log,
+                device=device.value,
+            )
+        if verbose:
+            _explain(result)
+        _write(result, None if to_stdout else output, html)
     _show(result, quiet, as_json=json or to_stdout)
     if log is not None and not (quiet or json or to_stdout):
         from mismatchctl.render.against import render_against
@@ -203,8 +203,7 @@ def _explain(result: Result) -> None:
         say(f"correction {correction.name}: {correction.to_mapping()}")
 
 
-def _write(result: Result, output: Path | None, html: Path | None, quiet: bool) -> None:
-    """Render everything first, then write it: what fails leaves nothing behind."""
+def _write(result: Result, output: Path | None, html: Path | None) -> None:
     files: list[tuple[Path, bytes]] = []
     if html is not None:
         from mismatchctl.render.report import render_report
@@ -212,7 +211,7 @@ def _write(result: Result, output: Path | None, html: Path | None, quiet: bool) 
         files.append((html, render_report(result).encode()))
     if output is not None:
         files.append((output, result.to_json().encode()))
-    write(files, quiet)
+    write(files)
 
 
 def _show(result: Result, quiet: bool, *, as_json: bool) -> None:

@@ -26,7 +26,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
 Paths = Annotated[
@@ -72,7 +72,8 @@ def compare(
     to_stdout = str(output) == "-"
     if json and to_stdout:
         raise ConfigError("--json and -o - both write to stdout: give one of them")
-    check_places(None if to_stdout else output, html, force=force)
+    inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
+    check_places(None if to_stdout else output, html, force=force, inputs=inputs)
 
     corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
 
@@ -96,7 +97,8 @@ def compare(
         files.append((html, render_comparison_page(found).encode()))
     if output is not None and not to_stdout:
         files.append((output, found.to_json().encode()))
-    write(files, quiet)
+    with outputs(quiet):
+        write(files)
     if json or to_stdout:
         for warning in found.warnings:
             say(f"warning: {warning}", quiet)

@@ -20,7 +20,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, say, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def diagnose(
     quiet: Quiet = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
-    check_places(output, force=False)
+    check_places(output, force=False, inputs=paths)
 
     from mismatchctl.diagnose import diagnose as run
     from mismatchctl.frameworks.layers import read_layers
@@ -70,7 +70,8 @@ def diagnose(
         import json as format_
 
         text = format_.dumps(_as_json(found, reports), indent=2, ensure_ascii=False, allow_nan=False)
-        write([(output, f"{text}\n".encode())], quiet)
+        with outputs(quiet):
+            write([(output, f"{text}\n".encode())])
     if json:
         print_json(_as_json(found, reports))
     elif not quiet:

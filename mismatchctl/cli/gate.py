@@ -25,7 +25,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, print_json, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, say, write
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def gate(
     if plan is not None and (save_baseline or junit or markdown):
         raise ConfigError("--plan judges nothing: leave --save-baseline, --junit and --markdown out")
     into_folder = save_baseline is not None and save_baseline.is_dir()
-    check_places(None if into_folder else save_baseline, junit, None if to_stdout else markdown, force=force)
+    kept, shown = None if into_folder else save_baseline, (junit, None if to_stdout else markdown)
+    before = None if baseline == kept else baseline  # a baseline may replace the one before it
+    check_places(kept, *shown, force=force, inputs=[*paths, before])
 
     from mismatchctl.gate import judge, open_result, read_against
     from mismatchctl.gate import plan as needs
@@ -130,15 +132,17 @@ def gate(
     for warning in result.warnings:
         say(f"warning: {warning}", quiet)
     verdict = judge(result, rules, against, level, most)
-    _publish(verdict, junit, markdown, quiet=quiet, json=json)
-    if save_baseline is not None:
-        from mismatchctl.gate import as_baseline, write_baseline
+    with outputs(quiet):
+        _write(verdict, junit, markdown)
+        if save_baseline is not None:
+            from mismatchctl.gate import as_baseline, write_baseline
 
-        if verdict.outcome == "passed" or accept:
-            accepted = as_baseline(result, verdict, rules, by_hand=accept)
-            say(f"wrote {write_baseline(accepted, save_baseline)}", quiet)
-        else:
-            say(f"{save_baseline}: not written, since the verdict is {verdict.outcome}; --accept saves it all the same")
+            if verdict.outcome == "passed" or accept:
+                write_baseline(as_baseline(result, verdict, rules, by_hand=accept), save_baseline)
+            else:
+                why = f"since the verdict is {verdict.outcome}; --accept saves it all the same"
+                say(f"{save_baseline}: not written, {why}")
+    _show(verdict, to_stdout, quiet=quiet, json=json)
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
@@ -170,20 +174,25 @@ def _show_plan(needs: list[Need], quiet: bool, json: bool) -> None:
         render_plan(needs, console())
 
 
-def _publish(verdict: Verdict, junit: Path | None, markdown: Path | None, *, quiet: bool, json: bool) -> None:
-    """Everything that shows the verdict; what GitHub reads is written where GitHub says that it reads."""
-    from mismatchctl.render.verdict import render_verdict, verdict_markdown, workflow_commands
+def _write(verdict: Verdict, junit: Path | None, markdown: Path | None) -> None:
+    from mismatchctl.render.verdict import verdict_markdown
     from mismatchctl.render.verdict_junit import verdict_junit
 
-    text = verdict_markdown(verdict)
     files = [] if junit is None else [(junit, verdict_junit(verdict))]
     if markdown is not None and str(markdown) != "-":
-        files.append((markdown, text.encode()))
-    write(files, quiet)
+        files.append((markdown, verdict_markdown(verdict).encode()))
+    write(files)
+
+
+def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
+    """Print the verdict; what GitHub reads is written where GitHub says that it reads."""
+    from mismatchctl.render.verdict import render_verdict, verdict_markdown, workflow_commands
+
+    text = verdict_markdown(verdict)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         _append(Path(summary), text)
-    if str(markdown) == "-":
+    if as_markdown:
         typer.echo(text, nl=False)
     elif json:
         print_json(verdict.model_dump(mode="json"))
@@ -191,7 +200,7 @@ def _publish(verdict: Verdict, junit: Path | None, markdown: Path | None, *, qui
         render_verdict(verdict, console())
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
-            typer.echo(line, err=json or str(markdown) == "-")
+            typer.echo(line, err=json or as_markdown)
 
 
 def _append(place: Path, text: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-import signal
 import sys
-import threading
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from mismatchctl import __version__
+from mismatchctl import __version__, interrupts
 from mismatchctl.cli import (
     advise,
     analyze,
@@ -30,17 +28,24 @@ from mismatchctl.cli import (
 )
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
-from mismatchctl.errors import EXIT_USAGE, MismatchctlError
+from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError
 
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
-_interrupted = threading.Event()
+
+STDOUT = "stdout"
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    _interrupted.set()
-    signal.default_int_handler(number, frame)
+class _Stdout(io.FileIO):
+    """Names itself in its errors, which tell them from those of files."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content) or 0
+        except OSError as error:
+            error.filename = STDOUT
+            raise
 
 
 class _Group(TyperGroup):
@@ -48,11 +53,20 @@ class _Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return self._invoke(ctx)
+            done = self._invoke(ctx)
+            interrupts.check()
+        except KeyboardInterrupt:
+            raise self._interrupted() from None
         except Exception:
-            if _interrupted.is_set():  # in a callback of numba's compiler, which drops it and then fails otherwise
-                raise KeyboardInterrupt from None
+            if interrupts.exit_code() is not None:  # a callback of numba's compiler drops it and then fails otherwise
+                raise self._interrupted() from None
             raise
+        return done
+
+    @staticmethod
+    def _interrupted() -> typer.Exit:
+        say("interrupted")
+        return typer.Exit(interrupts.exit_code() or EXIT_INTERRUPTED)
 
     def _invoke(self, ctx: Any) -> Any:
         try:
@@ -61,16 +75,37 @@ class _Group(TyperGroup):
         except MismatchctlError as error:
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
+        except MemoryError:
+            say("error: there is no memory left: use fewer --threads, or --memory-limit")
+            raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":  # torch's, which is loaded only where a device is used
                 raise
             say("error: the GPU has no memory left: use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
         except BrokenPipeError:  # the reader of the pipe has gone: nobody is left to tell
-            with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _close_stdout()
             raise typer.Exit(EXIT_BROKEN_PIPE) from None
+        except OSError as error:
+            raise typer.Exit(_explain(error)) from None
         return done
+
+
+def _explain(error: OSError) -> int:
+    """Say what could not be read or written; the exit code."""
+    reason = error.strerror or str(error)
+    if error.filename == STDOUT:
+        _close_stdout()
+        say(f"error: {STDOUT} cannot be written: {reason}")
+        return EXIT_USAGE
+    say(f"error: {error.filename or 'a file'}: {reason}")
+    return EXIT_CANNOT_JUDGE
+
+
+def _close_stdout() -> None:
+    """Let what still waits to be printed go nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(
@@ -116,7 +151,25 @@ def _settings(
 
 
 def main() -> None:
-    """Entry point of the command."""
-    signal.signal(signal.SIGINT, _interrupt)
+    """The command."""
+    interrupts.install()
+    _open_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
-    app()
+    try:
+        app()
+    except OSError as error:  # of what typer prints itself
+        sys.exit(_explain(error))
+
+
+def _open_streams() -> None:
+    """Streams that were closed lead nowhere: a file that is opened must not take their place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        raw, text = io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)), sys.stdout
+        sys.stdout = io.TextIOWrapper(raw, text.encoding, text.errors, line_buffering=text.line_buffering)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import glob
 import io
 import os
 import sys
@@ -18,29 +19,49 @@ from mismatchctl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+_READ_IN_FOLDERS = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".pt", ".pkl", ".npz")
 PIPED_WIDTH = 140
 """Columns where the width of the terminal is not known."""
 LEAST_WIDTH = 40
 """Narrower than this, nothing can be read."""
 
 
-def check_places(result: Path | None, *reports: Path | None, force: bool) -> None:
+def check_places(
+    result: Path | None, *reports: Path | None, force: bool, inputs: Iterable[str | Path | None] = ()
+) -> None:
     """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
 
-    A Result may replace a Result; everything else needs `--force`.
+    A Result may replace a Result; everything else needs `--force`. What is read is never replaced.
 
     Raises:
-        ConfigError: a place that cannot be written, or that is given twice.
+        ConfigError: a place that cannot be written, that is given twice, or that is read.
     """
     places = [place for place in (result, *reports) if place is not None]
     for place in places:
         _check_place(place)
         if place.exists() and not force and not (place == result and _holds_json(place)):
             raise ConfigError(f"{place}: exists already; name another file, or overwrite it with --force")
-    names = [place.absolute() for place in places]
-    twice = next((place for place in places if names.count(place.absolute()) > 1), None)
+    names = [os.path.realpath(place) for place in places]
+    twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"{twice}: two outputs cannot go to one file")
+    given = [str(path) for path in inputs if path is not None]
+    read = next((place for place in places if place.exists() and any(_reads(text, place) for text in given)), None)
+    if read is not None:
+        raise ConfigError(f"{read}: is read as well; an output never replaces an input, name another file")
+
+
+def _reads(text: str, place: Path) -> bool:
+    """Whether an argument names a file that exists, as it is, in a folder, or by a pattern."""
+    paths = [Path(text)] if os.path.exists(text) else [Path(found) for found in glob.glob(text, recursive=True)]
+    for path in paths:
+        if path.is_dir():
+            inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
+            if inside and place.suffix in _READ_IN_FOLDERS:
+                return True
+        elif path.exists() and os.path.samefile(path, place):
+            return True
+    return False
 
 
 def on_disk(place: Path) -> Path:
@@ -79,19 +100,30 @@ def _holds_json(place: Path) -> bool:
         return False
 
 
-def write(files: Iterable[tuple[Path, bytes]], quiet: bool) -> None:
-    """Write files, each whole or not at all, and say so on stderr."""
+@contextlib.contextmanager
+def outputs(quiet: bool) -> Iterator[None]:
+    """Whatever is written in this block appears at its end, all of it or nothing; then say so on stderr."""
+    from mismatchctl.files import together
+
+    with together() as places:
+        yield
+    for place in places:
+        say(f"wrote {place}", quiet)
+
+
+def write(files: Iterable[tuple[Path, bytes]]) -> None:
+    """Write files, each whole or not at all."""
     from mismatchctl.files import write_atomically
 
     for place, content in files:
         write_atomically(place, content)
-        say(f"wrote {place}", quiet)
 
 
 def say(text: str, quiet: bool = False) -> None:
     """Talk to the user, on stderr; strings from outside may be part of it."""
     if not quiet:
-        typer.echo(visible(text), err=True)
+        with contextlib.suppress(OSError):  # a stderr that is full or gone: there is nowhere to say so
+            typer.echo(visible(text), err=True)
 
 
 def visible(text: str) -> str:

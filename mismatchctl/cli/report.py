@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Quiet
-from mismatchctl.cli.output import check_places, console, write
+from mismatchctl.cli.output import check_places, console, outputs, write
 
 
 def report(
@@ -18,14 +18,15 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Render a Result again: the summary, and the report with --html. The dump is not needed."""
-    check_places(None, html, force=force)
+    check_places(None, html, force=force, inputs=[result])
     from mismatchctl.result import read_result
 
     found = read_result(result)
     if html is not None:
         from mismatchctl.render.report import render_report
 
-        write([(html, render_report(found).encode())], quiet)
+        with outputs(quiet):
+            write([(html, render_report(found).encode())])
     if not quiet:
         from mismatchctl.render.terminal import render_summary
 

@@ -29,7 +29,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def sweep(
 
     Without --correction, --sweep or a shortcut: token weights, sequence and geometric rejection, and the veto.
     """
-    check_places(None, output, html, force=force)
+    check_places(None, output, html, force=force, inputs=[*paths, *(config or []), study_file])
     wishes = _wishes(target_rejection or [], target_ess or [])
     flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
     named = {name: text for name, text in flags.items() if text is not None}
@@ -158,15 +158,15 @@ def sweep(
             wishes=wishes,
             outlook=Outlook(batch, tuple(at_length or ()), at_step),
         )
-    if output is not None:
-        from mismatchctl.sweep import export
+    with outputs(quiet):
+        if output is not None:
+            from mismatchctl.sweep import export
 
-        export.write(found, output)
-        say(f"wrote {output}", quiet)
-    if html is not None:
-        from mismatchctl.render.sweep_report import render_sweep_report
+            export.write(found, output)
+        if html is not None:
+            from mismatchctl.render.sweep_report import render_sweep_report
 
-        write([(html, render_sweep_report(found).encode())], quiet)
+            write([(html, render_sweep_report(found).encode())])
     _show(found, quiet, as_json=json, front=pareto)
 
 

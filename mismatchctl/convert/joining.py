@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 
 from mismatchctl.contract import REQUIRED
 from mismatchctl.errors import DataError
+from mismatchctl.files import scratch
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks.importers.batches import parquet_writer
 from mismatchctl.frameworks.importers.layout import NEEDED, TYPES
@@ -35,11 +35,11 @@ def joining(place: Path) -> Iterator[Joined]:
         DataError: nothing there can be read, or it names no sequences.
     """
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))
+        folder = stack.enter_context(scratch())
         paths = sorted(place.rglob("*.parquet")) if place.is_dir() else []
         if place.is_file() and not candidates(place):
             paths = [place]
-        paths = paths or list(_converted(place, Path(folder)))
+        paths = paths or list(_converted(place, folder))
         if not paths:
             raise DataError("holds nothing that can be joined", file=str(place))
         try:

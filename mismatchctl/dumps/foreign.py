@@ -5,10 +5,7 @@ Whatever is said about them names the original.
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,7 +15,7 @@ from pathlib import Path
 
 from mismatchctl.dumps.paths import Found
 from mismatchctl.errors import DataError
-from mismatchctl.files import replaced_when_done
+from mismatchctl.files import replaced_when_done, scratch_folder
 from mismatchctl.frameworks.importers.batches import parquet_writer
 from mismatchctl.frameworks.importers.reading import Source, left_out, read_file
 
@@ -91,7 +88,7 @@ def _write(source: Source, path: Path) -> Path | None:
         writer = None
         for batch in source.read(path, read_file):
             if writer is None:
-                temporary = stack.enter_context(replaced_when_done(place))
+                temporary = stack.enter_context(replaced_when_done(place, at_once=True))
                 writer = stack.enter_context(parquet_writer(temporary, batch.schema))
             writer.write_batch(batch)
     return place if writer is not None else None
@@ -100,6 +97,4 @@ def _write(source: Source, path: Path) -> Path | None:
 @cache
 def _folder() -> Path:
     """A folder that is removed when the process ends."""
-    folder = tempfile.mkdtemp(prefix="mismatchctl-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return scratch_folder()

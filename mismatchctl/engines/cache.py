@@ -106,7 +106,7 @@ class Cached:
         with contextlib.suppress(UnpackableError, MismatchctlError, OSError):
             content = pack(part)
             size, body = len(content).to_bytes(_SIZE, "little"), pa.compress(content, "zstd", asbytes=True)
-            write_atomically(place, _checksum(place, size, body) + size + body)
+            write_atomically(place, _checksum(place, size, body) + size + body, at_once=True)
 
     def _digests(self, files: Sequence[DumpFile]) -> Iterator[tuple[DumpFile, str | None]]:
         return ordered_map(self._digest, files, default_threads())
@@ -133,7 +133,7 @@ class Cached:
             return None
         if time.time() - max(status[3], status[4]) / 1e9 > SETTLED:
             with contextlib.suppress(MismatchctlError, OSError):
-                write_atomically(memo, json.dumps([status, digest.hexdigest()]).encode())
+                write_atomically(memo, json.dumps([status, digest.hexdigest()]).encode(), at_once=True)
         return digest.hexdigest()
 
 

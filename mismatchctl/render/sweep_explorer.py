@@ -141,7 +141,7 @@ def texts(correction: Correction) -> dict[str, str]:
     """A correction in each syntax: one's own, then each framework's, which says what it cannot say."""
     named = correction.model_copy(update={"name": clean(correction.name), "about": ""})  # that is of another point
     found = {OWN: preset_yaml(Preset(named))}
-    return found | {framework.title: native_yaml(named, framework) for framework in _frameworks()}
+    return found | {framework.title: native_yaml(named, framework, nearest=True) for framework in _frameworks()}
 
 
 def _written(runs: Sequence[Sequence[Row]]) -> list[int]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl import __version__
+from mismatchctl.files import remove, scratch_folder
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
@@ -69,8 +67,8 @@ class Folder:
     """A temporary folder that goes when nothing refers to it any more."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="mismatchctl-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self.path = scratch_folder()
+        weakref.finalize(self, remove, self.path)
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -17,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.errors import DataError
+from mismatchctl.files import scratch
 from mismatchctl.frameworks.importers.alignment import LAGS, alignment_sums, check_alignment
 from mismatchctl.frameworks.importers.batches import raw_batches
 from mismatchctl.frameworks.importers.layout import Layout
@@ -230,7 +230,7 @@ def workers(
     sizes = [path.stat().st_size for path in paths]
     total, done = sum(sizes), 0
     with (
-        tempfile.TemporaryDirectory(prefix="mismatchctl-") as folder,
+        scratch() as folder,
         ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
     ):
         todo = deque(enumerate(paths))
@@ -239,7 +239,7 @@ def workers(
         def submit() -> None:
             if todo:
                 number, path = todo.popleft()
-                place = Path(folder, f"{number}.arrow")
+                place = folder / f"{number}.arrow"
                 running.append((number, place, pool.submit(_read_into, path, framework, place)))
 
         def raw(path: Path) -> tuple[Layout | None, Batches]:
