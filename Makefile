@@ -25,6 +25,7 @@ test: $(TEST_INSTALLED)  ## lint, types, and every test
 conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
 	$(BIN)/python tests/conformance_verl.py
 	$(BIN)/python tests/conformance_slime.py
+	$(BIN)/python tests/conformance_peers.py
 
 bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recording cost, into docs/
 	$(BIN)/python benchmarks/analyze.py --write docs/benchmarks.md

@@ -23,6 +23,7 @@ ORDER = (
     "ratios",
     "correction",
     "losses",
+    "surrogates",
     "measure",
     "result",
     "frameworks",

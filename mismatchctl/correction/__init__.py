@@ -1,6 +1,7 @@
 """Corrections: the rules (`model`), where they come from (`load`), what they do to a block (`apply`)."""
 
 from mismatchctl.correction.apply import Applied, Selection, apply
+from mismatchctl.correction.gates import GateOutcome
 from mismatchctl.correction.load import correction_from_mapping, corrections_from_file
 from mismatchctl.correction.model import Correction, Gate, Weight
 
@@ -8,6 +9,7 @@ __all__ = [
     "Applied",
     "Correction",
     "Gate",
+    "GateOutcome",
     "Selection",
     "Weight",
     "apply",

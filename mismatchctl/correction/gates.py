@@ -170,8 +170,9 @@ def _luck(gate: Gate, batch: TokenBatch) -> Float64s:
 def _trimmed(gate: Gate, values: Float64s, seen: Bools) -> Bools:
     """The largest values, as few as it takes for the mean of the rest to be inside; one always stays."""
     places = np.flatnonzero(seen)
-    ascending = places[np.argsort(values[places], kind="stable")]
-    means = np.cumsum(values[ascending], dtype=np.float64) / np.arange(1, len(ascending) + 1)
+    finite = np.where(np.isnan(values[places]), np.inf, values[places])
+    ascending = places[np.argsort(-finite, kind="stable")[::-1]]  # of equal ones the first is dropped first
+    means = np.cumsum(np.sort(finite), dtype=np.float64) / np.arange(1, len(ascending) + 1)
     high = math.inf if gate.keep[1] is None else gate.keep[1]
     stays = int((means <= high if gate.inclusive[1] else means < high).sum())
     dropped = np.zeros(len(values), np.bool_)

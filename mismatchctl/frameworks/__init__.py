@@ -15,9 +15,11 @@ from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks import peers, slime, verl
 from mismatchctl.frameworks.framework import Framework, Loss, Replay
+from mismatchctl.frameworks.shelves import SHELVES, load_shelf
 
 __all__ = [
     "DEFAULT_CORRECTIONS",
+    "FRAMEWORKS",
     "Framework",
     "Loss",
     "Preset",
@@ -50,6 +52,9 @@ RECOGNIZERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
 }
 """By framework: the version that a configuration was written for (empty: any), None where it is of another one."""
 
+FRAMEWORKS: tuple[str, ...] = (*LOADERS, *(shelf.name for shelf, _ in SHELVES))
+"""All of them, by name."""
+
 DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Compared when nobody says what to compare: one of each kind."""
 
@@ -69,8 +74,10 @@ def load(name: str) -> Framework:
         ConfigError: there is no such framework or version.
     """
     framework, _, version = name.partition("@")
+    if (shelf := load_shelf(framework, version)) is not None:
+        return shelf
     if framework not in LOADERS:
-        raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, LOADERS)}")
+        raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, FRAMEWORKS)}")
     return LOADERS[framework](version)
 
 

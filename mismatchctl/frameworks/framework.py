@@ -37,10 +37,18 @@ class Replay:
 
 @dataclass(frozen=True)
 class Loss:
-    """Value of a framework's policy loss for one training step, and what it logs beside it."""
+    """Value of a framework's policy loss for one training step, and what it logs beside it.
+
+    Attributes:
+        value: the loss.
+        metrics: logged names and values.
+        gradient: derivative by each current log-prob, of each row over all its tokens, 0 where masked; None where it
+            is not known.
+    """
 
     value: float
     metrics: dict[str, float]
+    gradient: list[NDArray[np.floating[Any]]] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""AReaL before it moved (4aef98d8d818) and of 2026-08 (cbff54d645d2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.batch import Bools
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.areal.statistics import before, since
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.shelf import Options, Rules, Run, Shelf, Trap
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
+
+SOURCE = "areal-project/AReaL@cbff54d645d2"
+_RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
+_STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
+_USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
+
+
+def _form(level: str, action: str, metric: str, agg: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        low, high = (
+            (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
+        )
+        rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
+        return {"rejection_sampling": rule}
+
+    return said
+
+
+class Areal(Shelf):
+    """One rule of rejection or clamping by one statistic; M2PO before it."""
+
+    name = "areal"
+    loss_key = "actor_loss"
+    options = {
+        "rejection_sampling": None,
+        "m2_threshold": None,
+        "importance_sampling_level": "token",
+        "eps_clip": 0.2,
+        "eps_clip_higher": None,
+        "c_clip": None,
+        "use_decoupled_loss": True,
+        "prox_logp_method": "recompute",
+        "use_cispo_loss": False,
+        "ppo_n_minibatches": 1,
+    }
+    places = ("actor",)
+    columns = {"logprobs": "rollout_log_probs", "loss_mask": "response_mask"}
+    names = {
+        "rs_filtered_fraction": ("rejected, or clamped", "tokens", "mean", "train/rollout"),
+        **{
+            f"behave_imp_weight/{how}": ("weight of kept tokens", "tokens of a weight above 0", how, "weights")
+            for how in ("avg", "min", "max")
+        },
+        **{
+            f"behave_approx_kl/{how}": (
+                "train minus rollout log-prob",
+                "tokens of a weight above 0",
+                how,
+                "train/rollout",
+            )
+            for how in ("avg", "min", "max")
+        },
+        "unclipped_behave_tokens": ("weight above 0", "tokens", "sum", "weights"),
+        "clip_ratio": ("the clipped loss decides", "tokens", "mean", "current/train"),
+        "actor_loss": ("policy loss", "tokens before rejection", "mean", "current/train"),
+    }
+    forms = (
+        lambda low, high: {},
+        *(_form("token", action, "ratio", "mean") for action in ("mask", "clamp")),
+        *(_form("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
+        *(_form("token", "mask", metric, "mean") for metric in _STATISTICS),
+        *(_form("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
+    )
+    traps = (
+        Trap(
+            lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]),
+            Finding(
+                "warning",
+                "actor.rejection_sampling",
+                "without it no weight corrects the mismatch: only the update ratio is left",
+                "give rejection_sampling",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: (o["rejection_sampling"] or {}).get("metric") == "binary_kl",
+            Finding(
+                "error",
+                "actor.rejection_sampling.metric",
+                "the shipped configuration class refuses binary_kl; and in "
+                "float32 it rejects every token whose probability rounds to 1",
+                "use kl_k3, or patch the class",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: (o["rejection_sampling"] or {}).get("metric") == "kl_k3",
+            Finding(
+                "info",
+                "actor.rejection_sampling.metric",
+                "the help says r - log r - 1, the code takes exp(-d) - 1 + d",
+                "set the threshold for that",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: o["prox_logp_method"] == "reuse_train_logp" and o["ppo_n_minibatches"] > 1,
+            Finding(
+                "warning",
+                "actor.ppo_n_minibatches",
+                "reuse_train_logp forces it to 1",
+                "set it to 1",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: o["rejection_sampling"] is not None and not o["use_decoupled_loss"],
+            Finding(
+                "warning",
+                "actor.use_decoupled_loss",
+                "without it log ratios are 0: the rule keeps everything",
+                "set use_decoupled_loss true",
+                SOURCE,
+            ),
+        ),
+    )
+
+    def read(self, native: Any) -> Options:
+        """As every shelf; the retired options are refused with what says the same."""
+        if gone := sorted({"behave_imp_weight_cap", "behave_imp_weight_mode"} & set(native)):
+            raise ConfigError(
+                f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
+            )
+        options = super().read(native)
+        rule = options["rejection_sampling"]
+        if rule is not None:
+            if unknown := sorted(set(rule) - set(_USUAL)):
+                raise ConfigError(f"areal: rejection_sampling has no {unknown[0]!r}")
+            options["rejection_sampling"] = {**_USUAL, **rule}
+        return options
+
+    def rules(self, options: Options) -> Rules:
+        """M2PO's trim, then the rule."""
+        gates: list[Gate] = []
+        if options["m2_threshold"] is not None:
+            keep = (None, options["m2_threshold"] / 2)
+            gates.append(Gate(statistic="k2", level="mean", over="batch", keep=keep, inclusive=(True, False)))
+        rule = options["rejection_sampling"]
+        if rule is None:
+            return None, tuple(gates)
+        metric, sequences, clamps = rule["metric"], rule["level"] == "sequence", rule["action"] == "clamp"
+        low, high = rule["lower"], rule["upper"]
+        raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
+        raw |= {"clamp": "none", "nonfinite": "one"}
+        gate = self._gate(rule, sees="remaining" if gates else "original")
+        if not clamps:
+            return Weight(**raw), (*gates, gate)
+        where = gate.model_copy(update={"effect": "mask", "sees": "original"}) if sequences else None
+        clip = (low or None, high) if metric != "kl_k1" else (low, high)
+        return Weight(clip=clip, bound_where=where, **raw), tuple(gates)
+
+    def _gate(self, rule: Options, sees: Any) -> Gate:
+        metric, low, high = rule["metric"], rule["lower"], rule["upper"]
+        common: dict[str, Any] = {"clamp": "none", "effect": "zero", "sees": sees}
+        sequences, agg = rule["level"] == "sequence", rule["agg"]
+        if metric == "ratio":
+            level: Any = _RATIO_LEVELS[agg] if sequences else "token"
+            return Gate(level=level, keep=(low, high), nonfinite="one", **common)
+        statistic: Any = _STATISTICS[metric]
+        if metric == "kl_k1":  # train minus rollout there
+            low, high = (None if high is None else -high), (None if low is None else -low)
+        precision: Any = "float32" if metric == "binary_kl" else "float64"
+        return Gate(
+            statistic=statistic, level=agg if sequences else "token", keep=(low, high), precision=precision, **common
+        )
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is."""
+        if not options["use_decoupled_loss"]:
+            return Run(step, options, correction, trained="rollout_log_probs")
+        if options["prox_logp_method"] == "reuse_train_logp" and step.has("current_log_probs"):
+            return Run(step, options, correction, trained="current_log_probs")
+        return Run(step, options, correction)
+
+    def high_of(self, options: Options) -> float:
+        """Upper clip of the update ratio."""
+        higher = options["eps_clip_higher"]
+        return 1 + float(options["eps_clip"] if higher is None else higher)
+
+    def update(self, run: Run) -> tuple[Array, Array, Any]:
+        """Log ratio of the update, advantages, and the sequences through which the gradient passes (GSPO)."""
+        if run.options["importance_sampling_level"] == "token":
+            return run.u, run.advantages, None
+        kept = self.left(run)
+        return (
+            run.segments.spread(run.row_means(run.u, kept)).astype(run.step.dtype),
+            run.segments.spread(run.row_means(run.advantages, kept)).astype(run.step.dtype),
+            kept,
+        )
+
+    def left(self, run: Run) -> Bools:
+        """Tokens in the loss mask after rejection."""
+        return run.keep
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, dual clip, GSPO or CISPO over the count of tokens before rejection."""
+        options = run.options
+        x, advantages, kept = self.update(run)
+        low, high = 1 - options["eps_clip"], self.high_of(options)
+        if options["use_cispo_loss"]:
+            term = surrogates.cispo(advantages, x, run.current, low, high)
+        else:
+            term = surrogates.ppo(advantages, x, low, high, dual=options["c_clip"])
+        factors = run.weights * self.left(run) / max(run.counted.sum(), 1)
+        if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
+            own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
+            slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
+            term = Term(term.losses, slope, term.ratio)
+        return [(term, factors)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Statistics of the version."""
+        return before(self, run) if self.version != "2026-08" else since(self, run)

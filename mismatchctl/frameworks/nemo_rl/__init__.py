@@ -1,0 +1,251 @@
+"""NeMo-RL of 2026-08 (7ea279abfbeb)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.shelf import Options, Rules, Run, Shelf, Trap, exp, k3
+from mismatchctl.surrogates import Array, Term
+
+SOURCE = "NVIDIA-NeMo/RL@7ea279abfbeb"
+_LOSS: Options = {
+    "use_importance_sampling_correction": False,
+    "truncated_importance_sampling_type": None,
+    "truncated_importance_sampling_ratio": None,
+    "truncated_importance_sampling_ratio_min": None,
+    "sequence_level_importance_ratios": False,
+    "token_level_loss": True,
+    "force_on_policy_ratio": False,
+    "use_cispo": False,
+    "disable_ppo_ratio": False,
+    "ratio_clip_min": 0.2,
+    "ratio_clip_max": 0.2,
+    "ratio_clip_c": None,
+    "reference_policy_kl_type": "k3",
+}
+
+
+def _form(kind: str | None, sequences: bool) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        loss = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
+        if kind is not None:
+            loss |= {"truncated_importance_sampling_ratio": high, "truncated_importance_sampling_ratio_min": low}
+        if sequences:
+            loss |= {"sequence_level_importance_ratios": True, "token_level_loss": False}
+        return {"loss": loss}
+
+    return said
+
+
+class NemoRl(Shelf):
+    """Weights that are not finite become 0; the filter by sequences' error shrinks denominators."""
+
+    name = "nemo-rl"
+    options = {"loss": _LOSS, "seq_logprob_error_threshold": None}
+    aliases = {"loss_fn": "loss"}
+    columns = {
+        "generation_logprobs": "rollout_log_probs",
+        "prev_logprobs": "train_log_probs",
+        "token_loss_mask": "response_mask",
+    }
+    weighs_always = True
+    names = {
+        "token_mult_prob_error": ("exp(|log ratio|)", "tokens", "mean", "train/rollout"),
+        "gen_kl_error": ("KL estimate of train over rollout", "tokens", "mean", "train/rollout"),
+        "policy_kl_error": ("KL estimate of rollout over train", "tokens", "mean", "train/rollout"),
+        "js_divergence_error": ("half sums of K3-like terms", "tokens", "mean", "train/rollout"),
+        "sampling_importance_ratio": ("final weight", "tokens", "mean", "weights"),
+        "is_oob_ratio": ("weight out of bounds", "tokens, or sequences of seq-mask-tis", "mean", "weights"),
+        "approx_entropy": ("-ratio times log-prob", "tokens", "mean", "current/rollout"),
+        "probs_ratio": ("update ratio", "tokens", "mean", "current/train"),
+        **{
+            f"seqmask/{how}_seq_mult_prob_error{when}": (
+                "mean exp(|log ratio|) of a sequence",
+                "sequences",
+                how,
+                "train/rollout",
+            )
+            for how in ("max", "mean", "min")
+            for when in ("", "_after_mask")
+        },
+        "seqmask/num_masked_seqs": ("rejected", "sequences", "sum", "train/rollout"),
+        "seqmask/masked_correct_pct": (
+            "a share despite its name: reward 1 among rejected",
+            "sequences",
+            "mean",
+            "reward",
+        ),
+        "loss": ("policy loss", "tokens", "mean", "current/train"),
+    }
+    forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
+        lambda low, high: {},
+    )
+    traps = (
+        Trap(
+            lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
+            Finding(
+                "info",
+                "loss_fn.truncated_importance_sampling_type",
+                "a log ratio above 88.7 overflows float32: its "
+                "weight becomes 0, not the bound, and is not counted as out of bounds",
+                "watch for such tokens",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: bool(o["loss"]["force_on_policy_ratio"]),
+            Finding(
+                "warning",
+                "loss_fn.force_on_policy_ratio",
+                "prev_logprobs is all zero in the dump: the forward pass is skipped",
+                "do not measure a mismatch from such a dump",
+                SOURCE,
+            ),
+        ),
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """The filter of sequences, then the weight of its type."""
+        loss, gates = options["loss"], []
+        limit = options["seq_logprob_error_threshold"]
+        if limit is not None:
+            gates.append(Gate(statistic="mult_error", level="mean", keep=(None, limit), clamp="none"))
+        if not loss["use_importance_sampling_correction"]:
+            return None, tuple(gates)
+        kind = loss["truncated_importance_sampling_type"]
+        level: Any = "sequence" if loss["sequence_level_importance_ratios"] else "token"
+        keep = (loss["truncated_importance_sampling_ratio_min"], loss["truncated_importance_sampling_ratio"])
+        rule: dict[str, Any] = {"level": level, "clamp": "none", "nonfinite": "zero"}
+        if kind == "tis":
+            rule["clip"] = keep
+        elif kind in ("icepop", "seq-mask-tis"):
+            if None in keep:
+                raise ConfigError(f"nemo-rl: {kind} needs truncated_importance_sampling_ratio and _ratio_min")
+            by: Any = level if kind == "icepop" else "geometric"
+            gates.append(
+                Gate(
+                    level=by,
+                    keep=keep,
+                    clamp="none",
+                    effect="zero",
+                    nonfinite="one" if kind == "seq-mask-tis" else "reject",
+                )
+            )
+        elif kind is not None:
+            raise ConfigError(f"nemo-rl knows the types tis, icepop and seq-mask-tis, not {kind!r}")
+        return Weight(**rule), tuple(gates)
+
+    def shown_keep(self, run: Run) -> Any:
+        """Kept tokens; what a weight of 0 leaves out is out."""
+        return run.keep & (run.weights > 0)
+
+    def _sampled(self, run: Run) -> Any:
+        """Tokens that the filter of sequences leaves."""
+        return run.counted
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, CISPO or GSPO, times the weights, over what the filter left."""
+        loss, left = run.options["loss"], self._sampled(run)
+        sequences = run.segments if loss["sequence_level_importance_ratios"] else None
+        x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
+        low, high = 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"]
+        if loss["use_cispo"]:
+            term = surrogates.cispo(run.advantages, x, run.current, low, high)
+        else:
+            term = surrogates.ppo(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
+        return [(term, run.weights * left * self._shares(run))]
+
+    def _shares(self, run: Run) -> Array:
+        left = self._sampled(run)
+        if run.options["loss"]["token_level_loss"]:
+            return run.each(1 / (left.sum() + 1e-8))
+        rows = float(self._samples(run).sum())
+        return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
+
+    def _samples(self, run: Run) -> Any:
+        """Rows that the filter leaves, those without tokens included."""
+        return ~((run.lengths > 0) & (run.segments.sum(self._sampled(run)) == 0))
+
+    def _mean(self, run: Run, values: Array) -> float:
+        left = self._sampled(run)
+        return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Errors of the sampler, weights, clips, and the filter of sequences."""
+        loss, left = run.options["loss"], self._sampled(run)
+        d, samples = run.d, self._samples(run)
+        logged: dict[str, float] = {}
+        if run.has_loss:
+            x = run.u
+            if loss["sequence_level_importance_ratios"]:
+                x = run.segments.spread(run.row_means(run.u)).astype(run.step.dtype)
+            ratio = exp(x)
+            clamped = np.clip(ratio, 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"])
+            for name, values in (("probs_ratio", ratio), ("probs_ratio_clamped", clamped)):
+                logged[name] = self._mean(run, values)
+                logged[f"{name}_min"] = float(values[left].min(initial=np.inf))
+                logged[f"{name}_max"] = float(values[left].max(initial=-np.inf))
+            logged["kl_penalty"] = 0.0
+            logged["approx_entropy"] = -self._mean(run, exp(run.v) * run.current)
+            logged["positive_nll_loss"] = 0.0
+        kind = loss["reference_policy_kl_type"]
+        estimate = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": k3}[kind]
+        logged["token_mult_prob_error"] = self._mean(run, exp(np.abs(d)))
+        logged["gen_kl_error"] = self._mean(run, estimate(d))
+        logged["policy_kl_error"] = self._mean(run, estimate(-d))
+        mixed = np.log(0.5 * exp(run.train) + 0.5 * exp(run.rollout))
+        logged["js_divergence_error"] = self._mean(run, 0.5 * (k3(run.train - mixed) + k3(run.rollout - mixed)))
+        logged["num_valid_samples"] = float(samples.sum())
+        logged["sampling_importance_ratio"] = self._mean_weight(run)
+        if loss["truncated_importance_sampling_type"] is not None and loss["use_importance_sampling_correction"]:
+            logged["is_oob_ratio"] = self._out_of_bounds(run)
+        return logged | self._filter(run, samples)
+
+    def _mean_weight(self, run: Run) -> float:
+        weights = run.weights
+        if not run.options["loss"]["use_importance_sampling_correction"]:
+            raw = exp(run.d)  # logged, not used
+            weights = np.where(np.isfinite(raw), raw, 0)
+        if not run.options["loss"]["sequence_level_importance_ratios"]:
+            return self._mean(run, weights)
+        each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
+        return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there
+
+    def _out_of_bounds(self, run: Run) -> float:
+        loss = run.options["loss"]
+        kind = loss["truncated_importance_sampling_type"]
+        low, high = loss["truncated_importance_sampling_ratio_min"] or 0.0, loss["truncated_importance_sampling_ratio"]
+        if kind == "seq-mask-tis":
+            values = exp(run.row_means(np.where(np.isfinite(run.d), run.d, 0)))
+            samples = self._samples(run)
+            outside = (values < low) | (values > high)
+            return float(outside[samples].sum() / (samples.sum() + 1e-8))
+        sequences = loss["sequence_level_importance_ratios"]
+        raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
+        raw = np.where(np.isfinite(raw), raw, 0.0)
+        outside = (raw < low) | (raw > high)
+        return self._mean(run, outside)
+
+    def _filter(self, run: Run, samples: Any) -> dict[str, float]:
+        errors = run.row_means(exp(np.abs(run.d)))
+        some = run.lengths > 0
+        found = {}
+        for when, chosen in (("", some), ("_after_mask", some & samples)):
+            for how, reduce in (("max", np.max), ("mean", np.mean), ("min", np.min)):
+                found[f"seqmask/{how}_seq_mult_prob_error{when}"] = (
+                    float(reduce(errors[chosen])) if chosen.any() else 0.0
+                )
+        rejected = some & ~samples
+        found["seqmask/num_masked_seqs"] = float(rejected.sum())
+        if run.step.has("reward"):
+            correct = run.step.table["reward"].to_numpy(zero_copy_only=False) == 1
+        else:
+            correct = run.row_means(run.advantages) > 0  # as near as it can be told without rewards
+        right = float(correct[rejected].mean()) if rejected.any() else 0.0
+        return found | {"seqmask/masked_correct_pct": right}

@@ -1,0 +1,155 @@
+"""open-instruct of 2026-08 (e6c3044aa620)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.shelf import Options, Rules, Run, Shelf, Trap, exp
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
+
+SOURCE = "allenai/open-instruct@e6c3044aa620"
+
+
+class OpenInstruct(Shelf):
+    """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
+
+    name = "open-instruct"
+    loss_key = None  # the sum over tokens is what is differentiated, the mean what is logged
+    weighs_always = True
+    options = {
+        "use_rho_correction": True,
+        "rho_clamp_lower_bound": 0.0,
+        "rho_clamp_upper_bound": 2.0,
+        "rho_mask_lower_bound": 0.0,
+        "rho_mask_upper_bound": 0.0,
+        "rho_mask_sequence_level": False,
+        "rho_mask_tv_divergence": False,
+        "loss_fn": "dapo",
+        "clip_lower": 0.2,
+        "clip_higher": 0.272,
+    }
+    columns = {"advantage": "advantages"}
+    names = {
+        "debug/vllm_vs_local_logprob_diff_mean": ("|log ratio|", "tokens", "mean", "train/rollout"),
+        "debug/vllm_vs_local_logprob_diff_max": ("|log ratio|", "tokens", "max", "train/rollout"),
+        "debug/vllm_vs_local_logprob_diff_std": ("|log ratio|", "tokens", "std", "train/rollout"),
+        "debug/vllm_local_reverse_kl": (
+            "rollout probability times log ratio: no KL estimate",
+            "tokens",
+            "mean",
+            "train/rollout",
+        ),
+        "val/rho_drop_frac": ("dropped", "tokens", "mean of rows by tokens", "train/rollout"),
+        "val/rho_drop_low_frac": ("below the lower bound", "tokens", "mean of rows by tokens", "train/rollout"),
+        "val/rho_drop_high_frac": ("above the upper bound", "tokens", "mean of rows by tokens", "train/rollout"),
+        "val/rho_weight": ("final weight", "tokens", "mean of rows by tokens", "weights"),
+        "val/rho_clipfrac": ("clamped", "tokens", "mean of rows by tokens", "weights"),
+        "policy/clipfrac_avg": ("the clipped loss decides", "tokens", "mean", "current/train"),
+        "loss/policy_avg": ("policy loss", "tokens", "mean", "current/train"),
+    }
+    forms = (
+        lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
+        lambda low, high: {
+            "rho_mask_lower_bound": low or 0.0,
+            "rho_mask_upper_bound": high or 0.0,
+            "rho_clamp_upper_bound": 0.0,
+        },
+        lambda low, high: {"use_rho_correction": False},
+    )
+    traps = (
+        Trap(
+            lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]),
+            Finding(
+                "warning",
+                "rho_mask_sequence_level",
+                "a sequence is a packed row: several responses share one mean",
+                "do not pack, or mask tokens",
+                SOURCE,
+            ),
+        ),
+        Trap(
+            lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]),
+            Finding(
+                "warning",
+                "rho_mask_lower_bound",
+                "with rho_mask_tv_divergence it drops sequences that differ LESS",
+                "set rho_mask_upper_bound instead",
+                SOURCE,
+            ),
+        ),
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""
+        if not options["use_rho_correction"]:
+            return None, ()
+        means = options["rho_mask_sequence_level"] and not options["rho_mask_tv_divergence"]
+        level: Any = "geometric" if means else "token"
+        common: dict[str, Any] = {"clamp": "token", "limit": 10.0}
+        clip = (options["rho_clamp_lower_bound"] or None, options["rho_clamp_upper_bound"] or None)
+        weight = Weight(level=level, clip=None if clip == (None, None) else clip, **common)
+        keep = (options["rho_mask_lower_bound"] or None, options["rho_mask_upper_bound"] or None)
+        if keep == (None, None):
+            return weight, ()
+        if options["rho_mask_tv_divergence"]:
+            gate = Gate(statistic="ratio_gap", level="mean", keep=keep, when="drifting", effect="zero", **common)
+        else:
+            gate = Gate(level=level, keep=keep, effect="zero", **common)
+        return weight, (gate,)
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """A log-prob that is NaN is 1 there, which its guard against NaN then does not see."""
+        return Run(step, options, correction, unknown=1.0)
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, or CISPO without a lower bound."""
+        options = run.options
+        low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
+        if options["loss_fn"] == "cispo":
+            term = surrogates.cispo(run.advantages, run.u, run.current, -np.inf, high)
+        else:
+            term = surrogates.ppo(run.advantages, run.u, low, high)
+        return [(term, run.weights)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Differences of the current policy, and what the correction drops and clamps."""
+        d = np.nan_to_num(run.d)
+        apart = np.abs(d)
+        logged = {
+            "debug/vllm_vs_local_logprob_diff_mean": float(np.mean(apart)),
+            "debug/vllm_vs_local_logprob_diff_max": float(apart.max(initial=0)),
+            "debug/vllm_vs_local_logprob_diff_std": float(np.std(apart, ddof=1)),
+            "debug/vllm_local_reverse_kl": run.mean(exp(run.rollout) * -d),
+        }
+        if run.correction.weight is not None:
+            none = np.zeros(run.tokens, np.bool_)
+            low, high = none, none
+            for outcome in run.applied.gates:
+                low, high = outcome.low.expanded(), outcome.high.expanded()
+            raw = run.applied.weights.raw if run.applied.weights else none
+            raw = raw if len(raw) == run.tokens else run.segments.spread(raw)
+            clamped = run.raw_weights != raw.astype(run.step.dtype)
+            logged |= {
+                "val/rho_drop_frac": run.mean(~run.keep),
+                "val/rho_drop_low_frac": run.mean(low),
+                "val/rho_drop_high_frac": run.mean(high),
+                "val/rho_weight": run.mean(run.weights),
+                "val/rho_clipfrac": run.mean(clamped),
+            }
+        if run.has_loss:
+            ratio = exp(run.u)
+            low_bound, high_bound = 1 - run.options["clip_lower"], 1 + run.options["clip_higher"]
+            if run.options["loss_fn"] == "cispo":
+                flags = ratio > high_bound
+            else:
+                flags = -run.advantages * ratio.clip(low_bound, high_bound) > -run.advantages * ratio
+            flags = flags & run.keep
+            logged["policy/clipfrac_avg"] = run.mean(flags)
+            logged["loss/policy_avg"] = surrogates.total(self.terms(run))[0] / max(run.tokens, 1)
+        return logged

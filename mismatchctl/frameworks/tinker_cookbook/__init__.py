@@ -1,0 +1,86 @@
+"""tinker-cookbook of 2026-08 (9dfcc3a2cf44): losses run on the server, the client measures."""
+
+from __future__ import annotations
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.shelf import Options, Rules, Run, Shelf, Trap
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
+
+SOURCE = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
+_CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
+
+
+class TinkerCookbook(Shelf):
+    """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
+
+    name = "tinker-cookbook"
+    loss_key = None
+    options = {
+        "loss_fn": "importance_sampling",
+        "clip_low_threshold": None,
+        "clip_high_threshold": None,
+        "training": "current_log_probs",
+    }
+    columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
+    names = {
+        "optim/kl_sample_train_v1": ("rollout minus current log-prob", "tokens", "mean", "current/rollout"),
+        "optim/kl_sample_train_v2": ("half the squared log ratio", "tokens", "mean", "current/rollout"),
+        "optim/entropy": ("minus rollout log-prob", "tokens", "mean", "rollout"),
+    }
+    forms = (
+        lambda low, high: {"loss_fn": "importance_sampling"},
+        lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
+    )
+    traps = (
+        Trap(
+            lambda o: o["loss_fn"] == "importance_sampling",
+            Finding("info", "loss_fn", "importance_sampling bounds no ratio", "use ppo or cispo for a bound", SOURCE),
+        ),
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """REINFORCE weighted with the ratio to the sampler."""
+        kind = options["loss_fn"]
+        if kind not in ("importance_sampling", "ppo", "cispo"):
+            raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
+        weight = Weight(source="current/rollout", clamp="none")
+        if kind == "cispo":
+            low, high = self._clips(options)
+            weight = weight.model_copy(update={"clip": (low or None, high)})
+        return (None if kind == "ppo" else weight), ()
+
+    def _clips(self, options: Options) -> tuple[float, float]:
+        low, high = _CLIPS[options["loss_fn"]]
+        given = options["clip_low_threshold"], options["clip_high_threshold"]
+        return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """The policy that it holds against the sampler."""
+        wanted = options["training"]
+        return Run(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
+
+    def shown_weights(self, run: Run) -> Array:
+        """The ratio, bounded where the loss does."""
+        return run.weights
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """Sums over tokens, as the server takes them."""
+        kind, ones = run.options["loss_fn"], run.each(1.0)
+        if kind == "importance_sampling":
+            return [(surrogates.weighted(run.advantages, run.v), ones)]
+        low, high = self._clips(run.options)
+        if kind == "ppo":
+            return [(surrogates.ppo(run.advantages, run.v, low, high), ones)]
+        return [(surrogates.cispo(run.advantages, run.v, run.current, low, high), ones)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Two KL estimates and the sampler's entropy, flat over tokens."""
+        return {
+            "optim/kl_sample_train_v1": run.mean(-run.d),
+            "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),
+            "optim/entropy": run.mean(-run.rollout),
+        }

@@ -1,0 +1,140 @@
+"""Surrogate losses per token with their derivatives, weights held fixed: PPO, CISPO, GSPO, SAPO, VESPO and relatives.
+
+Everything is a loss of a log ratio per token, `x`, or a log-prob with a factor that no gradient passes; which ratio it
+is, of a token or the mean of its sequence, is said by `at`. A Term knows how its gradient reaches each log-prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Segments
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A loss per token.
+
+    Attributes:
+        losses: what each token contributes [T].
+        slope: its derivative by the token's `x` [T].
+        ratio: exp(x) [T].
+        mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
+    """
+
+    losses: Array
+    slope: Array
+    ratio: Array
+    mean_over: Segments | None = None
+
+    def gradient(self, factors: Array) -> Array:
+        """Derivative by each log-prob [T] of the losses times constant `factors` [T], added up."""
+        own: Array = np.where(factors == 0, 0.0, factors * self.slope)
+        if self.mean_over is None:
+            return own
+        return self.mean_over.spread(self.mean_over.sum(own) / np.maximum(self.mean_over.lengths, 1))
+
+
+def _exp(x: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        found: Array = np.exp(x.astype(np.float64)).astype(x.dtype)
+    return found
+
+
+def ppo(
+    advantages: Array,
+    x: Array,
+    low: float,
+    high: float,
+    *,
+    cap: float | None = None,
+    dual: float | None = None,
+    mean_over: Segments | None = None,
+) -> Term:
+    """PPO: -min(r A, clip(r, low, high) A).
+
+    Args:
+        advantages: per token [T].
+        x: log ratio [T].
+        low: lower bound of the ratio.
+        high: upper bound of the ratio.
+        cap: a bound on the unclipped ratio too (two-sided clipping; TRL's delta); None: none.
+        dual: for negative advantages the loss is at most -dual A (dual clip); None: none.
+        mean_over: as of a Term.
+    """
+    ratio = _exp(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        free = ratio if cap is None else np.minimum(ratio, cap)
+        plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
+        losses = np.maximum(plain, clipped)
+        flat = clipped > plain if cap is None else (clipped > plain) | (ratio > cap)
+        inside = (ratio >= low) & (ratio <= high)
+        slope = np.where(flat & ~inside, 0.0, -advantages * ratio)
+        if dual is not None:
+            bound = -advantages * dual
+            over = (advantages < 0) & (losses > bound)
+            losses, slope = np.where(over, bound, losses), np.where(over, 0.0, slope)
+    return Term(losses, slope, ratio, mean_over)
+
+
+def factor(advantages: Array, log_probs: Array, factors: Array) -> Term:
+    """-factor A log pi: the factor is a constant (CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE)."""
+    slope = -factors * advantages
+    return Term(slope * log_probs, slope, factors)
+
+
+def cispo(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
+    """CISPO: the ratio, bounded, is a constant weight of REINFORCE."""
+    return factor(advantages, log_probs, np.clip(_exp(x), low, high))
+
+
+def weighted(advantages: Array, x: Array, bound: float | None = None) -> Term:
+    """-r A, unclipped; a bound on r leaves the gradient its factor r (the bounded one)."""
+    ratio = _exp(x)
+    if bound is not None:
+        ratio = np.minimum(ratio, bound)
+    slope = -advantages * ratio
+    return Term(slope, slope, ratio)
+
+
+def sapo(advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None) -> Term:
+    """SAPO: 4 / tau sigmoid(tau (r - 1)), with a temperature tau for each sign of the advantage."""
+    ratio = _exp(x)
+    tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
+    with np.errstate(over="ignore"):
+        gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
+    losses = -advantages * gate * (4.0 / tau)
+    return Term(losses, -advantages * 4.0 * gate * (1 - gate) * ratio, ratio, mean_over)
+
+
+def quadratic(x: Array, tau: float) -> Term:
+    """A penalty tau x^2."""
+    return Term(tau * x * x, 2 * tau * x, _exp(x))
+
+
+def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
+    """VESPO's gamma gate exp(rate + k ln W - rate W) of the log of each sequence's weight [S]."""
+    gate: Array = np.exp(rate + k * log_weight - rate * np.exp(log_weight))
+    return gate
+
+
+def total(terms: list[tuple[Term, Array]]) -> tuple[float, Array]:
+    """Value and gradient [T] of terms times their factors [T]."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        value = sum(float(np.sum(_times(factors, term.losses), dtype=np.float64)) for term, factors in terms)
+        gradient: Array = np.sum([term.gradient(factors) for term, factors in terms], axis=0)
+    return value, gradient
+
+
+def _times(factors: Array, losses: Array) -> Array:
+    return np.where(factors == 0, 0.0, factors * losses)
+
+
+Surrogate = Callable[..., Term]
