@@ -96,7 +96,8 @@ def load_loops() -> None:
 
     values = np.full(8, -1.0, np.float32)
     ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))
-    COMPILED.reduce(ratios, None, np.zeros(1, np.int64), PairTables(), RunTables())
+    first = np.zeros(1, np.int64)
+    COMPILED.reduce(ratios, None, first, first, PairTables(), RunTables())
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
 
 

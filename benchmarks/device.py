@@ -88,7 +88,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
 
     def sums(given: list[Correction]) -> None:
         ratios = kernel.ratios(block.train, block.rollout, block.segments)
-        kernel.reduce(ratios, None, buckets, pair, run)
+        kernel.reduce(ratios, None, buckets, buckets, pair, run)
         for correction in given:
             kernel.correct(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
 

@@ -19,7 +19,8 @@ reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
 policy = np.minimum(reference + (rng.standard_t(3, lengths.sum()) * 0.01).astype(np.float32), 0)
 ratios = COMPILED.ratios(policy, reference, Segments(np.concatenate([[0], np.cumsum(lengths)])))
 pair, run = PairTables(), RunTables()
-found = *COMPILED.reduce(ratios, None, np.arange(4), pair, run), pair.counts, pair.k3, *run.breakdowns.values()
+rows = np.arange(4)
+found = *COMPILED.reduce(ratios, None, rows, rows, pair, run), pair.counts, pair.k3, *run.breakdowns.values()
 print([hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest() for values in found])
 """
 

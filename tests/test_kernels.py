@@ -44,7 +44,7 @@ class Reduced:
         for start, block in kernel.blocks(batch):
             ratios = kernel.ratios(block.train, block.rollout, block.segments)
             within = buckets[start : start + len(block)]
-            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run))
+            found.append(kernel.reduce(ratios, block.position, within, within, self.pair, self.run))
             layers.append(kernel.layers(ratios))
         self.layers = np.concatenate(layers, axis=1)
         self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Segments
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges, signed_bin
 from mismatchctl.measure.cell import PairCollector, PairSums
+from mismatchctl.measure.histogram import Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS
 from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.metrics.histograms import INTERVAL, quantile_intervals, quantiles, worst_share
+from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_with_intervals, worst_share
 from mismatchctl.measure.table import hash_values
 from mismatchctl.ratios import Ratios
 
@@ -28,12 +29,21 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     lengths = [len(own) for own in log_ratios]
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
-    collector = PairCollector(PLAIN)
+    rows = Rows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
+    collector = PairCollector(PLAIN, rows)
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
     ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments(np.cumsum([0, *lengths])))  # log-probs, below 0
     with np.errstate(over="ignore"):
-        collector.reduce(ratios, None, buckets)
-    return collector.sums()
+        collector.reduce(ratios, None, buckets, buckets)
+    return collector.sums()[0]
+
+
+def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
+    return np.array([value for value, _ in quantiles_with_intervals(pair, shares, largest)])
+
+
+def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
+    return np.array([interval for _, interval in quantiles_with_intervals(pair, shares, largest)])
 
 
 def exact(x: Floats, share: float) -> float:

@@ -15,11 +15,12 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
 from mismatchctl.measure import ClusterTable, PairSums, Plan
-from mismatchctl.measure.accumulate import Accumulator, Row, RunTotals, step_hash
+from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
+from mismatchctl.measure.close import Closed
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import LAYERS
-from mismatchctl.measure.metrics import Estimate, Estimates
+from mismatchctl.measure.metrics import Estimate, Estimates, Row
 from mismatchctl.measure.reduce import DRIFT, MISMATCH
 from mismatchctl.measure.reduce import Value as Label
 from mismatchctl.measure.tails import Worst
@@ -89,19 +90,20 @@ def input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> li
 
 def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
     assert totals.overall is not None
-    metrics, corrections = accumulator.evaluator.evaluate(totals.overall)
+    evaluate = accumulator.evaluator.evaluate
+    whole = evaluate(Closed.one(totals.overall))
     names = [correction.name for correction in plan.corrections]
     overall = Overall(
-        metrics=_values(metrics),
-        corrections={name: _values(found) for name, found in zip(names, corrections, strict=True)},
+        metrics=_values(whole.metrics),
+        corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
-    evaluate = accumulator.evaluator.evaluate
     tables = _Tables(plan, dump, accumulator.evaluator.columns)
     by = {}
     for column, cells in totals.by.items():
-        by[column] = _groups({value: evaluate(cell) for value, cell in cells.items()}, names)
+        rows = Row.joined([evaluate(Closed.one(cell)) for cell in cells.values()])
+        by[column] = _groups(list(cells), rows, names)
         by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
-    steps = _groups(totals.groups, names)
+    steps = _groups(totals.steps, Row.joined(totals.groups), names)
     return RunResult(
         overall=overall,
         groups=steps,
@@ -116,20 +118,23 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
 
 
 def _values(estimates: Estimates) -> dict[str, Value]:
-    return {
-        key: Value(value=found.value, se=found.se, interval=found.interval, status=found.status)
-        for key, found in estimates.items()
-    }
+    """Estimates of a single cell."""
+    values = {}
+    for key, found in estimates.items():
+        value, error, interval, status = found.at(0)
+        values[key] = Value(value=value, se=error, interval=interval, status=status)
+    return values
 
 
-def _groups(rows: Mapping[Any, Row], names: Sequence[str]) -> Groups:
-    labels = sorted(rows, key=_label_key)
+def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
+    """Estimates of the cells of these labels, in the labels' natural order."""
+    order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
     return Groups(
-        labels=labels,
-        metrics=_all_series([rows[label][0] for label in labels], VALUE_DIGITS),
+        labels=[labels[cell] for cell in order],
+        metrics=_all_series(rows.metrics, order, VALUE_DIGITS),
         corrections={
-            name: _all_series([rows[label][1][index] for label in labels], CORRECTION_DIGITS, GROUP_ERRORS)
-            for index, name in enumerate(names)
+            name: _all_series(estimates, order, CORRECTION_DIGITS, GROUP_ERRORS)
+            for name, estimates in zip(names, rows.corrections, strict=True)
         },
     )
 
@@ -140,26 +145,27 @@ def _label_key(label: Any) -> tuple[Any, ...]:
     return (2,) if label is None else (1, *natural_key(str(label)))
 
 
-def _all_series(rows: Sequence[Estimates], digits: int, with_errors: frozenset[str] | None = None) -> dict[str, Series]:
+def _all_series(
+    estimates: Estimates, order: Sequence[int], digits: int, with_errors: frozenset[str] | None = None
+) -> dict[str, Series]:
     """Every metric over groups; standard errors of all, or of those named."""
-    if not rows:
-        return {}
     return {
-        key: _series([row[key] for row in rows], digits, with_errors is None or key in with_errors) for key in rows[0]
+        key: _series(found, order, digits, with_errors is None or key in with_errors)
+        for key, found in estimates.items()
     }
 
 
-def _series(estimates: Sequence[Estimate], digits: int, with_errors: bool) -> Series:
-    errors = [_rounded(found.se, ERROR_DIGITS) if with_errors else None for found in estimates]
-    intervals = [
-        None if found.interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in found.interval)
-        for found in estimates
+def _series(estimate: Estimate, order: Sequence[int], digits: int, with_errors: bool) -> Series:
+    values, errors, intervals, statuses = zip(*map(estimate.at, order), strict=True)
+    known = [_rounded(error, ERROR_DIGITS) if with_errors else None for error in errors]
+    between = [
+        None if interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in interval) for interval in intervals
     ]
     return Series(
-        value=[_rounded(found.value, digits) for found in estimates],
-        se=errors if any(error is not None for error in errors) else None,
-        interval=intervals if any(interval is not None for interval in intervals) else None,  # type: ignore[arg-type]
-        status=_statuses([found.status for found in estimates]),
+        value=[_rounded(value, digits) for value in values],
+        se=known if any(error is not None for error in known) else None,
+        interval=between if any(interval is not None for interval in between) else None,  # type: ignore[arg-type]
+        status=_statuses(statuses),
     )
 
 
@@ -184,7 +190,7 @@ def _distribution(pair: PairSums) -> Distribution:
     edges = magnitude_edges()[starts]
     negative = MAGNITUDES - np.append(starts[1:], MAGNITUDES)[::-1]
     cuts = np.concatenate([negative, MAGNITUDES + starts])
-    counts, k3 = np.add.reduceat(pair.signed, cuts), np.add.reduceat(pair.k3, cuts)
+    counts, k3 = (np.add.reduceat(values, cuts) for values in pair.histogram.by_bin())
     bounds = np.concatenate([-np.append(edges[1:], 2.0**15)[::-1], edges, [2.0**15]])
     filled = np.flatnonzero(counts)
     first, last = (filled[0], filled[-1] + 1) if len(filled) else (0, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -10,15 +10,16 @@ from operator import add
 import numpy as np
 
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
-from mismatchctl.measure.close import Closing
-from mismatchctl.measure.metrics import Estimates, Evaluator
+from mismatchctl.measure.close import Closed, Closing
+from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.reduce import Value, require_few
 from mismatchctl.measure.table import GROUP_CAP, hash_values
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
-Row = tuple[Estimates, list[Estimates]]
-"""Estimates of the metrics, and of each correction in order."""
+_Cells = dict[tuple[Value, ...], CellSums]
+_AT_ONCE = 1 << 22
+"""Sums of clusters that are closed at once, about: their formulas are evaluated together."""
 
 
 @dataclass
@@ -26,13 +27,15 @@ class RunTotals:
     """What is known of one run: its closed groups, and closed sums of all of them together.
 
     Attributes:
-        groups: estimates by step, in the order in which groups were closed.
+        steps: the groups, in the order in which they were closed.
+        groups: their estimates, in the same order, in parts.
         overall: closed sums over groups.
         by: the same for each value of each `--by` column: column -> value -> sums.
         sums: breakdowns and worst of the run.
     """
 
-    groups: dict[Value, Row] = field(default_factory=dict)
+    steps: list[Value] = field(default_factory=list)
+    groups: list[Row] = field(default_factory=list)
     overall: CellSums | None = None
     by: dict[str, dict[Value, CellSums]] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)
@@ -46,7 +49,7 @@ class Accumulator:
         self.evaluator = Evaluator(plan)
         self.runs: dict[str, RunTotals] = {}
         self.factors: Factors = []
-        self._open: dict[tuple[str, Value], dict[tuple[Value, ...], CellSums]] = {}
+        self._open: dict[tuple[str, Value], _Cells] = {}
 
     def add(self, sums: Sums) -> None:
         """Merge the sums of the next unit."""
@@ -60,33 +63,53 @@ class Accumulator:
 
     def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
         """Close every open group that cannot grow any more."""
+        of_run: dict[str, list[Value]] = {}
         for run, step in [key for key in self._open if not may_grow(*key)]:
-            self._close_group(run, step, self._open.pop((run, step)))
+            of_run.setdefault(run, []).append(step)
+        for run, steps in of_run.items():
+            for some in self._at_once(run, steps):
+                self._close_groups(run, some, [self._open.pop((run, step)) for step in some])
 
-    def _close_group(self, run: str, step: Value, cells: dict[tuple[Value, ...], CellSums]) -> None:
-        totals = self.runs[run]
-        ordered = [cells[values] for values in sorted(cells, key=str)]
-        raw = reduce(add, ordered).folded(GROUP_CAP)
-        closing = Closing(raw.table, self.plan)
+    def _at_once(self, run: str, steps: Sequence[Value]) -> Iterator[list[Value]]:
+        """The groups in portions that fit into memory beside each other."""
+        some: list[Value] = []
+        held = 0
+        for step in steps:
+            held += sum(cell.table.sums.size for cell in self._open[run, step].values())
+            if some and held > _AT_ONCE:
+                yield some
+                some, held = [], 0
+            some.append(step)
+        if some:
+            yield some
+
+    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
+        totals, cap = self.runs[run], self.plan.most_clusters
+        parts = [[cells[values] for values in sorted(cells, key=str)] for cells in groups]
+        whole = [reduce(add, own).folded(GROUP_CAP) for own in parts]
+        closing = Closing([cell.table for cell in whole], self.plan)
         if self.plan.sequences:
-            for scope, factors in zip(closing.scopes.tolist(), closing.factors.tolist(), strict=True):
-                self.factors.append((run, str(step), scope, tuple(factors)))
-        group = _closed(raw, closing)
-        totals.groups[step] = self.evaluator.evaluate(group)
-        scope = step_hash(step)
-        totals.overall = _extended(totals.overall, group, scope, self.plan.most_clusters)
+            for number, step in enumerate(steps):
+                self.factors += [(run, str(step), *found) for found in closing.factors(number)]
+        closed = closing.close(whole, np.arange(len(whole)))
+        totals.steps += steps
+        totals.groups.append(self.evaluator.evaluate(closed))
+        salts = np.array([step_hash(step) for step in steps], np.uint64)
+        totals.overall = _extended(totals.overall, closed, salts, cap)
         if not self.plan.by:
             return
-        for values in sorted(cells, key=str):
-            closed = _closed(cells[values], closing)
-            for column, value in zip(self.plan.by, values, strict=True):
-                sums = totals.by.setdefault(column, {})
-                sums[value] = _extended(sums.get(value), closed, scope, self.plan.most_clusters)
-                require_few([column], len(sums))
-
-
-def _closed(cell: CellSums, closing: Closing) -> CellSums:
-    return CellSums(closing.close(cell.table), cell.pairs)
+        names = [(group, values) for group, cells in enumerate(groups) for values in sorted(cells, key=str)]
+        of_group = np.array([group for group, _ in names])
+        closed = closing.close([cell for own in parts for cell in own], of_group)
+        for place, column in enumerate(self.plan.by):
+            chosen: dict[Value, list[int]] = {}
+            for number, (_, values) in enumerate(names):
+                chosen.setdefault(values[place], []).append(number)
+            sums = totals.by.setdefault(column, {})
+            for value, numbers in chosen.items():
+                cells = np.array(numbers)
+                sums[value] = _extended(sums.get(value), closed.take(cells), salts[of_group[cells]], cap)
+            require_few([column], len(sums))
 
 
 def step_hash(step: Value) -> np.uint64:
@@ -95,14 +118,13 @@ def step_hash(step: Value) -> np.uint64:
     return hashed
 
 
-def _extended(total: CellSums | None, closed: CellSums, scope: np.uint64, cap: int) -> CellSums:
-    """A run's sums with one more group, whose clusters are its own; beyond `cap` rows they are folded."""
-    table = closed.table.of_scope(scope)
-    if total is None:
-        merged = CellSums(table, closed.pairs)
-    else:
+def _extended(total: CellSums | None, closed: Closed, salts: np.ndarray, cap: int) -> CellSums:
+    """A run's sums with more groups, whose clusters are their own; beyond `cap` rows they are folded."""
+    merged = closed.merged(salts)
+    if total is not None:
         across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
-        merged = total + CellSums(table.folded_across_scopes(cap) if across else table, closed.pairs)
+        table = merged.table.folded_across_scopes(cap) if across else merged.table
+        merged = total + CellSums(table, merged.pairs)
     if len(merged.table) <= cap:
         return merged
     return CellSums(merged.table.folded_across_scopes(cap), merged.pairs)

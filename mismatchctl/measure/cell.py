@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.measure.histogram import Histogram, Rows, histograms_of, table_buffers
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, RunTables
 from mismatchctl.measure.table import ClusterTable
 from mismatchctl.measure.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 from mismatchctl.ratios import Ratios
@@ -18,62 +19,73 @@ from mismatchctl.ratios import Ratios
 
 @dataclass(frozen=True)
 class PairSums:
-    """What a pair of policies needs beside the cluster table: histograms and tails.
+    """What a pair of policies needs beside the cluster table: histogram and tails.
 
     Attributes:
-        counts: tokens by bucket of their cluster and by magnitude of the log ratio [BUCKETS, MAGNITUDES].
-        signed: tokens by signed log ratio [SIGNED].
-        k3: K3 by signed log ratio [SIGNED].
+        histogram: tokens and K3 by bucket of the cluster and by signed log ratio.
         token_tail: largest token log ratios.
         sequence_tail: largest log ratios of whole sequences.
     """
 
-    counts: NDArray[np.int64]
-    signed: NDArray[np.int64]
-    k3: Float64s
+    histogram: Histogram
     token_tail: Float64s
     sequence_tail: Float64s
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums(
-            self.counts + other.counts,
-            self.signed + other.signed,
-            self.k3 + other.k3,
+            self.histogram + other.histogram,
             np.sort(largest(np.concatenate([self.token_tail, other.token_tail]))),
             np.sort(largest(np.concatenate([self.sequence_tail, other.sequence_tail]))),
         )
 
 
 class PairCollector:
-    """Builds PairSums from blocks of one cell."""
+    """Builds PairSums of some cells, block by block.
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel, self._tables = kernel, PairTables()
-        self._tokens, self._sequences = LargestSoFar(), LargestSoFar()
+    Rows of its tables are one for each cell and bucket that occurs, so that a block may hold many cells.
+    """
+
+    def __init__(self, kernel: Kernel, rows: Rows) -> None:
+        self._kernel, self._rows = kernel, rows
+        self._tables = table_buffers(len(rows.cells))
+        cells = np.unique(rows.cells).tolist()
+        self._tokens = {cell: LargestSoFar() for cell in cells}
+        self._sequences = {cell: LargestSoFar() for cell in cells}
 
     def reduce(
-        self, ratios: Ratios, position: Ints | None, buckets: Ints, run: RunTables | None = None
+        self, ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, run: RunTables | None = None
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
-        sums, maxima = self._kernel.reduce(ratios, position, buckets, self._tables, run)
-        threshold = self._tokens.threshold
-        if threshold == -np.inf:  # the first block: its histogram says where its tail begins
-            threshold = bins.reached_by(self._tables.counts.sum(axis=0), TAIL_VALUES)
-        candidates = np.flatnonzero(ratios.highest >= threshold)
-        tail = self._kernel.beyond(ratios, candidates, -np.inf, threshold)
-        self._tokens.add(ratios.log_ratio_at(tail))
-        self._sequences.add(ratios.log_ratio_sum[ratios.segments.nonempty])
+        sums, maxima = self._kernel.reduce(ratios, position, rows, buckets, self._tables, run)
+        cells = self._rows.cells[rows]
+        ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
+        for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            self._add_tails(int(cells[start]), ratios, start, stop)
         return sums, maxima
 
-    def sums(self) -> PairSums:
-        """Everything so far."""
-        return PairSums(
-            bins.fold_signs(self._tables.counts),
-            self._tables.counts.sum(axis=0),
-            self._tables.k3,
-            np.sort(self._tokens.values()),
-            np.sort(self._sequences.values()),
-        )
+    def _add_tails(self, cell: int, ratios: Ratios, start: int, stop: int) -> None:
+        """Take note of the largest of the sequences `start:stop`, which are all of one cell."""
+        known, segments = self._tokens[cell], ratios.segments
+        first, last = segments.offsets[start], segments.offsets[stop]
+        threshold = known.threshold
+        if threshold == -np.inf and last - first > TAIL_VALUES:  # its histogram says where its tail begins
+            counts = self._tables.counts[self._rows.cells == cell]
+            threshold = bins.reached_by(counts.sum(axis=0), TAIL_VALUES)
+        if threshold == -np.inf:
+            found = np.arange(first, last)
+        else:
+            candidates = start + np.flatnonzero(ratios.highest[start:stop] >= threshold)
+            found = self._kernel.beyond(ratios, candidates, -np.inf, threshold)
+        known.add(ratios.log_ratio_at(found))
+        self._sequences[cell].add(ratios.log_ratio_sum[start:stop][segments.nonempty[start:stop]])
+
+    def sums(self) -> dict[int, PairSums]:
+        """Everything so far, by cell; the tables are empty afterwards."""
+        histograms = histograms_of(self._tables, self._rows)
+        return {
+            cell: PairSums(histogram, np.sort(self._tokens[cell].values()), np.sort(self._sequences[cell].values()))
+            for cell, histogram in histograms.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -124,7 +136,7 @@ class RunSums:
 
 
 class RunCollector:
-    """Builds RunSums of the mismatch in one cell; the kernel adds to `tables`."""
+    """Builds RunSums of the mismatch in one run; the kernel adds to `tables`."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -136,7 +148,7 @@ class RunCollector:
         self._tokens = self._tokens + _worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
 
     def sums(self, columns: dict[str, Float64s], batch: TokenBatch, buckets: Ints) -> RunSums:
-        """Everything so far; `columns` are the mismatch's sums of all sequences of the cell."""
+        """Everything so far; `columns` are the mismatch's sums of all sequences."""
         where = buckets, BREAKDOWNS["length"].of(batch.segments.lengths)
         values = np.stack([columns["tokens"], columns["abs"], columns["k3"]], axis=1)
         np.add.at(self.tables.breakdowns["length"], where, values)

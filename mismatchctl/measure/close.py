@@ -1,15 +1,17 @@
-"""Closing a group: when all its tokens are in, weights are normalized and per-cluster facts become columns."""
+"""Closing groups: when all their tokens are in, weights are normalized and per-cluster facts become columns."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.correction import Correction
+from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.reduce import Plan
-from mismatchctl.measure.table import ClusterTable
+from mismatchctl.measure.table import ClusterTable, Hashes, add_rows
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
@@ -18,60 +20,133 @@ _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient"
 _SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
 
 
-class Closing:
-    """Turns raw tables of one group into closed ones: the factor is the group's, whatever part is closed.
+@dataclass(frozen=True)
+class Closed:
+    """Closed sums of some cells, side by side.
 
     Attributes:
-        scopes: micro-batches of the group [N], ascending; a single 0 where they do not matter.
-        factors: normalization factor of each correction in each [N, corrections]; 1 where nothing is normalized.
+        clusters: hash of the cluster of each row [R], ascending within a cell.
+        sums, maxima: columns of `closed_columns` and of the plan's maxima [R, ...].
+        starts: the first row of each cell [G].
+        is_folded: whether a row of the cell may stand for several clusters [G].
+        pairs: histograms and tails of each cell [G].
     """
 
-    def __init__(self, group: ClusterTable, plan: Plan) -> None:
+    clusters: Hashes
+    sums: Float64s
+    maxima: Float64s
+    starts: Ints
+    is_folded: Bools
+    pairs: Sequence[Mapping[str, PairSums]]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def sizes(self) -> Ints:
+        """Rows of each cell [G]."""
+        return np.diff(np.append(self.starts, len(self.clusters)))
+
+    @classmethod
+    def one(cls, cell: CellSums) -> Closed:
+        """A cell that is closed already."""
+        table = cell.table
+        folded = np.array([table.is_folded])
+        return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
+
+    def merged(self, salts: Hashes) -> CellSums:
+        """All cells as one, the clusters of each kept apart by its salt, in the order given."""
+        folded = bool(self.is_folded.any())
+        scopes = np.repeat(salts, self.sizes)
+        pairs: dict[str, PairSums] = {}
+        for own in self.pairs:
+            pairs |= {name: pairs[name] + sums if name in pairs else sums for name, sums in own.items()}
+        return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
+
+    def take(self, cells: Ints) -> Closed:
+        """Some of the cells, in the order given."""
+        sizes = self.sizes[cells]
+        ends = np.cumsum(sizes)
+        rows = np.arange(sizes.sum()) + np.repeat(self.starts[cells] - ends + sizes, sizes)
+        return Closed(
+            self.clusters[rows],
+            self.sums[rows],
+            self.maxima[rows],
+            ends - sizes,
+            self.is_folded[cells],
+            [self.pairs[cell] for cell in cells.tolist()],
+        )
+
+
+class Closing:
+    """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
+
+    def __init__(self, groups: Sequence[ClusterTable], plan: Plan) -> None:
         self.plan = plan
         names, maxima = plan.columns
         self._index = {name: position for position, name in enumerate(names)}
         self._maxima = {name: position for position, name in enumerate(maxima)}
-        self.scopes, self.factors = self._normalization(group)
+        scopes = np.concatenate([table.scopes for table in groups])
+        within = np.repeat(np.arange(len(groups)), [len(table) for table in groups])
+        self._scopes = np.unique(scopes)
+        self._keys, where = np.unique(self._key(within, scopes), return_inverse=True)
+        self._factors = self._normalization(groups, where)
 
-    def close(self, table: ClusterTable) -> ClusterTable:
-        """The table of a part of the group, normalized, one row per cluster, with the closed columns appended."""
-        sums, maxima = table.sums.copy(), table.maxima.copy()
-        factors = self.factors[np.searchsorted(self.scopes, table.scopes)]
+    def factors(self, group: int) -> Iterator[tuple[int, tuple[float, ...]]]:
+        """Each micro-batch of a group (a single 0 where they do not matter), and the factor of each correction."""
+        for number in np.flatnonzero(self._keys // len(self._scopes) == group).tolist():
+            yield int(self._scopes[self._keys[number] % len(self._scopes)]), tuple(self._factors[number].tolist())
+
+    def close(self, cells: Sequence[CellSums], groups: Ints) -> Closed:
+        """Parts of groups [G], normalized, one row per cluster, with the closed columns appended."""
+        tables = [cell.table for cell in cells]
+        sums, maxima = (np.concatenate([getattr(table, name) for table in tables]) for name in ("sums", "maxima"))
+        clusters = np.concatenate([table.clusters for table in tables])
+        scopes = np.concatenate([table.scopes for table in tables])
+        cell = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        factors = self._factors[np.searchsorted(self._keys, self._key(groups[cell], scopes))]
         weighted = []
         for index, _ in enumerate(self.plan.corrections):
             factor = factors[:, index]
             self._normalize(sums, maxima, index, factor)
             weighted.append(factor * sums[:, self._index["tokens"]])
-        merged = ClusterTable.of(
-            table.clusters, np.zeros_like(table.scopes), np.column_stack([sums, *weighted]), maxima
-        )
-        told_apart = not table.is_folded  # else clusters are not counted at all, rather than wrongly
-        clusters = (merged.sums[:, self._index["tokens"]] > 0).astype(np.float64) * told_apart
+        first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
+        rows = np.flatnonzero(first)  # of one cluster, the rows of all micro-batches lie together
+        sums = add_rows(np.column_stack([sums, *weighted]), rows)
+        maxima, cell = np.maximum.reduceat(maxima, rows, axis=0), cell[rows]
+        folded = np.array([table.is_folded for table in tables])
+        told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
+        counted = (sums[:, self._index["tokens"]] > 0).astype(np.float64) * told_apart
         emptied = [
-            clusters * (merged.sums[:, self._index[f"{index}/kept"]] == 0)
-            for index, _ in enumerate(self.plan.corrections)
+            counted * (sums[:, self._index[f"{index}/kept"]] == 0) for index, _ in enumerate(self.plan.corrections)
         ]
-        return ClusterTable(
-            merged.clusters, merged.scopes, np.column_stack([merged.sums, clusters, *emptied]), merged.maxima
-        )
+        starts = np.searchsorted(cell, np.arange(len(tables)))
+        sums = np.column_stack([sums, counted, *emptied])
+        return Closed(clusters[rows], sums, maxima, starts, folded, [own.pairs for own in cells])
 
-    def _normalization(self, group: ClusterTable) -> tuple[np.ndarray, Float64s]:
-        """The factor of each correction within each scope: [scopes, corrections]; 1 where nothing is normalized."""
-        every, inverse = np.unique(group.scopes, return_inverse=True)
-        factors = np.ones((len(every), len(self.plan.corrections)))
+    def _key(self, groups: Ints, scopes: Hashes) -> Ints:
+        return groups * len(self._scopes) + np.searchsorted(self._scopes, scopes)
+
+    def _normalization(self, groups: Sequence[ClusterTable], where: Ints) -> Float64s:
+        """The factor of each correction in each micro-batch: [keys, corrections]; 1 where nothing is normalized."""
+        factors = np.ones((len(self._keys), len(self.plan.corrections)))
+        group = self._keys // len(self._scopes)
         for index, correction in enumerate(self.plan.corrections):
             rule = correction.weight
             if rule is None or rule.normalize == "none":
                 continue
             excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
-            within = inverse if rule.normalize_over == "micro_batch" else np.zeros_like(inverse)
+            apart = rule.normalize_over == "micro_batch"
             total, count = (
-                np.bincount(within, weights=group.sums[:, self._index[name]]).astype(np.float64)
+                np.bincount(
+                    where if apart else group[where],
+                    np.concatenate([table.sums[:, self._index[name]] for table in groups]),
+                ).astype(np.float64)
                 for name in (f"{index}/{excess}", number)
             )
             factor = normalization_factor(total, count)
-            factors[:, index] = factor if rule.normalize_over == "micro_batch" else factor[0]
-        return every, factors
+            factors[:, index] = factor if apart else factor[group]
+        return factors
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
         """Divide the weights of each row by its factor, in place."""

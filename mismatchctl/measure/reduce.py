@@ -15,7 +15,8 @@ from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure import columns as cols
-from mismatchctl.measure.cell import CellSums, PairCollector, RunCollector, RunSums
+from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
+from mismatchctl.measure.histogram import MOST_ROWS, Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import LAYERS
@@ -119,9 +120,14 @@ class Sums:
 
 def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
+    found = _gathered(batch, run, plan.by)
     result = Sums()
-    for name, cell, part in cut(batch, run, plan.by):
-        result = result + _reduce_cell(part, name, cell, plan)
+    for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
+        cells = list(together)
+        bounds = found.bounds[cells[0] : cells[-1] + 2]
+        part = found.batch.sequences(int(bounds[0]), int(bounds[-1]))
+        names = [found.names[cell][1] for cell in cells]
+        result = result + _reduce_run(part, name, names, np.diff(bounds), plan)
     return result
 
 
@@ -131,20 +137,35 @@ def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, C
     Raises:
         ConfigError: `by` makes too many of them.
     """
+    found = _gathered(batch, run, by)
+    for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
+        yield name, cell, found.batch.sequences(start, stop)
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """A batch whose sequences lie together by cell: the run and cell of each stretch, and its bounds [cells + 1]."""
+
+    batch: TokenBatch
+    names: list[tuple[str, Cell]]
+    bounds: Ints
+
+
+def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = _labels(keys[:2], np.zeros(len(batch), np.int64))
     labels = _labels(keys[2:], groups)
     require_few(by, (labels.max(initial=0) + 1) // (groups.max(initial=0) + 1))
-    order = np.argsort(labels, kind="stable")
     if np.any(np.diff(labels) < 0):
+        order = np.argsort(labels, kind="stable")
         batch, labels = batch.take(order), labels[order]
         keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
-    bounds = [*starts.tolist(), len(batch)]
-    for start, stop in itertools.pairwise(bounds):
-        names = [None if key is None else _plain(key[start]) for key in keys]
-        cell = names[1], tuple(names[2:])
-        yield run if names[0] is None else str(names[0]), cell, batch.sequences(start, stop)
+    names = []
+    for start in starts.tolist():
+        own, *cell = [None if key is None else _plain(key[start]) for key in keys]
+        names.append((run if own is None else str(own), (cell[0], tuple(cell[1:]))))
+    return _Gathered(batch, names, np.append(starts, len(batch)))
 
 
 def require_few(by: Sequence[str], values: int) -> None:
@@ -184,37 +205,71 @@ def _plain(value: Any) -> Value:
     return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
-def _reduce_cell(batch: TokenBatch, run: str, cell: Cell, plan: Plan) -> Sums:
-    additive_names, maxima_names = plan.columns
-    collectors = {name: PairCollector(plan.kernel) for name in plan.pairs}
-    clusters = cluster_hashes(batch)
+def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, plan: Plan) -> Sums:
+    """Sums of a batch of one run, whose cells of so many sequences lie one after the other."""
+    cells, clusters = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
-    rows: list[dict[str, Float64s]] = []
+    places, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
+    if len(places) > MOST_ROWS:  # by bucket within each cell, so that a part of the batch has few rows
+        order = np.argsort(rows, kind="stable")
+        batch, cells, clusters, buckets, rows = (
+            batch.take(order), cells[order], clusters[order], buckets[order], rows[order],
+        )  # fmt: skip
     worst = RunCollector(plan.kernel)
+    pairs: list[dict[str, PairSums]] = [{} for _ in names]
+    found: list[dict[str, Float64s]] = []
+    for first in range(0, len(places), MOST_ROWS):
+        own = places[first : first + MOST_ROWS]
+        start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(places) else (0, len(batch))
+        part = batch.sequences(int(start), int(stop))
+        collectors = {name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for name in plan.pairs}
+        found += _reduce_part(part, rows[start:stop] - first, buckets[start:stop], collectors, worst, plan)
+        for name, collector in collectors.items():
+            for cell, sums in collector.sums().items():
+                pairs[cell][name] = pairs[cell][name] + sums if name in pairs[cell] else sums
+    merged = {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
+    scopes = scopes_of(batch, plan)
+    additive, maxima = plan.columns
+    added = np.stack([merged[name] for name in additive], axis=1)
+    largest = np.stack([merged[f"max {name}"] for name in maxima], axis=1)
+    ends = np.cumsum(sizes).tolist()
+    tables = (
+        ClusterTable.of(clusters[start:stop], scopes[start:stop], added[start:stop], largest[start:stop])
+        for start, stop in itertools.pairwise([0, *ends])
+    )
+    done = {(run, cell): CellSums(table, own) for cell, table, own in zip(names, tables, pairs, strict=True)}
+    sequences = (_sequence_rows(batch, run, names, sizes, scopes, merged),) if plan.sequences else ()
+    return Sums(done, {run: worst.sums(merged, batch, buckets)}, sequences)
+
+
+def _reduce_part(
+    batch: TokenBatch,
+    rows: Ints,
+    buckets: Ints,
+    collectors: dict[str, PairCollector],
+    worst: RunCollector,
+    plan: Plan,
+) -> list[dict[str, Float64s]]:
+    """All columns of each block of a part; maxima are called `max ...`. The collectors take note of its tokens."""
+    found = []
     for start, block in plan.kernel.blocks(batch):
         ratios = ratios_of(block, plan)
         within = slice(start, start + len(block))
         reduced = {
             name: collectors[name].reduce(
-                ratios[source], block.position, buckets[within], worst.tables if name == MISMATCH else None
+                ratios[source],
+                block.position,
+                rows[within],
+                buckets[within],
+                worst.tables if name == MISMATCH else None,
             )
             for name, source in plan.pairs.items()
             if source in ratios
         }
         worst.add(ratios["train/rollout"], block)
         additive, maxima = _block_columns(block, ratios, reduced, plan)
-        rows.append(additive | {f"max {name}": values for name, values in maxima.items()})
-    scopes = scopes_of(batch, plan)
-    merged = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    table = ClusterTable.of(
-        clusters,
-        scopes,
-        np.stack([merged[name] for name in additive_names], axis=1),
-        np.stack([merged[f"max {name}"] for name in maxima_names], axis=1),
-    )
-    sums = CellSums(table, {name: collector.sums() for name, collector in collectors.items()})
-    sequences = (_sequence_rows(batch, run, cell, scopes, merged),) if plan.sequences else ()
-    return Sums({(run, cell): sums}, {run: worst.sums(merged, batch, buckets)}, sequences)
+        found.append(additive | {f"max {name}": values for name, values in maxima.items()})
+    return found
 
 
 def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
@@ -278,14 +333,14 @@ def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
 
 
 def _sequence_rows(
-    batch: TokenBatch, run: str, cell: Cell, scopes: Hashes, merged: dict[str, Float64s]
+    batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, scopes: Hashes, merged: dict[str, Float64s]
 ) -> dict[str, NDArray[Any]]:
     """The columns of `--sequences`: names and place of each sequence, then all its sums."""
     place = {
         "run": np.full(len(batch), run, object),
         "file": np.full(len(batch), batch.file),
         "row": batch.rows,
-        "_step": np.full(len(batch), str(cell[0]), object),
+        "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
         "_scope": scopes,
     }
     sums = {name: values for name, values in merged.items() if name not in LAYERS}

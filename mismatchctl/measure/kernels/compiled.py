@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
-from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
 from mismatchctl.measure.layers import BINS, CAPS, close_layers
@@ -44,7 +43,7 @@ class CompiledRatios(Ratios):
     def sums(self) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S]; the neighbours as if there were no gap."""
         buckets = np.zeros(len(self.segments), np.int64)
-        return _reduced(self, _NOWHERE, buckets, _NO_COUNTS, np.zeros(0), _NO_RUN, _NOWHERE)
+        return _reduced(self, _NOWHERE, buckets, buckets, _NO_PAIR, _NO_RUN, _NOWHERE)
 
     log_ratio_sum, absolute_sum, square_sum = _summed("log_ratio"), _summed("abs"), _summed("square")
     k3_sum, excess_sum, squared_excess_sum = _summed("k3"), _summed("excess"), _summed("squared_excess")
@@ -103,7 +102,7 @@ def _loopable(values: Floats) -> Floats:
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
     assert isinstance(ratios, CompiledRatios)
@@ -111,12 +110,12 @@ def reduce_tokens(
     joint = _NOWHERE if run is None else run.joint.reshape(-1)
     if run is not None:
         ratios.layers = np.zeros((len(ratios.segments), *_NO_LAYERS.shape[1:]))
-    ratios.sums = _reduced(ratios, places, buckets, pair.counts, pair.k3, run or _NO_RUN, joint)
+    ratios.sums = _reduced(ratios, places, rows, buckets, pair, run or _NO_RUN, joint)
     return ratios.sums
 
 
 def _reduced(
-    ratios: CompiledRatios, places: Ints, buckets: Ints, counts: Ints, k3: Float64s, run: RunTables, joint: Ints
+    ratios: CompiledRatios, places: Ints, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables, joint: Ints
 ) -> tuple[Float64s, Float64s]:
     """TOKEN_SUMS and TOKEN_MAXIMA; tables without a row are left as they are."""
     from mismatchctl.measure.kernels.loops import reduce_sequences
@@ -124,8 +123,9 @@ def _reduced(
     sums = np.zeros((len(buckets), len(TOKEN_SUMS)))
     maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
     reduce_sequences(
-        *ratios.given, places, ratios.segments.offsets, buckets, ratios.has_unlikely,
-        sums, maxima, counts, k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint, ratios.layers,
+        *ratios.given, places, ratios.segments.offsets, rows, buckets, ratios.has_unlikely,
+        sums, maxima, pair.counts, pair.k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint,
+        ratios.layers,
     )  # fmt: skip
     return sums.T, maxima.T
 
@@ -145,7 +145,7 @@ def layers(ratios: Ratios) -> Float64s:
 
 
 _NO_LAYERS = np.zeros((0, BINS, len(CAPS) + 1, 2))
-_NO_RUN, _NO_COUNTS = RunTables(), np.zeros((0, bins.SIGNED), np.int64)
+_NO_RUN, _NO_PAIR = RunTables(), PairTables(0)
 COMPILED = Kernel(
     CompiledRatios, reduce_tokens, beyond, correction_columns, layers, partial(TokenBatch.blocks, tokens=1 << 20)
 )

@@ -113,14 +113,13 @@ def _copies(
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
-    bucket = tensor_of(ratios.segments.spread(buckets))
     places = tensor_of(ratios.segments.places if position is None else position)
-    _tally_pair(pair, ratios, bucket)
+    _tally_pair(pair, ratios, tensor_of(ratios.segments.spread(rows)))
     if run is not None:
-        _tally_run(run, ratios, places, bucket)
+        _tally_run(run, ratios, places, tensor_of(ratios.segments.spread(buckets)))
     neighbours = map(as_array, _neighbours(ratios, places))
     return token_sums(ratios, [ratios.segments.sum(values) for values in neighbours])
 
@@ -133,11 +132,11 @@ def _neighbours(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return adjacent, torch.where(adjacent, x * before, 0.0), torch.where(adjacent, x + before, 0.0)
 
 
-def _tally_pair(tables: PairTables, ratios: Ratios, bucket: Tensor) -> None:
-    where = bucket * bins.SIGNED + _signed_bin(tensor_of(ratios.log_ratio))
-    counts, (k3,) = _by_bin(where, BUCKETS * bins.SIGNED, [ratios.k3])
+def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor) -> None:
+    where = row * bins.SIGNED + _signed_bin(tensor_of(ratios.log_ratio))
+    counts, (k3,) = _by_bin(where, tables.counts.size, [ratios.k3])
     tables.counts += to_host(counts).reshape(tables.counts.shape)
-    tables.k3 += to_host(k3.reshape(BUCKETS, bins.SIGNED).sum(dim=0))
+    tables.k3 += to_host(k3).reshape(tables.k3.shape)
 
 
 def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:

@@ -32,17 +32,19 @@ TOKEN_MAXIMA = ("log_ratio", "-log_ratio", "prob_diff")
 """Largest over the tokens of each sequence; a minimum is the largest of the negative."""
 
 
-@dataclass
 class PairTables:
-    """Counts over tokens of a pair of policies, added to in place.
+    """Sums over tokens of a pair of policies, by row (as each sequence is given one) and signed bin of the log ratio.
 
     Attributes:
-        counts: tokens by bucket of their cluster and signed bin of the log ratio [BUCKETS, SIGNED].
-        k3: K3 by signed bin of the log ratio [SIGNED].
+        counts: tokens [rows, SIGNED], added to in place.
+        k3: their K3 [rows, SIGNED], added to in place.
     """
 
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((BUCKETS, bins.SIGNED), np.int64))
-    k3: Float64s = field(default_factory=lambda: np.zeros(bins.SIGNED))
+    def __init__(
+        self, rows: int = BUCKETS, counts: NDArray[np.int64] | None = None, k3: Float64s | None = None
+    ) -> None:
+        self.counts = np.zeros((rows, bins.SIGNED), np.int64) if counts is None else counts
+        self.k3 = np.zeros((rows, bins.SIGNED)) if k3 is None else k3
 
 
 @dataclass
@@ -64,16 +66,23 @@ class Reduce(Protocol):
     """The pass over the tokens of a block."""
 
     def __call__(
-        self, ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+        self,
+        ratios: Ratios,
+        position: Ints | None,
+        rows: Ints,
+        buckets: Ints,
+        pair: PairTables,
+        run: RunTables | None,
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block; adds its tokens to the tables.
 
         Args:
             ratios: of the kernel's own kind.
             position: place of each token in its response [T]; None where nothing is masked in between.
-            buckets: bucket of each sequence [S].
-            pair: counts of this pair of policies.
-            run: counts of the mismatch in the run; None for another pair.
+            rows: the row of the pair's tables that each sequence is counted in [S].
+            buckets: bucket of each sequence [S], the row of the run's tables.
+            pair: sums of this pair of policies.
+            run: sums of the mismatch in the run; None for another pair.
         """
 
 

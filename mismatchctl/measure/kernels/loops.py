@@ -303,7 +303,7 @@ _TILE = 1024
 
 @_compiled
 def reduce_sequences(
-    policy: Any, reference: Any, position: Any, offsets: Any, buckets: Any, has_unlikely: bool,
+    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, has_unlikely: bool,
     sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any, joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
@@ -311,7 +311,7 @@ def reduce_sequences(
     exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     lanes = np.zeros((_LANES, *by_surprisal.shape[1:]))
     for i in range(len(offsets) - 1):
-        bucket = buckets[i]
+        row, bucket = rows[i], buckets[i]
         for start in range(offsets[i], offsets[i + 1], _TILE):
             stop = min(start + _TILE, offsets[i + 1])
             n, early = stop - start, int(start > offsets[i])
@@ -323,7 +323,7 @@ def reduce_sequences(
             _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(counts):
-                _tally_ratios(own, k3_own, counts[bucket], k3_by_bin, where)
+                _tally_ratios(own, k3_own, counts[row], k3_by_bin[row], where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, lanes, where)
                 _tally_layers(k3_own, where, layers[i])

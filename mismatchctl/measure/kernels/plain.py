@@ -15,10 +15,10 @@ from mismatchctl.ratios import Ratios
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
-    _tally_pair(pair, ratios, buckets)
+    _tally_pair(pair, ratios, rows)
     if run is not None:
         _tally_run(run, ratios, position, buckets)
     return token_sums(ratios, _neighbours(ratios.log_ratio, ratios.segments, position))
@@ -67,10 +67,10 @@ def _neighbours(x: Float64s, segments: Segments, position: Ints | None) -> list[
     return [segments.sum(values) for values in (count, product, both)]
 
 
-def _tally_pair(tables: PairTables, ratios: Ratios, buckets: Ints) -> None:
-    binned = bins.signed_bin(ratios.log_ratio)
-    tables.k3 += np.bincount(binned, weights=ratios.k3, minlength=bins.SIGNED)
-    np.add.at(tables.counts.reshape(-1), ratios.segments.spread(buckets) * bins.SIGNED + binned, 1)
+def _tally_pair(tables: PairTables, ratios: Ratios, rows: Ints) -> None:
+    where = ratios.segments.spread(rows) * bins.SIGNED + bins.signed_bin(ratios.log_ratio)
+    np.add.at(tables.counts.reshape(-1), where, 1)
+    np.add.at(tables.k3.reshape(-1), where, ratios.k3)
 
 
 def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets: Ints) -> None:

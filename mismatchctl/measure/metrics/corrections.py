@@ -8,8 +8,8 @@ import numpy as np
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.columns import COMPARED
-from mismatchctl.measure.metrics.metric import Metric, Number, Totals
-from mismatchctl.measure.metrics.mismatch import NO_TOKEN, NOT_COUNTED, chi2, largest, per_sequence, per_token, std
+from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Totals
+from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.measure.metrics.quantity import (
     ALL_GATES,
     FINAL_WEIGHTS,

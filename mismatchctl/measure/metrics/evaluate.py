@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure import DRIFT, MISMATCH, CellSums, PairSums, Plan
-from mismatchctl.measure.close import closed_columns
+from mismatchctl.measure import DRIFT, MISMATCH, Plan
+from mismatchctl.measure.close import Closed, closed_columns
 from mismatchctl.measure.metrics.corrections import correction_metrics
-from mismatchctl.measure.metrics.histograms import quantile_intervals, quantiles
-from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails
-from mismatchctl.measure.metrics.mismatch import BASE, NO_TOKEN, PAIR, QUANTILES, RATIO_Z
+from mismatchctl.measure.metrics.histograms import quantiles_with_intervals
+from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
+from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
 
 Estimates = dict[str, Estimate]
 STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
@@ -51,8 +51,28 @@ def drift_metrics() -> tuple[Metric, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Row:
+    """Estimates of all metrics in some cells, and of each correction in order."""
+
+    metrics: Estimates
+    corrections: list[Estimates]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Row]) -> Row:
+        """The cells of all parts, one after the other."""
+        return cls(
+            _joined([part.metrics for part in parts]),
+            [_joined(own) for own in zip(*(part.corrections for part in parts), strict=True)],
+        )
+
+
+def _joined(parts: Sequence[Estimates]) -> Estimates:
+    return {key: Estimate.joined([part[key] for part in parts]) for key in parts[0]}
+
+
 class Evaluator:
-    """Evaluates every metric of a plan on closed cells."""
+    """Evaluates every metric of a plan on closed cells: each formula once for all of them."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -69,9 +89,11 @@ class Evaluator:
             sections[str(index)] = Section(correction_metrics(correction, self.plan.drift), f"{index}/")
         return sections
 
-    def evaluate(self, cell: CellSums) -> tuple[Estimates, list[Estimates]]:
+    def evaluate(self, cells: Closed) -> Row:
         """Estimates of all metrics, and of each correction in order."""
-        done = {name: self._section(section, cell) for name, section in self.sections.items()}
+        totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
+        largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
+        done = {name: self._section(section, cells, totals, largest) for name, section in self.sections.items()}
         metrics = _with_z(done[MISMATCH])
         if self.plan.drift:
             metrics |= {drift_key(key): estimate for key, estimate in _with_z(done[DRIFT]).items()}
@@ -79,46 +101,66 @@ class Evaluator:
         for index, correction in enumerate(self.plan.corrections):
             estimates = done[str(index)]
             if correction.weight is None or correction.weight.normalize == "none":
-                estimates["normalization_factor"] = Estimate(None, status="weights are not normalized")
+                known = estimates["normalization_factor"]
+                undefined = np.full(len(cells), np.nan)
+                estimates["normalization_factor"] = Estimate(undefined, known.undefined, np.zeros(len(cells), np.bool_))
             corrections.append(estimates)
-        return metrics, corrections
+        return Row(metrics, corrections)
 
-    def _section(self, section: Section, cell: CellSums) -> Estimates:
-        table = cell.table
-        totals = table.sums.sum(axis=0) if len(table) else np.zeros(len(self.columns))
-        largest = table.maxima.max(axis=0) if len(table) else np.full(len(self.maxima), -np.inf)
+    def _section(self, section: Section, cells: Closed, totals: Float64s, largest: Float64s) -> Estimates:
         maxima = {
-            name.removeprefix(section.prefix): float(largest[position])
+            name.removeprefix(section.prefix): largest[:, position]
             for name, position in self.maxima.items()
             if name.startswith(section.prefix)
         }
-        pair = cell.pairs.get(section.pair) if section.pair else None
         reader = _Reader(totals, self.columns, section.prefix)
-        tails = Tails(maxima, pair)
+        smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
+        others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
-            values = {metric.key: _value(metric, reader, tails) for metric in section.metrics}
-            errors = self._errors(section.metrics, reader, table.sums)
-            intervals = _intervals(section.metrics, pair, maxima, values)
-        empty = totals[reader.position("tokens")] == 0
+            values = {metric.key: _values(metric, reader, maxima) for metric in smooth}
+            errors = _errors([metric for metric in smooth if metric.formula and metric.uncertain], reader, cells)
+            found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
+        for index, metric in enumerate(others):
+            values[metric.key] = np.array([own[index][0] for own in found])
+        intervals = {
+            metric.key: np.array([own[index][1] for own in found])
+            for index, metric in enumerate(others)
+            if metric.quantile is not None
+        }
+        empty = totals[:, reader.position("tokens")] == 0
         return {
-            metric.key: _estimate(metric, values[metric.key], errors.get(metric.key), intervals.get(metric.key), empty)
+            metric.key: Estimate(
+                values[metric.key], metric.undefined, empty, errors.get(metric.key), intervals.get(metric.key)
+            )
             for metric in section.metrics
         }
 
-    def _errors(self, metrics: Iterable[Metric], reader: _Reader, rows: Float64s) -> dict[str, float]:
-        """Standard errors by the delta method, from the scatter of clusters about the total."""
-        smooth = [metric for metric in metrics if metric.formula is not None and metric.uncertain]
-        clusters = int(np.count_nonzero(rows[:, reader.position("tokens")])) if len(rows) else 0
-        if clusters < 2 or not smooth:
-            return {}
-        gradients = np.stack([_gradient(metric, reader) for metric in smooth], axis=1)
-        squares = ((rows @ gradients) ** 2).sum(axis=0)
-        errors = np.sqrt(squares * clusters / (clusters - 1))
-        return {metric.key: float(error) for metric, error in zip(smooth, errors, strict=True)}
+    def _by_cell(
+        self,
+        metrics: Sequence[Metric],
+        section: Section,
+        cells: Closed,
+        reader: _Reader,
+        maxima: Mapping[str, Float64s],
+        cell: int,
+    ) -> list[tuple[float, tuple[float, float]]]:
+        """Values and intervals of metrics that are read from histograms and tails, in one cell."""
+        if not metrics:
+            return []
+        pair = cells.pairs[cell].get(section.pair or "")
+        own = Tails({name: float(values[cell]) for name, values in maxima.items()}, pair)
+        totals = _Reader(reader.totals[cell], reader.index, reader.prefix)
+        shares = tuple(metric.quantile for metric in metrics if metric.quantile is not None)
+        read = quantiles_with_intervals(pair, shares, _largest_difference(own.maxima)) if pair is not None else []
+        found, nothing = iter(read), (math.nan, (math.nan, math.nan))
+        return [
+            (float(metric.tail(totals, own)), nothing[1]) if metric.tail is not None else next(found, nothing)
+            for metric in metrics
+        ]
 
 
 class _Reader:
-    """Totals by name, the section's own column before a shared one of that name; notes what was asked for."""
+    """Totals [..., K] by name, the section's own column before a shared one of that name; notes what was asked for."""
 
     def __init__(self, totals: Float64s, index: Mapping[str, int], prefix: str) -> None:
         self.totals, self.index, self.prefix = totals, index, prefix
@@ -128,84 +170,62 @@ class _Reader:
         own = self.index.get(self.prefix + name)
         return self.index[name] if own is None else own
 
-    def __getitem__(self, name: str) -> np.float64:
+    def __getitem__(self, name: str) -> Any:
         position = self.position(name)
         self.asked.setdefault(position, len(self.asked))
-        return np.float64(self.totals[position])
+        return self.totals[..., position]
 
 
 class _Perturbed:
-    """Totals as complex arrays: entry i has the i-th of the asked columns moved along the imaginary axis."""
+    """Totals as complex arrays [A, G]: row i has the i-th of the asked columns moved along the imaginary axis."""
 
     def __init__(self, reader: _Reader) -> None:
         self.reader, self.steps = reader, 1j * STEP * np.eye(len(reader.asked))
 
     def __getitem__(self, name: str) -> Any:
         position = self.reader.position(name)
-        return self.reader.totals[position] + self.steps[self.reader.asked[position]]
+        return self.reader.totals[:, position] + self.steps[self.reader.asked[position]][:, None]
 
 
-def _gradient(metric: Metric, reader: _Reader) -> Float64s:
-    """Derivative of a formula by each column, [K]."""
-    assert metric.formula is not None
-    reader.asked = {}
-    metric.formula(reader)
-    gradient = np.zeros(len(reader.totals))
-    gradient[list(reader.asked)] = np.imag(metric.formula(_Perturbed(reader))) / STEP
-    return gradient
+def _values(metric: Metric, reader: _Reader, maxima: Mapping[str, Float64s]) -> Float64s:
+    found = metric.formula(reader) if metric.formula is not None else metric.extreme and metric.extreme(maxima)
+    values: Float64s = np.broadcast_to(np.asarray(found, np.float64), len(reader.totals))
+    return values
 
 
-def _value(metric: Metric, reader: _Reader, tails: Tails) -> float:
-    if metric.formula is not None:
-        return float(metric.formula(reader))
-    if metric.extreme is not None:
-        return float(metric.extreme(tails.maxima))
-    if metric.tail is not None:
-        return float(metric.tail(reader, tails))
-    if metric.quantile is not None and tails.pair is not None:
-        return float(quantiles(tails.pair, (metric.quantile,), _largest_difference(tails.maxima))[0])
-    return math.nan
-
-
-def _intervals(
-    metrics: Iterable[Metric], pair: PairSums | None, maxima: Mapping[str, float], values: Mapping[str, float]
-) -> dict[str, tuple[float, float]]:
-    wanted = {metric.quantile: metric.key for metric in metrics if metric.quantile is not None}
-    if pair is None or not wanted:
-        return {}
-    shares = tuple(QUANTILES.values())
-    found = quantile_intervals(pair, shares, _largest_difference(maxima))
-    return {
-        wanted[share]: (float(low), float(high))
-        for share, (low, high) in zip(shares, found, strict=True)
-        if math.isfinite(low) and math.isfinite(values[wanted[share]])
-    }
+def _errors(metrics: Sequence[Metric], reader: _Reader, cells: Closed) -> dict[str, Float64s]:
+    """Standard errors [G] by the delta method, from the scatter of clusters about the total; NaN where unknown."""
+    of_row = np.repeat(np.arange(len(cells)), cells.sizes)
+    filled = (cells.sums[:, reader.position("tokens")] != 0).astype(np.float64)
+    clusters = np.add.reduceat(filled, cells.starts)
+    correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
+    errors = {}
+    for metric in metrics:
+        assert metric.formula is not None
+        reader.asked = {}
+        metric.formula(reader)
+        gradient = np.imag(metric.formula(_Perturbed(reader))) / STEP
+        influence = np.zeros(len(of_row))
+        slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
+        for slope, position in zip(slopes, reader.asked, strict=True):
+            influence += cells.sums[:, position] * slope[of_row]
+        errors[metric.key] = np.sqrt(np.add.reduceat(influence * influence, cells.starts) * correction)
+    return errors
 
 
 def _largest_difference(maxima: Mapping[str, float]) -> float:
     return max(maxima["log_ratio"], maxima["-log_ratio"])
 
 
-def _estimate(
-    metric: Metric, value: float, error: float | None, interval: tuple[float, float] | None, empty: bool
-) -> Estimate:
-    if math.isfinite(value):
-        known = error is not None and math.isfinite(error)
-        return Estimate(value, error if known else None, interval)
-    return Estimate(None, status=why_undefined(metric, value, empty=empty))
+def _with_z(estimates: Estimates) -> Estimates:
+    """Add the z-score of E[ratio] = 1."""
+    mean = estimates["ratio_mean"]
+    assert mean.se is not None
+    with np.errstate(all="ignore"):
+        z = np.where(mean.se > 0, (mean.value - 1) / mean.se, np.nan)
+    return estimates | {RATIO_Z.key: Estimate(z, RATIO_Z.undefined, np.zeros(len(z), np.bool_))}
 
 
 def why_undefined(metric: Metric, value: float, *, empty: bool) -> str:
     """The status of a value that is not finite, of a cell that holds no token if it is `empty`."""
-    if empty:
-        return NO_TOKEN
-    return "overflow: not a finite number" if math.isinf(value) else metric.undefined
-
-
-def _with_z(estimates: Estimates) -> Estimates:
-    """Add the z-score of E[ratio] = 1."""
-    mean = estimates["ratio_mean"]
-    z = Estimate(None, status=RATIO_Z.undefined)
-    if mean.value is not None and mean.se:
-        z = Estimate((mean.value - 1) / mean.se)
-    return estimates | {RATIO_Z.key: z}
+    return status_of(value, metric.undefined, empty=empty)

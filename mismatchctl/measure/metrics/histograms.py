@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -31,49 +32,54 @@ def _draws(buckets: int) -> Float64s:
     return drawn.astype(np.float64)
 
 
-def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Float64s:
-    """Quantiles of |log ratio| over tokens, within 0.8 % of their value; none exceeds the `largest`.
+def quantiles_with_intervals(
+    pair: PairSums, shares: Sequence[float], largest: float
+) -> list[tuple[float, tuple[float, float]]]:
+    """Quantiles of |log ratio| over tokens, and the interval of each by resampling buckets of clusters.
+
+    Args:
+        pair: whose histogram is read.
+        shares: of the tokens, below each quantile.
+        largest: the largest |log ratio|, which no quantile exceeds.
 
     Returns:
-        [len(shares)]; NaN when there is no token.
+        For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
+        fewer than two buckets).
     """
-    counts = pair.counts.sum(axis=0)
-    filled = np.flatnonzero(counts)
-    cumulative = np.cumsum(counts[None, filled].astype(np.float64), axis=1)
-    values: Float64s = _read(cumulative, _middles()[filled], shares, largest)[0]
-    return values
+    buckets, filled, counts = pair.histogram.magnitudes()
+    cumulative, middles = np.cumsum(counts, axis=1), _middles()[filled]
+    values = _read(cumulative.sum(axis=0)[None], middles, shares, largest)[0]
+    low = high = np.full(len(shares), np.nan)
+    if len(buckets) >= 2:
+        resampled = np.sort(_read(_draws(len(buckets)) @ cumulative, middles, shares, largest), axis=0)
+        outside = int((1 - INTERVAL) / 2 * RESAMPLES)
+        low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
+    ends = zip(low.tolist(), high.tolist(), strict=True)
+    return list(zip(values.tolist(), ends, strict=True))
 
 
-def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Float64s:
-    """Interval of each quantile by resampling buckets of clusters, [len(shares), 2]; NaN with fewer than two."""
-    filled = np.flatnonzero(pair.counts.any(axis=0))
-    occupied = np.flatnonzero(pair.counts.any(axis=1))
-    buckets = len(occupied)
-    if buckets < 2:
-        return np.full((len(shares), 2), np.nan)
-    cumulative = np.cumsum(pair.counts[np.ix_(occupied, filled)].astype(np.float64), axis=1)
-    resampled = np.sort(_read(_draws(buckets) @ cumulative, _middles()[filled], shares, largest), axis=0)
-    low = int((1 - INTERVAL) / 2 * RESAMPLES)
-    return np.stack([resampled[low], resampled[RESAMPLES - 1 - low]], axis=1)
-
-
-def _read(cumulative: Float64s, middles: Float64s, shares: tuple[float, ...], largest: float) -> Float64s:
+def _read(cumulative: Float64s, middles: Float64s, shares: Sequence[float], largest: float) -> Float64s:
     """Quantiles of each row of cumulative counts [N, bins]; NaN for a row without tokens."""
     if not len(middles):
         return np.full((len(cumulative), len(shares)), np.nan)
     total = cumulative[:, -1:]
-    found = np.stack([np.searchsorted(row, row[-1] * np.array(shares)) for row in cumulative])
+    wanted = np.ceil(total * np.array(shares))  # counts are whole: those that reach a share reach the next whole number
+    row = np.arange(len(cumulative))[:, None]
+    apart = (total.max() + 1) * row  # so that one search does for all rows
+    found = np.searchsorted((cumulative + apart).ravel(), (wanted + apart).ravel()).reshape(wanted.shape)
+    found -= len(middles) * row
     values = np.minimum(middles, largest)[np.minimum(found, len(middles) - 1)]
     return np.where(total > 0, values, np.nan)
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
     """Share of all K3 that the `tokens` share of tokens with the largest K3 holds; NaN when K3 is 0 or overflows."""
-    total = pair.k3.sum()
+    tokens_of, k3 = pair.histogram.by_bin()
+    total = k3.sum()
     if not 0 < total < np.inf:
         return float("nan")
-    filled = np.flatnonzero(pair.signed)
-    counts, k3 = pair.signed[filled].astype(np.float64), pair.k3[filled]
+    filled = np.flatnonzero(tokens_of)
+    counts, k3 = tokens_of[filled].astype(np.float64), k3[filled]
     order = np.argsort(-k3 / counts, kind="stable")
     counts, k3 = counts[order], k3[order]
     before = np.cumsum(counts) - counts

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
+from mismatchctl.batch import Bools, Float64s
 from mismatchctl.measure import PairSums
 from mismatchctl.measure.metrics.quantity import Measure
 
 Number = Any
-"""A float, an array of them, or complex ones while a gradient is taken: formulas use arithmetic, np.sqrt, np.exp and
-np.where only."""
+"""An array of floats, one per cell, or of complex ones while a gradient is taken: formulas use arithmetic, np.sqrt,
+np.exp and np.where only, never `if`."""
 
 
 class Totals(Protocol):
@@ -20,14 +24,60 @@ class Totals(Protocol):
     def __getitem__(self, name: str) -> Number: ...
 
 
+NO_TOKEN = "no valid token"
+
+
+def status_of(value: float, undefined: str, *, empty: bool) -> str:
+    """Why a value is not finite, in a cell that holds no token if it is `empty`; else ok."""
+    if math.isfinite(value):
+        return "ok"
+    if empty:
+        return NO_TOKEN
+    return "overflow: not a finite number" if math.isinf(value) else undefined
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its uncertainty, or the reason why there is none."""
+    """A metric in some cells: its values with their uncertainty, and the reason where there is none.
 
-    value: float | None
-    se: float | None = None
-    interval: tuple[float, float] | None = None
-    status: str = "ok"
+    Attributes:
+        value: [G]; not finite where it is undefined.
+        undefined: why it can be.
+        empty: whether the cell holds no token [G], which then is why.
+        se: standard errors [G], NaN where there is none.
+        interval: [G, 2], NaN where there is none.
+    """
+
+    value: Float64s
+    undefined: str
+    empty: Bools
+    se: Float64s | None = None
+    interval: Float64s | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Estimate]) -> Estimate:
+        """The cells of all parts, one after the other."""
+        errors = [part.se for part in parts if part.se is not None]
+        intervals = [part.interval for part in parts if part.interval is not None]
+        return cls(
+            np.concatenate([part.value for part in parts]),
+            parts[0].undefined,
+            np.concatenate([part.empty for part in parts]),
+            np.concatenate(errors) if errors else None,
+            np.concatenate(intervals) if intervals else None,
+        )
+
+    def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
+        """Value, standard error, interval and status in one cell; None for what is undefined."""
+        value = float(self.value[cell])
+        status = status_of(value, self.undefined, empty=bool(self.empty[cell]))
+        if status != "ok":
+            return None, None, None, status
+        error = math.nan if self.se is None else float(self.se[cell])
+        low, high = (math.nan, math.nan) if self.interval is None else self.interval[cell].tolist()
+        return (
+            value, error if math.isfinite(error) else None, (low, high) if math.isfinite(low) else None, status,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

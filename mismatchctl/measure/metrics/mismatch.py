@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.measure import GROUP_CAP
 from mismatchctl.measure.metrics.histograms import worst_share
-from mismatchctl.measure.metrics.metric import Metric, Number, Tails, Totals
+from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 from mismatchctl.measure.metrics.quantity import SEQUENCES, Measure, Quantity
 
@@ -18,7 +18,6 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 _ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
 
-NO_TOKEN = "no valid token"
 NOT_COUNTED = f"more than {GROUP_CAP:,} clusters in a group: not counted"
 _VERL = "verl, off-policy metrics of rollout correction"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
@@ -137,7 +136,7 @@ BASE: tuple[Metric, ...] = (
         "prompts", "clusters", "clusters",
         "number of prompts with a valid token (of such sequences, where the dump names no prompt)",
         "What standard errors are clustered by: tokens of one prompt are not independent.",
-        "mismatchctl", NOT_COUNTED, lambda t: t["clusters"] if t["clusters"] else np.nan, False, better="",
+        "mismatchctl", NOT_COUNTED, lambda t: np.where(t["clusters"] > 0, t["clusters"], np.nan), False, better="",
     ),
 )  # fmt: skip
 """Counts that belong to no pair of policies."""
@@ -178,7 +177,7 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "abs_diff_max", "largest |log-prob difference|", "nats", "max of |x| over tokens",
         "The single worst token, exactly.", undefined=NO_TOKEN,
-        extreme=lambda maxima: max(maxima["log_ratio"], maxima["-log_ratio"]),
+        extreme=lambda maxima: np.maximum(maxima["log_ratio"], maxima["-log_ratio"]),
         measure=Measure(Quantity.ABS, reduction="max"),
     ),
     *_log_ppl("train", "policy", Quantity.TRAIN_LOG_PPL, Quantity.TRAIN_PPL),
@@ -329,7 +328,7 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "bitwise_all", "all tokens bit-identical", "0/1", "1 if every token has equal log-probs on both sides",
         "Whether the run is on-policy to the bit.", "mismatchctl", NO_TOKEN,
-        formula=lambda t: np.float64(t["identical"] == t["tokens"]) if t["tokens"] else np.nan,
+        formula=lambda t: np.where(t["tokens"] > 0, (t["identical"] == t["tokens"]) * 1.0, np.nan),
         uncertain=False, better="high",
     ),
 )  # fmt: skip

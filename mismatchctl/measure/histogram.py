@@ -1,0 +1,120 @@
+"""Tokens and K3 by bucket of their cluster and by signed log ratio, of what holds a token: small groups stay small."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Ints
+from mismatchctl.measure.bins import MAGNITUDES, SIGNED
+from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables
+
+MOST_ROWS = 2 * BUCKETS
+"""Rows of the tables that kernels count in, one for each cell and bucket: they stay in the cache beside the tokens."""
+_FEW = 1 << 13
+"""Places up to which two histograms are added by sorting; beyond, in a table of all places."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of a kernel's tables stand for.
+
+    Attributes:
+        cells: the cell of each row [R], ascending.
+        buckets: the bucket of each row [R], ascending within a cell.
+    """
+
+    cells: Ints
+    buckets: Ints
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Sums over tokens, by place.
+
+    Attributes:
+        places: bucket * SIGNED + signed bin of those that hold a token [N], ascending.
+        tokens: how many [N].
+        k3: the sum of their K3 [N].
+    """
+
+    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    k3: Float64s = field(default_factory=lambda: np.zeros(0))
+
+    def __add__(self, other: Histogram) -> Histogram:
+        if not len(self.places) or not len(other.places):
+            return self if len(self.places) else other
+        if len(self.places) + len(other.places) <= _FEW:
+            places = np.concatenate([self.places, other.places])
+            order = np.argsort(places, kind="stable")
+            places = places[order]
+            starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+            tokens, k3 = np.concatenate([self.tokens, other.tokens]), np.concatenate([self.k3, other.k3])
+            return Histogram(places[starts], np.add.reduceat(tokens[order], starts), np.add.reduceat(k3[order], starts))
+        tables = table_buffers(BUCKETS)
+        tokens, k3 = tables.counts.reshape(-1), tables.k3.reshape(-1)
+        for own in (self, other):
+            tokens[own.places] += own.tokens
+            k3[own.places] += own.k3
+        return _emptied(tables)
+
+    def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
+        """Tokens and K3 by signed bin, [SIGNED] each."""
+        where = self.places % SIGNED
+        tokens = np.bincount(where, self.tokens, SIGNED).astype(np.int64)
+        return tokens, np.bincount(where, self.k3, SIGNED).astype(np.float64)
+
+    def magnitudes(self) -> tuple[Ints, Ints, Float64s]:
+        """Buckets [B] and magnitude bins [M] that hold a token, and tokens by both [B, M]."""
+        signed = self.places % SIGNED - MAGNITUDES
+        buckets, row = np.unique(self.places // SIGNED, return_inverse=True)
+        filled, column = np.unique(np.where(signed < 0, -1 - signed, signed), return_inverse=True)
+        where, tokens = row * len(filled) + column, self.tokens.astype(np.float64)
+        counts: Float64s = np.bincount(where, tokens, len(buckets) * len(filled)).astype(np.float64)
+        return buckets, filled, counts.reshape(len(buckets), len(filled))
+
+
+class _Buffers(threading.local):
+    """Tables of this thread, all zero between two uses."""
+
+    def __init__(self) -> None:
+        self.free: list[PairTables] = []
+
+
+_BUFFERS = _Buffers()
+
+
+def table_buffers(rows: int) -> PairTables:
+    """Tables of zeros with so many rows; `_emptied` gives them back to this thread."""
+    if rows > MOST_ROWS:
+        return PairTables(rows)
+    whole = _BUFFERS.free.pop() if _BUFFERS.free else PairTables(MOST_ROWS)
+    return PairTables(rows, whole.counts[:rows], whole.k3[:rows])
+
+
+def _emptied(tables: PairTables) -> Histogram:
+    """What the tables hold, with rows for buckets; they are zero again afterwards, and lent to the next who asks."""
+    counts, k3 = tables.counts.reshape(-1), tables.k3.reshape(-1)
+    places = np.flatnonzero(counts)
+    found = Histogram(places, counts[places], k3[places])
+    counts[places], k3[places] = 0, 0.0
+    if tables.counts.base is not None and len(tables.counts.base) == MOST_ROWS:
+        _BUFFERS.free.append(PairTables(MOST_ROWS, tables.counts.base, tables.k3.base))
+    return found
+
+
+def histograms_of(tables: PairTables, rows: Rows) -> dict[int, Histogram]:
+    """The histogram of each cell whose rows these are; the tables are given back."""
+    found = _emptied(tables)
+    row, where = np.divmod(found.places, SIGNED)
+    places = rows.buckets[row] * SIGNED + where
+    cells = np.unique(rows.cells)
+    ends = np.searchsorted(rows.cells[row], cells, side="right").tolist()
+    return {
+        cell: Histogram(places[start:end], found.tokens[start:end], found.k3[start:end])
+        for cell, start, end in zip(cells.tolist(), [0, *ends[:-1]], ends, strict=True)
+    }
