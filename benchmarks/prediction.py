@@ -1,6 +1,7 @@
-"""How far predictions hold on real dumps: `python benchmarks/prediction.py FOLDER... [--write docs/prediction.md]`.
+"""How far predictions hold: `python benchmarks/prediction.py FOLDER... --unseen FOLDER... --write docs/prediction.md`.
 
-Each folder is a run. Nothing here is fitted to them: samples are split, one part predicts the other.
+Each folder is a run: samples are split, one part predicts the other. The constants of predictions at a length were
+chosen on the first folders; `--unseen` are folders that nothing was chosen on, and planted biases are simulated.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.correction import Gate
-from mismatchctl.predict import Sample, batch_rejection, sample_of
+from mismatchctl.correction import Correction, Gate
+from mismatchctl.predict import Prediction, Sample, at_length, batch_rejection, sample_of
 from mismatchctl.predict.length import QUANTILES, rejected_at
 from mismatchctl.predict.sample import GRID
 
@@ -33,10 +34,18 @@ STATISTICS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+")
+    parser.add_argument("--unseen", nargs="*", default=[])
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     samples = dict(read(given.folders))
-    sections = {"coverage": coverage(samples), "steps": by_step(samples), "lengths": lengths(samples)}
+    unseen = dict(read(given.unseen))
+    sections = {
+        "coverage": coverage(samples),
+        "steps": by_step(samples),
+        "length coverage": length_coverage({"chosen on": samples, "unseen": unseen}),
+        "planted": planted(),
+        "lengths": lengths(samples),
+    }
     for name, text in sections.items():
         print(f"{name}\n{text}")
     if given.write is not None:
@@ -133,6 +142,95 @@ def by_step(samples: dict[str, Sample]) -> str:
         if hits:
             rows.append(f"| {name} | {len(steps)} | {np.mean(hits):.0%} | {np.mean(flags):.0%} |")
     return "\n".join(rows)
+
+
+def as_long_as(sample: Sample, octave: int) -> Sample:
+    """What a dump of responses that end at GRID[octave] tokens holds."""
+    cut = slice(octave + 1)
+    return replace(
+        sample, tokens=np.minimum(sample.tokens, GRID[octave]), sums=sample.sums[:, cut],
+        lowest=sample.lowest[:, cut], highest=sample.highest[:, cut],
+    )  # fmt: skip
+
+
+def length_coverage(sets: dict[str, dict[str, Sample]]) -> str:
+    """All responses cut to their first tokens predict those that are two and four times as long."""
+    rows = ["| runs | gate | longer | cases | refused | covered by the 90 % interval | mean width |", "|" + "---|" * 7]
+    for title, samples in sets.items():
+        found: dict[tuple[str, int], list[tuple[bool, float] | None]] = defaultdict(list)
+        for sample in samples.values():
+            for gate, start, octave in length_cases(sample):
+                if start >= 2:
+                    found[gate.level, 1 << (octave - start)] += length_tries(sample, gate, start, octave)
+        for (level, factor), tries in sorted(found.items()):
+            told = [each for each in tries if each is not None]
+            figures = f"{np.mean([hit for hit, _ in told]):.0%} | {np.mean([width for _, width in told]):.0%}"
+            rows.append(f"| {title} | {level} | {factor} times | {len(tries)} | {len(tries) - len(told)} | {figures} |")
+    return "\n".join(rows)
+
+
+def length_tries(sample: Sample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
+    """Whether the interval holds what the long responses show, and its width; None where it was refused."""
+    shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.first(octave))
+    tries: list[tuple[bool, float] | None] = []
+    for share in QUANTILES:
+        bound = float(np.quantile(reached, share, method="inverted_cdf"))
+        tried = Correction(gates=(gate.model_copy(update={"keep": (math.exp(bound), None)}),))
+        tries.append(is_told(at_length(shown, tried, int(GRID[octave]))[0], float((reached < bound).mean())))
+    return tries
+
+
+def is_told(predicted: Prediction, truth: float) -> tuple[bool, float] | None:
+    if predicted.interval is None:
+        return None
+    low, high = predicted.interval
+    return low - 1e-9 <= truth <= high + 1e-9, high - low
+
+
+PLANTED = {
+    "noise alone": lambda random, count: np.zeros(count),
+    "bias, normal": lambda random, count: random.normal(0, 0.002, count),
+    "bias, heavy-tailed (Student, 3)": lambda random, count: 0.001 * random.standard_t(3, count),
+    "bias, one-sided": lambda random, count: -np.abs(random.normal(0, 0.002, count)),
+    "bias of one response in five": lambda random, count: np.where(random.random(count) < 0.2, -0.004, 0.0),
+}
+"""Biases of sequences in nats a token, beside noise of 0.02."""
+
+
+def planted() -> str:
+    """From 512 responses of 256 tokens to 4,096 tokens; the truth is what the same sequences would do."""
+    rows = ["| planted | cases | covered by the 90 % interval | mean width | mean error |", "|" + "---|" * 5]
+    for title, biases in PLANTED.items():
+        told, errors = [], []
+        for seed in range(5):
+            random = np.random.default_rng(seed)
+            bias = biases(random, 512)
+            shown = simulated(random.normal(-0.0002, 0.02, (512, 256)) + bias[:, None])
+            late = shown.sums[:, -1, 0] + random.normal(-0.0002 * 3840, 0.02 * math.sqrt(3840), 512) + 3840 * bias
+            for bound in (1.0005, 1.001, 1.002, 1.004):
+                tried = Correction(gates=(Gate(level="geometric", keep=(1 / bound, bound)),))
+                truth = float((np.abs(late / 4096) > math.log(bound)).mean())
+                predicted = at_length(shown, tried, 4096)[0]
+                told.append(is_told(predicted, truth) or (False, 1.0))
+                errors.append(abs((predicted.value or 0.0) - truth))
+        hits, widths = zip(*told, strict=True)
+        rows.append(
+            f"| {title} | {len(told)} | {np.mean(hits):.0%} | {np.mean(widths):.0%} | {100 * np.mean(errors):.1f} |"
+        )
+    return "\n".join(rows)
+
+
+def simulated(log_ratio: NDArray[np.float64]) -> Sample:
+    """The sample of a dump whose responses have these log ratios [S, T]; four to a prompt, in one step."""
+    count, tokens = log_ratio.shape
+    ends = np.minimum(GRID, tokens) - 1
+    each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
+    return Sample(
+        np.full(count, "planted", object), np.zeros(count, np.uint64), (np.arange(count) // 4).astype(np.uint64),
+        np.full(count, tokens), np.zeros((count, 0)),
+        np.stack([values.cumsum(axis=1)[:, ends] for values in each], axis=2),
+        np.minimum.accumulate(log_ratio, axis=1)[:, ends], np.maximum.accumulate(log_ratio, axis=1)[:, ends],
+    )  # fmt: skip
 
 
 def lengths(samples: dict[str, Sample]) -> str:

@@ -1,36 +1,44 @@
 """Rejection and effective sample size at response lengths that the dump does not have.
 
-Whole sequences are scaled: what a sequence's log ratio adds up to beyond its expected drift grows with the square
-root of its length, the drift with the length itself. Sequence-level rejection therefore grows, geometric rejection
-shrinks towards what the drift alone does. The drift of a step is minus its K3 (as it must be where the rollout's
-log-probs are those that sampled, and far less noisy than the mean log ratio) plus the part of the mean ratio's
-deviation from 1 that is no noise; what comes after the dump's lengths follows its later tokens as far as these differ
-beyond noise. For gates on a sequence's smallest or largest ratio, each sequence has a rate of its own at which
-tokens go beyond the bound: rates are gamma distributed, fitted to when that first happens (Lomax's law).
+Whole sequences are scaled (`growth`): sequence-level rejection grows with the length, geometric rejection shrinks
+towards what drift and the biases of sequences alone do. For gates on a sequence's smallest or largest ratio, tokens
+beyond the bound come at a rate of each sequence's own (`survival`). The model is tried on the dump: it is shown the
+first tokens and predicts the rest. What it misses there, by doubling of the length, widens the interval as far as the
+length asked for lies beyond the dump's; where that leaves nothing to say, nothing is said.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
+from mismatchctl.predict.growth import sums_at
 from mismatchctl.predict.prediction import Check, Prediction, generator, middle, unknown
 from mismatchctl.predict.sample import GRID, Sample
+from mismatchctl.predict.survival import survival
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 REPLICATES = 200
 FEWEST = 24
 """Sequences of a length that a check needs."""
 _MODEL = (
-    "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) a token and spreads with the square root of "
-    "its length; tokens beyond a bound come at a rate of each sequence's own"
+    "a sequence's log ratio drifts by minus K3 (plus bias beyond noise) a token; what it deviates from that is noise, "
+    "which grows with the square root of the length, and a bias of its own, which grows with the length; tokens beyond "
+    "a bound come at a rate of each sequence's own. The interval is that of as many responses as the dump has"
 )
-_LARGEST_K3 = 1.0  # beyond it the mean ratio says nothing, and the drift is the mean log ratio
+LEAST_MISS, LEAST_MISS_OF_EXTREMES = 0.15, 0.35
+"""What the model is taken to miss by a doubling of the length where the check shows less, in standard normal units:
+of gates on a whole sequence, and of those on its smallest or largest ratio."""
+WIDEST = 0.9
+"""An interval wider than this says nothing: the prediction is refused."""
+_BAD_MISS = 0.10
+_NORMAL = NormalDist()
 
 
 def at_length(sample: Sample, correction: Correction, length: int) -> list[Prediction]:
@@ -52,18 +60,19 @@ def at_length(sample: Sample, correction: Correction, length: int) -> list[Predi
         why = refused or f"{len(sample)} sequences: too few"
         return [unknown(question, quantity, why, _MODEL) for quantity in wanted]
     check = _check(sample, gates) if gates else None
+    extremes = any(gate.level not in _SUMMED for gate in gates)
     weights = _resampled(sample)
     results = []
     if gates:
         rates = rejected_at(sample, gates, length, weights)
-        results.append(_prediction(question, "rejected_sequences", rates, check, sample))
+        results.append(_prediction(question, "rejected_sequences", rates, check, sample, length, extremes))
     else:
         none = Prediction(question, "rejected_sequences", 0.0, (0.0, 0.0), "no gate rejects sequences", _MODEL)
         results.append(none)
     if _weighs_sequences(correction.weight):
         assert correction.weight is not None
         draws = ess_at(sample, correction.weight, gates, length, weights)
-        results.append(_prediction(question, "ess_sequence", draws, check, sample))
+        results.append(_prediction(question, "ess_sequence", draws, check, sample, length, extremes))
     return results
 
 
@@ -78,21 +87,48 @@ def _weighs_sequences(weight: Weight | None) -> bool:
     return weight is not None and weight.level != "token" and weight.source == "train/rollout" and weight.is_usual
 
 
-def _prediction(question: str, quantity: str, draws: Float64s, check: Check | None, sample: Sample) -> Prediction:
-    """From the value (first) and its replicates; the interval is widened by what the check shows the model to miss."""
-    value, (low, high) = float(draws[0]), middle(draws[1:])
-    miss = check.excess if check is not None else 0.0
-    spread = 1.645 * miss
-    low, high = (max(0.0, value - math.hypot(value - low, spread)), min(1.0, value + math.hypot(high - value, spread)))
+def _prediction(
+    question: str, quantity: str, draws: Float64s, check: Check | None, sample: Sample, length: int, extremes: bool
+) -> Prediction:
+    """From the value (first) and its replicates, widened by what the model is known to miss, and by luck."""
+    value, shown = float(draws[0]), _shown(sample)
+    doublings = max(math.log2(length / shown), 0.0)
+    least = LEAST_MISS_OF_EXTREMES if extremes else LEAST_MISS
+    miss = max(least, check.miss if check is not None else 0.0) * max(doublings, 0.5)
+    low, high = _widened(value, middle(draws[1:]), miss, len(sample))
+    if high - low > WIDEST:
+        why = f"{length:,} tokens are {doublings:.0f} doublings beyond the dump's {shown:,}"
+        if check is not None:
+            why += f", and its own longer responses are missed by {check.error:.0%}"
+        return unknown(question, quantity, f"refused: anything from {low:.0%} to {high:.0%} fits; {why}", _MODEL, check)
     status = "ok" if check is not None else "not checked: no response is twice as long as enough others"
-    if check is not None and miss > _BAD_MISS:
-        status = f"the model misses: by {miss:.0%} on this dump's own longer responses"
+    if check is not None and check.excess > _BAD_MISS:
+        status = (
+            f"the model misses: by {check.excess:.0%} on this dump's own longer responses, which the interval holds"
+        )
     if not sample.is_complete:
         status = f"{status}; from a subsample of the prompts"
     return Prediction(question, quantity, value, (low, high), status, _MODEL, check)
 
 
-_BAD_MISS = 0.10
+def _shown(sample: Sample) -> int:
+    """The longest of GRID that enough responses reach; else the longest response."""
+    reached = [int(tokens) for tokens in GRID if (sample.tokens >= tokens).sum() >= FEWEST]
+    return max(reached) if reached else int(sample.tokens.max())
+
+
+def _widened(value: float, drawn: tuple[float, float], miss: float, sequences: int) -> tuple[float, float]:
+    """The interval of a fraction of so many sequences, `miss` standard deviations wider on the normal's scale."""
+    least = 0.5 / sequences  # nothing is as impossible as never seen
+    value, low, high = (min(max(fraction, least), 1 - least) for fraction in (value, *drawn))
+    centre = _NORMAL.inv_cdf(value)
+    luck = math.sqrt(value * (1 - value) / sequences) / _NORMAL.pdf(centre)
+    spread = 1.645 * math.hypot(miss, luck)
+    ends = (
+        _NORMAL.cdf(centre - math.hypot(centre - _NORMAL.inv_cdf(low), spread)),
+        _NORMAL.cdf(centre + math.hypot(_NORMAL.inv_cdf(high) - centre, spread)),
+    )
+    return 0.0 if ends[0] < least else ends[0], 1.0 if ends[1] > 1 - least else ends[1]
 
 
 def _resampled(sample: Sample) -> Float64s:
@@ -128,7 +164,8 @@ def _kept_at(sample: Sample, gates: Sequence[Gate], length: int, weights: Float6
         if gate.level in _SUMMED:
             kept = kept * _is_kept(gate, totals / (length if gate.level == "geometric" else 1))
         else:
-            kept = kept * survival(sample, gate, length, weights)[:, None]
+            extreme = sample.lowest if gate.level == "min" else sample.highest
+            kept = kept * survival(sample, ~_is_kept(gate, extreme), length, weights)[:, None]
     return kept
 
 
@@ -141,95 +178,6 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
     above = log_ratio >= low if gate.inclusive[0] else log_ratio > low
     below = log_ratio <= high if gate.inclusive[1] else log_ratio < high
     return above & below
-
-
-def _step_means(sample: Sample, values: Float64s, weights: Float64s) -> Float64s:
-    """Mean of `values` [S] a token in each sequence's step, in each replicate [R, S]."""
-    steps, where = np.unique(sample.step, return_inverse=True)
-    one_hot = np.eye(len(steps))[where]
-    return (((weights * values) @ one_hot) / ((weights * sample.tokens) @ one_hot))[:, where]
-
-
-def sums_at(sample: Sample, length: int, weights: Float64s) -> Float64s:
-    """What each sequence's log ratio would add up to over `length` tokens, in each replicate [R, S]."""
-    log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
-    tokens = sample.tokens.astype(np.float64)
-    small = k3.sum() < _LARGEST_K3 * tokens.sum()
-    trusted = -k3 if small else log_ratio
-    bias = _beyond_noise(sample, (excess, tokens), weights) if small else 0.0
-    drift = (_step_means(sample, trusted, weights) + bias) * length
-    drift += _later(sample, 1 if small else 0, weights) * np.maximum(length - sample.tokens, 0)
-    luck = log_ratio - _step_means(sample, log_ratio, weights) * sample.tokens
-    return np.asarray(drift + luck * np.sqrt(length / tokens))
-
-
-Mean = tuple[Float64s, Float64s]
-"""A numerator and a denominator of each sequence [S]."""
-
-
-def _beyond_noise(sample: Sample, mean: Mean, weights: Float64s, less: Mean | None = None) -> Float64s:
-    """A mean (less another one), shrunk towards 0 by its noise over clusters (James and Stein, 1961) [R, 1]."""
-    value, influence = _mean(mean, weights)
-    if less is not None:
-        other, other_influence = _mean(less, weights)
-        value, influence = value - other, influence - other_influence
-    _, where = np.unique(sample.cluster, return_inverse=True)
-    error = np.sqrt((np.bincount(where, influence) ** 2).sum())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.maximum(0.0, 1 - (error / value) ** 2)
-    return np.where(value != 0, value * share, 0.0)[:, None]
-
-
-def _mean(parts: Mean, weights: Float64s) -> tuple[Float64s, Float64s]:
-    """The mean in each replicate [R], and what each sequence moves it by [S]."""
-    top, bottom = parts
-    return (weights @ top) / (weights @ bottom), (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
-
-
-def _later(sample: Sample, column: int, weights: Float64s) -> Float64s:
-    """What tokens after the dump's lengths add to the drift: how far later tokens differ from all [R, 1].
-
-    Later tokens are those beyond the last length of GRID that lies within the sequence: half of it, or less.
-    """
-    before = (GRID[: sample.sums.shape[1]] < sample.tokens[:, None]).sum(axis=1) - 1
-    seen = np.where(before >= 0, GRID[before], sample.tokens)
-    first = sample.sums[np.arange(len(sample)), before, column]  # -1, the whole, where it is shorter than the grid
-    whole, sign = sample.sums[:, -1, column], -1.0 if column else 1.0
-    late = sign * (whole - first), (sample.tokens - seen).astype(np.float64)
-    if not late[1].any():
-        return np.zeros((len(weights), 1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.nan_to_num(_beyond_noise(sample, late, weights, (sign * whole, sample.tokens.astype(np.float64))))
-
-
-_FRAILTIES = np.array([1e-6, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
-_RATES = np.geomspace(1e-7, 1.0, 120)
-
-
-def survival(sample: Sample, gate: Gate, length: int, weights: Float64s) -> Float64s:
-    """Chance that no token of `length` goes beyond the bounds of a min or max gate, in each replicate [R]."""
-    start, end, has_ended = _first_beyond(sample, gate)
-    frailty, rate = (grid.ravel() for grid in np.meshgrid(_FRAILTIES, _RATES, indexing="ij"))
-
-    def alive(tokens: Float64s) -> Float64s:
-        return np.asarray(np.exp(-np.log1p(frailty * rate * tokens[..., None]) / frailty))
-
-    with np.errstate(divide="ignore"):
-        ended = np.log(np.maximum(alive(start) - alive(end), 1e-300))
-        chances = np.where(has_ended[:, None], ended, np.log(alive(sample.tokens.astype(np.float64))))
-    best = (weights @ chances).argmax(axis=1)
-    return np.asarray(alive(np.array([float(length)]))[0][best])
-
-
-def _first_beyond(sample: Sample, gate: Gate) -> tuple[Float64s, Float64s, Bools]:
-    """Between which lengths each sequence first goes beyond the bounds, and whether it does [S]."""
-    extreme = sample.lowest if gate.level == "min" else sample.highest
-    beyond = ~_is_kept(gate, extreme)
-    first = beyond.argmax(axis=1)
-    grid = np.minimum(GRID[: beyond.shape[1]], sample.tokens[:, None])
-    rows = np.arange(len(sample))
-    start = np.where(first > 0, grid[rows, first - 1], 0)
-    return start.astype(np.float64), grid[rows, first].astype(np.float64), beyond[:, -1]
 
 
 def _check(sample: Sample, gates: Sequence[Gate]) -> Check | None:

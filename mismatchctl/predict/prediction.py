@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -44,6 +45,25 @@ class Check:
         squares = np.subtract(self.predicted, self.observed) ** 2 - np.square(self.noise)
         return float(np.sqrt(max(squares.mean(), 0.0)))
 
+    @property
+    def miss(self) -> float:
+        """The same on the scale of the standard normal, for each doubling of the length."""
+        predicted, observed, noise = (np.asarray(values) for values in (self.predicted, self.observed, self.noise))
+        least = 0.5 / np.asarray(self.sequences)
+        scores = [_score(np.clip(values, least, 1 - least)) for values in (predicted, observed)]
+        error = noise / _density(scores[1])
+        doublings = np.log2(np.asarray(self.lengths) / self.start)
+        squares = ((scores[0] - scores[1]) ** 2 - error**2) / doublings**2
+        return float(np.sqrt(max(squares.mean(), 0.0)))
+
+
+def _score(fractions: Float64s) -> Float64s:
+    return np.array([NormalDist().inv_cdf(fraction) for fraction in fractions.tolist()])
+
+
+def _density(scores: Float64s) -> Float64s:
+    return np.asarray(np.exp(-(scores**2) / 2) / np.sqrt(2 * np.pi))
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -68,9 +88,9 @@ class Prediction:
     check: Check | None = None
 
 
-def unknown(question: str, quantity: str, status: str, model: str) -> Prediction:
+def unknown(question: str, quantity: str, status: str, model: str, check: Check | None = None) -> Prediction:
     """A prediction that cannot be made."""
-    return Prediction(question, quantity, None, None, status, model)
+    return Prediction(question, quantity, None, None, status, model, check)
 
 
 def middle(draws: Float64s) -> tuple[float, float]:
