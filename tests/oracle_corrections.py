@@ -170,6 +170,9 @@ def _statistic(gate: Gate, sequence: Sequence_) -> list[Decimal]:
 
 
 def _aggregate(gate: Gate, values: list[Decimal]) -> Decimal:
+    if gate.statistic == "ratio" and gate.level == "mean":
+        ratios = [(v if gate.clamp == "none" else clamped(v)).exp() for v in values]
+        return (total(ratios) / len(ratios)).ln()
     value = {
         "token": lambda: values[0],
         "sequence": lambda: total(values),

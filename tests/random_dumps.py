@@ -223,7 +223,9 @@ def gates(draw: st.DrawFn, sources: Sequence[str], *, advantages: bool) -> dict[
     statistics = (
         "k1", "k2", "k3", "abs_log_ratio", "mult_error", "prob_diff", "abs_prob_diff", "train_prob", "rollout_prob",
     )  # fmt: skip
-    levels = ("token", "sequence", "geometric", "min", "max") if ratio else ("token", "sum", "mean", "min", "max")
+    levels = (
+        ("token", "sequence", "geometric", "mean", "min", "max") if ratio else ("token", "sum", "mean", "min", "max")
+    )
     level = draw(st.sampled_from(levels))
     when = ("always", "positive_advantage", "negative_advantage") if advantages else ("always",)
     keep = draw(intervals(RATIO_BOUNDS, positive=True) if ratio else intervals(BOUNDS, positive=False))

@@ -119,6 +119,17 @@ def test_each_token_by_its_prefix(level: str) -> None:
     assert 0 < sum(wanted) < len(wanted)
 
 
+def test_the_mean_of_the_ratios_of_a_sequence() -> None:
+    """Not their geometric mean: a few large ratios carry it."""
+    means = [np.exp(D[row]).mean() if row.stop > row.start else 1.0 for row in ROWS]
+    bound = float(np.median(means))
+    wanted = [mean <= bound for mean, row in zip(means, ROWS, strict=True) for _ in D[row]]
+    assert kept(level="mean", keep=(None, bound * (1 + 1e-12))) == wanted
+    assert wanted != kept(level="geometric", keep=(None, bound))
+    so_far = [np.exp(D[row])[: i + 1].mean() <= bound for row in ROWS for i in range(row.stop - row.start)]
+    assert kept(level="mean", over="prefix", keep=(None, bound * (1 + 1e-12))) == so_far
+
+
 def test_bounds_that_widen() -> None:
     wanted = []
     for row in ROWS:

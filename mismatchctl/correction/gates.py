@@ -98,6 +98,8 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence":
         return ratios.lowest if level == "min" else ratios.highest
+    if gate.statistic == "ratio" and level == "mean":
+        return np.log1p(_mean_excess(gate, ratios, view))
     if whole and level not in ("token", "min", "max") and gate.statistic in SUMS and gate.over == "sequence":
         total = SUMS[gate.statistic](ratios)
     else:
@@ -111,6 +113,14 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
             return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
         total = view.sum(values)
     return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
+
+
+def _mean_excess(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+    """The mean ratio of each segment, or prefix, minus 1; each ratio within the usual bound unless none is clamped."""
+    if gate.over == "sequence" and view.tokens is None and gate.clamp != "none":
+        return ratios.excess_sum / np.maximum(view.counts, 1)
+    excess = ratios.exp_minus_one if gate.clamp == "none" else ratios.excess
+    return _so_far("mean", excess, view) if gate.over == "prefix" else view.sum(excess) / np.maximum(view.counts, 1)
 
 
 def _so_far(level: str, values: NDArray[Any], view: Selection) -> Float64s:

@@ -14,7 +14,7 @@ Clamp = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
-RATIO_LEVELS = ("token", "sequence", "geometric", "min", "max")
+RATIO_LEVELS = ("token", "sequence", "geometric", "mean", "min", "max")
 
 
 class _Strict(BaseModel):
@@ -73,7 +73,8 @@ class Gate(_Strict):
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
-        description="how it is aggregated; `ratio`: in log space, bounded as a ratio; others: arithmetically",
+        description="how it is aggregated; `ratio`: in log space, bounded as a ratio (mean: of the ratios themselves); "
+        "others: arithmetically",
     )
     over: Literal["sequence", "segment", "prefix", "batch"] = Field(
         default="sequence",

@@ -78,7 +78,7 @@ def at_length(sample: Sample, correction: Correction, length: int) -> list[Predi
 
 def _refused(gate: Gate) -> str:
     plain = gate.source == "train/rollout" and gate.is_usual and gate.sees == "original"
-    if gate.statistic == "ratio" and plain:
+    if gate.statistic == "ratio" and gate.level != "mean" and plain:
         return ""
     return f"not modelled: {gate.title}"
 

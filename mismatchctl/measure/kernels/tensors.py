@@ -110,7 +110,7 @@ def _nonzero(values: Tensor) -> NDArray[Any]:
 
 _UFUNCS: dict[Any, Callable[..., Any]] = {
     np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul, np.power: operator.pow,
-    np.negative: operator.neg, np.absolute: torch.abs, np.exp: torch.exp, np.expm1: torch.expm1,
+    np.negative: operator.neg, np.absolute: torch.abs, np.exp: torch.exp, np.expm1: torch.expm1, np.log1p: torch.log1p,
     np.divide: operator.truediv, np.log: torch.log, np.sign: torch.sign,
     np.isnan: torch.isnan, np.isfinite: torch.isfinite,
     np.minimum: lambda values, bound: torch.clamp(values, max=bound),
