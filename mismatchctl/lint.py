@@ -10,9 +10,10 @@ from typing import Any
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.forms import is_yaml
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
-from mismatchctl.frameworks.native import is_yaml, read_written
+from mismatchctl.frameworks.native import read_written
 from mismatchctl.result import RunResult
 from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar
 
@@ -36,7 +37,7 @@ def lint(
         DataError: dumps that cannot be used.
     """
     path = Path(config)
-    all_written = read_written(path, framework)
+    all_written = read_written(path, framework, of_any=True)
     found: list[Finding] = []
     for written in all_written:
         chosen, native = written.framework, written.keys

@@ -187,14 +187,11 @@ def _preset(name: str) -> Correction:
 
 def _hinted(path: str, error: ConfigError) -> ConfigError:
     """The error of a file of corrections, or that the file is a framework's own configuration."""
-    from mismatchctl.frameworks import recognize
-    from mismatchctl.frameworks.native import mapping_from_file
+    from mismatchctl.frameworks.native import read_written
 
     try:
-        framework = recognize(mapping_from_file(Path(path)))
+        framework = read_written(path)[0].framework.title
     except ConfigError:
-        framework = None
-    if framework is None:
         return error
     return ConfigError(f"--correction {path}: this is a configuration of {framework}; --config {path} reads it")
 

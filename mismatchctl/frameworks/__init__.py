@@ -16,6 +16,7 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks import peers, slime, verl
 from mismatchctl.frameworks.framework import Framework, Loss, Replay
 from mismatchctl.frameworks.shelves import SHELVES, load_shelf
+from mismatchctl.texts.python_text import Call
 
 __all__ = [
     "DEFAULT_CORRECTIONS",
@@ -59,6 +60,9 @@ DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs"
 """Compared when nobody says what to compare: one of each kind."""
 
 
+PYTHON_CLASSES: dict[str, Callable[[Call], dict[str, Any]]] = {"RolloutCorrectionConfig": verl.keys_of}
+"""Classes whose calls say a configuration: the keys of one."""
+
 VERSIONS: dict[str, list[str]] = {
     "verl": [version.name for version in reversed(verl.VERSIONS)],
     "slime": [version.month for version in reversed(slime.VERSIONS) if version.framework == "slime"],
@@ -83,7 +87,7 @@ def load(name: str) -> Framework:
 
 def titles(framework: str) -> list[str]:
     """A framework at each of its versions, the newest first."""
-    return [f"{framework}@{version}" for version in VERSIONS[framework]]
+    return [f"{framework}@{version}" for version in VERSIONS.get(framework, ())]
 
 
 def load_for(native: Mapping[str, Any], name: str) -> Framework:

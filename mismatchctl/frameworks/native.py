@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,9 @@ from pydantic import ValidationError
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import RECOGNIZERS, load, load_for, recognize
+from mismatchctl.frameworks.forms import keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
-from mismatchctl.frameworks.verl.factories import CLASS, keys_of
-from mismatchctl.texts import TextError, read_data, read_text
-from mismatchctl.texts.python_text import python_calls
-from mismatchctl.texts.shell_text import looks_like_shell, parse_shell
-
-_SHELL, _DATA = (".sh", ".bash"), (".json", ".toml")
 
 
 @dataclass(frozen=True)
@@ -79,25 +73,32 @@ def read_configurations(path: str | Path, framework: str = "") -> list[Configura
     return [_read(Path(path), written) for written in read_written(path, framework)]
 
 
-def read_written(path: str | Path, framework: str = "") -> list[Written]:
-    """What stands in a file, and whose it is: see `read_configurations`."""
+def read_written(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[Written]:
+    """What stands in a file, and whose it is: see `read_configurations`; `of_any`: even if it is of another one."""
     path = Path(path)
     found: list[Written] = []
-    for name, keys in _keys_of(path):
-        guessed = recognize(keys)
-        if guessed is None:
-            known = ", ".join(RECOGNIZERS)
-            raise ConfigError(
-                f"{path}: holds no key of a correction of {known}: say whose it is with --framework; "
-                "what mismatchctl writes is a --correction"
-            )
-        chosen = load_for(keys, framework) if framework else load(guessed)
-        if RECOGNIZERS[chosen.name](keys) is None:
-            raise ConfigError(f"{path}: is a configuration of {load(guessed).title}, not of {chosen.title}")
+    for name, keys in keys_in(path):
+        chosen = _whose(path, keys, framework, of_any)
         one = Written(name, chosen, chosen.with_included(keys, path.parent))
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     return found
+
+
+def _whose(path: Path, keys: dict[str, Any], framework: str, of_any: bool) -> Framework:
+    """The framework that a configuration is of, or is to be read as."""
+    guessed, chosen = recognize(keys), load_for(keys, framework) if framework else None
+    known = None if chosen is None else RECOGNIZERS.get(chosen.name)
+    if chosen is not None and (of_any or known is None or known(keys) is not None):
+        return chosen
+    if guessed is None:
+        raise ConfigError(
+            f"{path}: holds no key of a correction of {', '.join(RECOGNIZERS)}: say whose it is with --framework; "
+            "what mismatchctl writes is a --correction"
+        )
+    if chosen is not None:
+        raise ConfigError(f"{path}: is a configuration of {load(guessed).title}, not of {chosen.title}")
+    return load(guessed)
 
 
 def _read(path: Path, written: Written) -> Configuration:
@@ -112,46 +113,6 @@ def _read(path: Path, written: Written) -> Configuration:
     named = found.model_copy(update={"name": written.name, "about": about})
     _check_judgeable(named, path, chosen)
     return Configuration(chosen, named, tuple(".".join(item.place) for item in chosen.unread(written.keys)))
-
-
-def _keys_of(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The keys of each configuration in a file, whatever the form, under the name of its correction."""
-    text, stem = read_text(path), path.stem[:80]
-    if path.suffix == ".py" or CLASS in text:
-        try:
-            calls = python_calls(text, CLASS)
-        except TextError as error:
-            raise ConfigError(f"{path}: not valid Python: {error}") from None
-        if not calls:
-            raise ConfigError(f"{path}: calls no {CLASS}: that is what is read of Python")
-        try:
-            return [(call.function or stem, {"rollout_correction": keys_of(call)}) for call in calls]
-        except ConfigError as error:
-            raise ConfigError(f"{path}: {error}") from None
-    if path.suffix in _SHELL or (path.suffix not in _DATA and looks_like_shell(text)):
-        try:
-            return [(stem, parse_shell(text))]
-        except TextError as error:
-            raise ConfigError(f"{path}: not a shell script: {error}") from None
-    return [(stem, mapping_from_file(path))]
-
-
-def is_yaml(path: Path) -> bool:
-    """Whether a file is read as YAML."""
-    text = read_text(path)
-    return path.suffix not in (*_SHELL, *_DATA, ".py") and CLASS not in text and not looks_like_shell(text)
-
-
-def mapping_from_file(path: Path) -> dict[str, Any]:
-    """The mapping of a YAML, JSON or TOML file.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    data = read_data(path)
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values; name a configuration of verl, slime or Miles")
-    return dict(data)
 
 
 def _check_judgeable(correction: Correction, path: Path, framework: Framework) -> None:

@@ -237,8 +237,8 @@ def unread(native: Mapping[str, Any]) -> Iterator[Unread]:
         if name in DOCUMENTED_ONLY:
             yield Unread((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
         elif name not in _READ:
-            near = nearest(name, _READ)
-            yield Unread((key,), near, refused=bool(near) or is_of_corrections(name))
+            near = nearest(name, _SIGNS - DOCUMENTED_ONLY.keys())
+            yield Unread((key,), near or nearest(name, _READ), refused=bool(near) or is_of_corrections(name))
 
 
 def _argument(key: str) -> str:

@@ -12,9 +12,10 @@ presets, columns    its RolloutCorrectionConfig factories; its column names
 """
 
 from mismatchctl.frameworks.verl.columns import COLUMNS
+from mismatchctl.frameworks.verl.factories import keys_of
 from mismatchctl.frameworks.verl.framework import Verl, load
 from mismatchctl.frameworks.verl.presets import PRESETS
 from mismatchctl.frameworks.verl.recognize import recognize
 from mismatchctl.frameworks.verl.versions import VERSIONS
 
-__all__ = ["COLUMNS", "PRESETS", "VERSIONS", "Verl", "load", "recognize"]
+__all__ = ["COLUMNS", "PRESETS", "VERSIONS", "Verl", "keys_of", "load", "recognize"]

@@ -134,11 +134,15 @@ FACTORIES: dict[str, dict[str, Factory]] = {
 
 
 def keys_of(call: Call) -> Keys:
-    """The keys of rollout correction that a call sets.
+    """The configuration that a call makes.
 
     Raises:
         ConfigError: no version has such a factory, or one with such parameters.
     """
+    return {"rollout_correction": _keys(call)}
+
+
+def _keys(call: Call) -> Keys:
     if not call.function:
         return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
     known = [factories[call.function] for factories in FACTORIES.values() if call.function in factories]
