@@ -13,6 +13,9 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.result import Result
 
+UNNAMED = "the dump has no column micro_batch"
+"""What a warning says of it."""
+
 
 @dataclass(frozen=True)
 class MicroBatches:
@@ -57,7 +60,7 @@ def warn_of_steps(result: Result, corrections: Iterable[Correction]) -> None:
     known = [f"{factor:.6g}" for factor in factors if factor is not None]
     divided = f"weights of {names[0]} are divided by {', '.join(known)} in the mean; " if known else ""
     result.warnings.append(
-        f"{', '.join(names)}: weights are normalized within micro-batches, and the dump has no column micro_batch: the "
+        f"{', '.join(names)}: weights are normalized within micro-batches, and {UNNAMED}: the "
         "whole step was taken for one. --micro-batch-size N takes N rows of it at a time, as the trainer did: "
         f"{divided}with one row in each, the mean weight of every sequence becomes 1"
     )

@@ -189,7 +189,8 @@ def analyze(
         if verbose:
             _explain(result)
         _write(result, None if to_stdout else output, html)
-    _show(result, quiet, as_json=json or to_stdout)
+    asked = bool(correction or config or rule != RuleFlags())
+    _show(result, quiet, as_json=json or to_stdout, asked=asked)
     if log is not None and not (quiet or json or to_stdout):
         from mismatchctl.render.against import render_against
 
@@ -214,11 +215,13 @@ def _write(result: Result, output: Path | None, html: Path | None) -> None:
     write(files)
 
 
-def _show(result: Result, quiet: bool, *, as_json: bool) -> None:
+def _show(result: Result, quiet: bool, *, as_json: bool, asked: bool) -> None:
     if as_json:
+        from mismatchctl.analyze.micro_batches import UNNAMED
         from mismatchctl.render.notes import data_notes
 
-        _warn(data_notes(result), quiet)
+        # Of corrections that nobody asked for the Result itself is enough.
+        _warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
         typer.echo(result.to_json(), nl=False)
     elif not quiet:
         from mismatchctl.render.terminal import render_summary
