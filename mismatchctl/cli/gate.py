@@ -62,6 +62,18 @@ History = Annotated[
     Path | None, typer.Option(help="A folder of accepted Results: judge the trend too.", rich_help_panel=_AGAINST)
 ]
 Last = Annotated[int, typer.Option(min=1, help="How many of them.", rich_help_panel=_AGAINST)]
+Nights = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Verdicts in a row that share the level; with --history, --last.", rich_help_panel=_AGAINST
+    ),
+]
+FixedTokens = Annotated[
+    bool,
+    typer.Option(
+        "--fixed-tokens", help="The baseline's own tokens, scored again, or undecided.", rich_help_panel=_AGAINST
+    ),
+]
 SaveBaseline = Annotated[
     Path | None,
     typer.Option(
@@ -95,6 +107,8 @@ def gate(
     baseline: Baseline = None,
     history: History = None,
     last: Last = 10,
+    nights: Nights = None,
+    fixed_tokens: FixedTokens = False,
     save_baseline: SaveBaseline = None,
     accept: Accept = False,
     json: ToJson = False,
@@ -119,7 +133,7 @@ def gate(
     from mismatchctl.gate import plan as needs
 
     rules = _rules(rule or (), expect_bitwise)
-    against = read_against(baseline, history, last)
+    against = read_against(baseline, history, last, nights, fixed_tokens=fixed_tokens)
     corrections = chosen_corrections(correction, RuleFlags()) if correction else []
     regression = None if plan is None else _share("--plan", plan, 1000, "name a rise such as 20%")
     most = _share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")

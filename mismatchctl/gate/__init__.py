@@ -121,8 +121,22 @@ def _logged_by(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework
     return load(next(iter(found))) if found else None
 
 
-def read_against(baseline: str | Path | None, history: str | Path | None = None, last: int = 10) -> Against:
+def read_against(
+    baseline: str | Path | None,
+    history: str | Path | None = None,
+    last: int = 10,
+    nights: int | None = None,
+    *,
+    fixed_tokens: bool = False,
+) -> Against:
     """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
+
+    Args:
+        baseline: a Result, also in an object store.
+        history: a folder of accepted Results.
+        last: how many of them count.
+        nights: how many verdicts in a row share the level; with a history, as many as count unless it says so.
+        fixed_tokens: whether the same tokens must have been scored again.
 
     Raises:
         DataError: a file that is no Result, or a folder that holds none that was accepted.
@@ -135,7 +149,8 @@ def read_against(baseline: str | Path | None, history: str | Path | None = None,
     results = [] if history is None else read_history(Path(history), last)
     results += [] if baseline is None else [read_result(baseline)]
     name = baseline if baseline is not None else history
-    return Against(None if name is None else str(name), results)
+    shared = nights or (1 if history is None else last)
+    return Against(None if name is None else str(name), results, shared, fixed_tokens)
 
 
 def plan(

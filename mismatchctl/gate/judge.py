@@ -29,15 +29,25 @@ LEVEL = 0.05
 """The chance of any false failure that is allowed for."""
 LEAST_HISTORY = 3
 """Accepted results from which a trend is judged."""
+OTHER_TOKENS = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
 
 
 @dataclass(frozen=True)
 class Against:
-    """Accepted Results, the oldest first; the last is the baseline."""
+    """Accepted Results, the oldest first; the last is the baseline.
+
+    Attributes:
+        name: where they lie.
+        results: themselves.
+        nights: how many verdicts in a row share the level.
+        fixed_tokens: whether they must hold the same prompts and responses, scored again.
+    """
 
     name: str | None = None
     results: Sequence[Result] = ()
+    nights: int = 1
+    fixed_tokens: bool = False
 
 
 @dataclass
@@ -73,7 +83,8 @@ def judge(
     """
     against = against or Against()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
-    judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1))
+    level /= against.nights
+    judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1), fixed_tokens=against.fixed_tokens)
     with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
         checks = [judging.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
@@ -155,8 +166,8 @@ def _comparable(target: Target, name: str, result: Result, against: Against) -> 
 class _Judging:
     """Checks one case after the other, of so many that share a level."""
 
-    def __init__(self, level: float) -> None:
-        self._level = level
+    def __init__(self, level: float, *, fixed_tokens: bool = False) -> None:
+        self._level, self._fixed_tokens = level, fixed_tokens
         self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
 
     def check(self, case: _Case) -> Check:
@@ -200,6 +211,8 @@ class _Judging:
         exchange = Exchange(sample.keys, others[-1][0].keys, self._level) if case.kind in COMPARED else None
         least = min([len(sample), *(len(other) for other, _ in others)])
         check.reason = _too_little(check, case.rule, least if exchange is None else None)
+        if self._fixed_tokens and exchange is not None and check.pairing != "same tokens":
+            check.reason = check.reason or OTHER_TOKENS
         if exchange is not None and not check.reason:
             check.reason = _cannot_fail(exchange, self._level)
         if math.isnan(excess.value) and not check.reason:

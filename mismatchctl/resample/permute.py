@@ -68,10 +68,10 @@ class Exchange:
             old: the same of the old one [m, K].
         """
         seen = new.sum(axis=0, keepdims=True)
-        found = [labels @ np.concatenate([new, old]) for labels in self._labels()]
+        found = [labels @ np.concatenate([new, old]) for labels in self.labels()]
         return np.concatenate([seen, *found])
 
-    def _labels(self) -> Iterator[Labels]:
+    def labels(self) -> Iterator[Labels]:
         """Weights of the rows, new ones first [R, n + m]: 1 for those called new."""
         paired, first, second = np.intersect1d(self.new, self.old, assume_unique=True, return_indices=True)
         every = np.arange(len(self.new) + len(self.old))
