@@ -7,6 +7,7 @@ from typing import Literal
 
 from mismatchctl.compare.changes import Tested, adjusted, metric_changes
 from mismatchctl.compare.decompose import by_bin, by_steps, by_values
+from mismatchctl.compare.growth import growth
 from mismatchctl.compare.model import (
     Cell,
     Change,
@@ -125,6 +126,7 @@ def _contrast(
         decompositions=_decompositions(first, other),
         tokens=tokens,
         tokens_status=why,
+        growth=growth(first.run, other.run),
     )
 
 

@@ -157,10 +157,41 @@ class PairedTokens(_Model):
     most_moved: list[MovedToken]
 
 
+class Grown(_Model):
+    """How a metric grows on one side: `slope` of its logarithm a step, over so many numbered steps.
+
+    `onset` is the step from which on it grows, with the steps that fit nearly as well; null where it does not grow.
+    """
+
+    slope: float
+    se: float
+    grows: bool
+    steps: int
+    onset: float | None = None
+    onset_interval: Interval | None = None
+
+
+class Growth(_Model):
+    """Growth over steps of the reference and of the other side; `difference` is that of the slopes (other minus first).
+
+    `onsets_differ` says whether growth began at another step, null where a side does not grow; `status` why nothing is
+    said.
+    """
+
+    metric: str
+    sides: list[Grown] = Field(default_factory=list)
+    difference: float | None = None
+    interval: Interval | None = None
+    significant: bool = False
+    onsets_differ: bool | None = None
+    status: str = "ok"
+
+
 class Contrast(_Model):
     """One side against the reference; `paired` says what the two have in common.
 
-    `corrections` are changes of the metrics of each correction that both sides were analyzed with.
+    `corrections` are changes of the metrics of each correction that both sides were analyzed with; `growth` is that of
+    K3 over the steps.
     """
 
     other: str
@@ -172,6 +203,7 @@ class Contrast(_Model):
     decompositions: list[Decomposition]
     tokens: PairedTokens | None = None
     tokens_status: str = "ok"
+    growth: Growth
 
 
 class Cell(_Model):

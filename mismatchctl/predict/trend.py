@@ -87,7 +87,7 @@ def _line(x: Float64s, y: Float64s, where: float) -> tuple[float, float, float]:
     spread_x = float((centre**2).sum())
     slope = float((centre * y).sum()) / spread_x
     residual = y - y.mean() - slope * centre
-    effective = _effective(residual, n)
+    effective = effective_residuals(residual, n)
     variance = float((residual**2).sum()) / max(effective - 2, 1)
     error = math.sqrt(variance * n / effective / spread_x)
     limit = student(1 - SIGNIFICANT / 2, effective - 2) * error
@@ -99,12 +99,12 @@ def _line(x: Float64s, y: Float64s, where: float) -> tuple[float, float, float]:
 
 def _flat_spread(y: Float64s) -> float:
     """Half the width of the interval of one more value, where there is no trend."""
-    effective = _effective(y - y.mean(), len(y))
+    effective = effective_residuals(y - y.mean(), len(y))
     variance = float(((y - y.mean()) ** 2).sum()) / max(effective - 1, 1)
     return student((1 + LEVEL) / 2, effective - 1) * math.sqrt(variance * (1 + 1 / effective))
 
 
-def _effective(residual: Float64s, n: int) -> float:
+def effective_residuals(residual: Float64s, n: int) -> float:
     """How many independent residuals they are worth, at least 4."""
     total = float((residual**2).sum())
     rho = float((residual[1:] * residual[:-1]).sum()) / total if total > 0 else 0.0

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from mismatchctl.compare.model import Carrier, Change, Comparison, Contrast, Decomposition, PairedTokens, Part
+from mismatchctl.compare.model import (
+    Carrier,
+    Change,
+    Comparison,
+    Contrast,
+    Decomposition,
+    Grown,
+    Growth,
+    PairedTokens,
+    Part,
+)
 from mismatchctl.render.numbers import number
 from mismatchctl.render.text import label
 from mismatchctl.result import Value
@@ -99,7 +109,32 @@ def verdict(change: Change) -> str:
 def details(contrast: Contrast) -> list[str]:
     """What stands below the headline: what is paired, what else carries the change, and the tokens one by one."""
     more = [*list(carriers(contrast))[1:], *mixes(contrast)] if k3_change(contrast).significant else []
-    return [contrast.paired, *more, tokens_sentence(contrast)]
+    return [contrast.paired, *more, *growth_sentences(contrast.growth), tokens_sentence(contrast)]
+
+
+def growth_sentences(growth: Growth) -> Iterator[str]:
+    """Whether K3 grows faster on one side over the steps, and since when."""
+    if growth.difference is None or growth.interval is None:
+        return
+    rates = [signed_percent(math.expm1(side.slope)) for side in growth.sides]
+    low, high = (signed_percent(math.expm1(end)) for end in growth.interval)
+    verb = "grows faster" if growth.difference > 0 else "grows more slowly"
+    words = (
+        f"over the steps it {verb}"
+        if growth.significant
+        else "its growth over the steps does not differ beyond the noise"
+    )
+    yield f"{words}: {rates[1]} a step against {rates[0]}, 95 % interval of the difference {low} to {high}"
+    first, second = growth.sides
+    if growth.onsets_differ is not None:
+        begun = "began at another step" if growth.onsets_differ else "may have begun at the same step"
+        yield f"the growth {begun}: {_onset(second)} against {_onset(first)}"
+
+
+def _onset(side: Grown) -> str:
+    assert side.onset_interval is not None
+    low, high = (label(end) for end in side.onset_interval)
+    return f"step {label(side.onset)} ({low} to {high})"
 
 
 def carriers(contrast: Contrast) -> Iterator[str]:
