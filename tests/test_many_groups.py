@@ -1,0 +1,123 @@
+"""Thousands of small groups: they are measured together as they would be alone, and are as large as their tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.frameworks import preset
+from mismatchctl.measure import Plan, Sums, reduce_batch
+from mismatchctl.measure.accumulate import Accumulator
+from mismatchctl.measure.bins import SIGNED
+from mismatchctl.measure.histogram import MOST_ROWS, Histogram, table_buffers
+from mismatchctl.measure.kernels.kernel import BUCKETS
+
+CORRECTIONS: list[Correction] = [preset(name) for name in ("token_tis", "geo_rs")]
+
+
+def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
+    """Sequences of 0 to 9 tokens; the steps take turns, so that they lie scattered."""
+    rng = np.random.default_rng(seed)
+    number = groups * sequences
+    lengths = rng.integers(0, 10, number)
+    rollout = -rng.exponential(0.4, lengths.sum())
+    train = np.minimum(rollout + 0.05 * rng.standard_t(3, lengths.sum()), 0.0)
+    columns = {"step": np.arange(number) % groups, "sequence_id": np.arange(number)}
+    segments = Segments(np.concatenate([[0], np.cumsum(lengths)]))
+    return TokenBatch(segments, rollout, train, columns=columns, rows=np.arange(number))
+
+
+def only(batch: TokenBatch, step: int) -> TokenBatch:
+    return batch.take(np.flatnonzero(batch.columns["step"] == step))
+
+
+def test_together_as_alone() -> None:
+    groups = 2 * MOST_ROWS
+    batch, plan = batch_of(groups, 6), Plan(tuple(CORRECTIONS))
+    together = reduce_batch(batch, "run", plan)
+    assert len(together.cells) == groups
+    for (_, cell), sums in together.cells.items():
+        assert isinstance(cell[0], int)
+        (alone,) = reduce_batch(only(batch, cell[0]), "run", plan).cells.values()
+        np.testing.assert_array_equal(sums.table.clusters, alone.table.clusters)
+        np.testing.assert_allclose(sums.table.sums, alone.table.sums, rtol=1e-13, atol=1e-15)
+        np.testing.assert_array_equal(sums.table.maxima, alone.table.maxima)
+        own, other = sums.pairs["mismatch"], alone.pairs["mismatch"]
+        np.testing.assert_array_equal(own.histogram.places, other.histogram.places)
+        np.testing.assert_array_equal(own.histogram.tokens, other.histogram.tokens)
+        np.testing.assert_allclose(own.histogram.k3, other.histogram.k3, rtol=1e-13)
+        np.testing.assert_array_equal(own.token_tail, other.token_tail)
+        np.testing.assert_allclose(own.sequence_tail, other.sequence_tail, rtol=1e-12, atol=1e-15)
+
+
+def test_groups_closed_together_are_as_closed_alone() -> None:
+    batch, plan = batch_of(40, 8), Plan(tuple(CORRECTIONS))
+    together, alone = Accumulator(plan), Accumulator(plan)
+    together.add(reduce_batch(batch, "run", plan))
+    together.close()
+    for step in range(40):
+        alone.add(reduce_batch(only(batch, step), "run", plan))
+        alone.close()
+    (rows,) = together.runs["run"].groups
+    place = {step: number for number, step in enumerate(together.runs["run"].steps)}
+    for step, row in zip(alone.runs["run"].steps, alone.runs["run"].groups, strict=True):
+        found = zip([row.metrics, *row.corrections], [rows.metrics, *rows.corrections], strict=True)
+        for own, others in found:
+            for key, estimate in own.items():
+                value, error, interval, status = estimate.at(0)
+                same = others[key].at(place[step])
+                assert same[3] == status, key
+                for one, other in ((value, same[0]), (error, same[1])):
+                    assert other == (None if one is None else pytest.approx(one, rel=1e-9, abs=1e-12)), key
+                assert (same[2] is None) == (interval is None), key
+
+
+def test_a_group_is_as_large_as_its_tokens() -> None:
+    batch = batch_of(300, 5)
+    for (_, (step, _)), sums in reduce_batch(batch, "run", Plan()).cells.items():
+        assert isinstance(step, int)
+        histogram = sums.pairs["mismatch"].histogram
+        assert len(histogram.places) <= only(batch, step).tokens == histogram.tokens.sum()
+        assert histogram.places.base is None or histogram.places.base.size <= BUCKETS * batch.tokens
+
+
+def histogram_of(places: np.ndarray, seed: int) -> Histogram:
+    rng = np.random.default_rng(seed)
+    return Histogram(places, rng.integers(1, 9, len(places)), rng.random(len(places)))
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+def test_histograms_add(size: int) -> None:
+    rng = np.random.default_rng(size)
+    one, other = (histogram_of(np.unique(rng.integers(0, BUCKETS * SIGNED, size)), seed) for seed in (1, 2))
+    tokens, k3 = np.zeros(BUCKETS * SIGNED, np.int64), np.zeros(BUCKETS * SIGNED)
+    for own in (one, other):
+        for place, count, value in zip(own.places, own.tokens, own.k3, strict=True):
+            tokens[place] += count
+            k3[place] += value
+    both = one + other
+    np.testing.assert_array_equal(both.places, np.flatnonzero(tokens))
+    np.testing.assert_array_equal(both.tokens, tokens[both.places])
+    np.testing.assert_array_equal(both.k3, k3[both.places])
+    assert (one + Histogram()).places is one.places
+
+
+def test_tables_are_zero_whoever_had_them_before() -> None:
+    """The tables of a thread are lent again and again: what one batch leaves may not be seen by the next."""
+    first, plan = batch_of(2, 200, seed=3), Plan()
+    expected = reduce_batch(first, "run", plan)
+    for seed in range(3):
+        reduce_batch(batch_of(50, 7, seed=seed), "run", plan)
+        tables = table_buffers(MOST_ROWS)
+        assert not tables.counts.any()
+        assert not tables.k3.any()
+        same_histograms(reduce_batch(first, "run", plan), expected)
+
+
+def same_histograms(found: Sums, expected: Sums) -> None:
+    for key, sums in expected.cells.items():
+        own, other = found.cells[key].pairs["mismatch"].histogram, sums.pairs["mismatch"].histogram
+        for one, two in ((own.places, other.places), (own.tokens, other.tokens), (own.k3, other.k3)):
+            np.testing.assert_array_equal(one, two)
