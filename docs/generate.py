@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from mismatchctl import opening
 from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
@@ -218,6 +222,20 @@ DOCUMENTS = {
     "comparison.schema.json": comparison,
 }
 
+
+def first_help(name: str) -> str:
+    """What `mismatchctl --help` prints: to a pipe, or to a terminal of the width that is stored."""
+    kept = {key: value for key, value in os.environ.items() if key not in opening.CHANGES}
+    terminal = {"TERMINAL_WIDTH": str(opening.WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    environment = kept | (terminal if name == opening.COLOURED else {"TERMINAL_WIDTH": "80"})
+    code = "import sys; sys.argv = ['mismatchctl', '--help']; from mismatchctl.cli.main import main; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, check=True, env=environment)
+    return done.stdout.decode("utf-8")
+
+
 if __name__ == "__main__":
+    for name in (opening.PLAIN, opening.COLOURED):
+        (opening.FOLDER / name).write_text(first_help(name), encoding="utf-8")
     for name, document in DOCUMENTS.items():
         (Path(__file__).parent / name).write_text(document(), encoding="utf-8")

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "mismatchctl"
 ORDER = (
     "errors",
     "interrupts",
+    "opening",
     "files",
     "texts",
     "stores",
