@@ -19,6 +19,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
 from mismatchctl.stores import read_whole, remote
 from mismatchctl.texts import TextError, decoded, parse_json
+from mismatchctl.views import ResultViews, RunViews
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
@@ -276,7 +277,7 @@ class AgainstLog(_Model):
     missing: list[str] = Field(default_factory=list)
 
 
-class RunResult(_Model):
+class RunResult(RunViews, _Model):
     """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
 
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
@@ -347,7 +348,7 @@ class Provenance(_Model):
     accepted: Acceptance | None = None
 
 
-class Result(_Model):
+class Result(ResultViews, _Model):
     """What `analyze` computes, `report` renders and `gate` judges."""
 
     format: int = FORMAT

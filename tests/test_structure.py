@@ -26,6 +26,7 @@ ORDER = (
     "losses",
     "surrogates",
     "measure",
+    "views",
     "result",
     "frameworks",
     "dumps",
@@ -41,13 +42,15 @@ ORDER = (
     "gate",
     "lint",
     "render",
+    "tensors",
+    "door",
     "cli",
 )
 """Each may import only from itself and from those before it."""
 
 ONLY_IN = {
     "numba": "measure/kernels/loops.py",
-    "torch": ("measure/kernels/"),
+    "torch": ("tensors.py", "measure/kernels/"),
     "matplotlib": "render/figures",
     "jinja2": "render/",
     "rich": ("render/", "cli/"),
@@ -135,7 +138,7 @@ def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
     modules = {module for path in (PACKAGE / "recorder").glob("*.py") for module in imports(path)}
     others = {module for module in modules if not module.startswith("mismatchctl.recorder")}
     assert {module.split(".")[0] for module in others} - sys.stdlib_module_names == {"numpy", "pyarrow"}
-    assert imports(PACKAGE / "__init__.py") == []
+    assert {module.split(".")[0] for module in imports(PACKAGE / "__init__.py")} <= sys.stdlib_module_names
 
 
 def test_frameworks_are_named_in_their_room_only() -> None:

@@ -1,0 +1,298 @@
+"""The front door of Python: the verbs on paths, tables or tensors, and the mathematics on tensors in memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import polars as pl
+
+from mismatchctl import lint as linting
+from mismatchctl.advise import Advice
+from mismatchctl.advise import advise as advise_paths
+from mismatchctl.analyze import analyze as analyze_paths
+from mismatchctl.compare import Comparison
+from mismatchctl.compare import compare as compare_paths
+from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
+from mismatchctl.diagnose import Diagnosed
+from mismatchctl.diagnose import diagnose as diagnose_paths
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks import preset, presets
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.gate import DEFAULT_RULES, Verdict, judge, open_result, read_against, rules_from_text
+from mismatchctl.result import Result, read_result
+from mismatchctl.sweep import Axis, Study, Sweep
+from mismatchctl.sweep import sweep as sweep_paths
+from mismatchctl.tensors import Layout, Tokens, Values, final_weights, groups_of
+from mismatchctl.views import FIGURES
+
+__all__ = [
+    "Correction",
+    "Result",
+    "advise",
+    "analyze",
+    "chi2",
+    "compare",
+    "diagnose",
+    "ess",
+    "gate",
+    "k1",
+    "k2",
+    "k3",
+    "keep",
+    "lint",
+    "metrics",
+    "preset",
+    "presets",
+    "read_result",
+    "sweep",
+    "weights",
+]
+
+
+def _figure(run: Any, name: str) -> Any:
+    from mismatchctl.render.figures.notebook import figure_of
+
+    return figure_of(run, name)
+
+
+FIGURES[:] = [_figure]
+
+_COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
+_COLUMNS |= {"current": "current_log_probs"}
+
+
+def analyze(sources: Any, corrections: Any = (), **options: Any) -> Result:
+    """Measure a mismatch and what corrections would do.
+
+    Args:
+        sources: a path or several (str or Path); a polars, pandas or Arrow table of one row per sequence; or a mapping
+            of columns, which may be tensors (`rollout`, `train`, `mask`, `current` stand for the contract's names).
+        corrections: names of presets, Corrections, mappings or files; one or several.
+        **options: as `mismatchctl.analyze.analyze` takes them (`by`, `rename`, `on_bad`, `threads`, ...).
+    """
+    with _Sources() as opened:
+        return analyze_paths(opened.paths(sources), corrections_of(corrections), **options)
+
+
+def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **options: Any) -> Sweep:
+    """What every point of a grid would do, in one pass.
+
+    Args:
+        sources: as for `analyze`.
+        correction: as one of `analyze`.
+        vary: field of the correction (`weight.clip.1`, `gates.0.keep`) -> its values.
+        **options: as `mismatchctl.sweep.sweep` takes them.
+    """
+    (chosen,) = corrections_of(correction)
+    axes = tuple(Axis(path, tuple(values)) for path, values in vary.items())
+    with _Sources() as opened:
+        return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **options)
+
+
+def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
+    """Compare dumps or Results with the first of them; each as for `analyze`."""
+    with _Sources() as opened:
+        paths = [path for source in sources for path in opened.paths(source)]
+        return compare_paths(paths, corrections=corrections_of(corrections), **options)
+
+
+def gate(
+    sources: Any, baseline: Any = None, rules: Sequence[str] = (), corrections: Any = (), **options: Any
+) -> Verdict:
+    """Whether it got worse than a baseline, by rules.
+
+    Args:
+        sources: a Result or dumps, as for `analyze`.
+        baseline: a Result, or the file of one.
+        rules: texts as `--rule` takes them; none: the usual ones.
+        corrections: further ones that rules name.
+        **options: as `mismatchctl.gate.judge` takes them (`level`, ...).
+    """
+    chosen = [rule for text in rules for rule in rules_from_text(text)] or list(DEFAULT_RULES)
+    with _Sources() as opened:
+        against = read_against(opened.paths(baseline)[0] if baseline is not None else None)
+        made = open_result(opened.paths(sources), chosen, corrections_of(corrections))
+        return judge(made, chosen, against, **options)
+
+
+def diagnose(sources: Any, **options: Any) -> Diagnosed:
+    """The causes of a mismatch; sources as for `analyze`."""
+    with _Sources() as opened:
+        return diagnose_paths(opened.paths(sources), **options)
+
+
+def advise(sources: Any, **options: Any) -> dict[str, Advice]:
+    """Which correction to use, or what to fix first, by run; sources as for `analyze`."""
+    if "corrections" in options:
+        options["corrections"] = corrections_of(options["corrections"])
+    with _Sources() as opened:
+        return advise_paths(opened.paths(sources), **options)
+
+
+def lint(config: Any, **options: Any) -> list[Finding]:
+    """The traps of a configuration in a framework's own keys: a file."""
+    if not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(f"lint takes the path of a configuration, not a {type(config).__name__}")
+    return linting.lint(Path(config), **options)[1]
+
+
+def corrections_of(given: Any) -> list[Correction]:
+    """Corrections from names, mappings, files or themselves; one or several.
+
+    Raises:
+        ConfigError: something is none of them.
+    """
+    if isinstance(given, Correction):
+        return [given]
+    if isinstance(given, Mapping):
+        return [correction_from_mapping(given)]
+    if isinstance(given, os.PathLike):
+        return corrections_from_file(Path(given))
+    if isinstance(given, str):
+        return corrections_from_file(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [preset(given)]
+    if isinstance(given, Iterable):
+        return [correction for one in given for correction in corrections_of(one)]
+    raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not a {type(given).__name__}")
+
+
+class _Sources(ExitStack):
+    """Sources as paths; tables become files for as long as it is open."""
+
+    def paths(self, sources: Any) -> list[str]:
+        if isinstance(sources, (str, os.PathLike)):
+            return [os.fspath(sources)]
+        if isinstance(sources, (list, tuple)):
+            return [path for source in sources for path in self.paths(source)]
+        folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
+        if isinstance(sources, Result):
+            sources.write(folder / "result.json")
+            return [str(folder / "result.json")]
+        _table(sources).write_parquet(folder / "memory.parquet")
+        return [str(folder / "memory.parquet")]
+
+
+def _table(source: Any) -> pl.DataFrame:
+    """A table of one row per sequence."""
+    if isinstance(source, pl.DataFrame):
+        return source
+    if isinstance(source, pl.LazyFrame):
+        return source.collect()
+    kind = type(source).__module__.partition(".")[0]
+    if kind == "pandas":
+        return pl.DataFrame({name: source[name].tolist() for name in source.columns})
+    if kind == "pyarrow":
+        return cast(pl.DataFrame, pl.from_arrow(source))
+    if isinstance(source, Mapping):
+        columns = {_COLUMNS.get(name, name): _column(values, name) for name, values in source.items()}
+        return pl.DataFrame(columns)
+    wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
+    raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
+
+
+def _column(values: Any, name: str) -> list[Any]:
+    nested = getattr(values, "is_nested", False) or len(getattr(values, "shape", (0,))) == 2
+    if not nested and isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 0:
+        return list(values)
+    if not nested and len(getattr(values, "shape", ())) == 1:
+        return list(np.asarray(values.detach().cpu() if hasattr(values, "detach") else values).tolist())
+    return [row.tolist() for row in Layout.of(values, name).rows]
+
+
+def weights(
+    rollout: Values,
+    train: Values,
+    mask: Values = None,
+    correction: Any = "token_tis",
+    *,
+    current: Values = None,
+    advantages: Values = None,
+    micro_batches: Any = None,
+) -> tuple[Values, Values]:
+    """Final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
+
+    Takes no gradient: log-probs that require one are detached.
+
+    Args:
+        rollout: log-probs of the sampler: an array or tensor [B, T], a nested tensor, or a list of rows.
+        train: those of the trainer, in the same layout.
+        mask: which positions are valid, in the same layout; None: all.
+        correction: a name of a preset, a Correction, a mapping or a file.
+        current: log-probs of the policy that is updated, where the correction looks at them.
+        advantages: per token or per row, where the correction looks at them.
+        micro_batches: rows in each, or a name per row, for weights that are normalized within them; None: all rows.
+
+    Returns:
+        Weights (0 where masked) and flags (False where masked or rejected), of the kind, dtype and device of `train`.
+    """
+    tokens, chosen, applied = _applied(rollout, train, mask, correction, current, advantages)
+    groups = groups_of(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
+    made = final_weights(chosen, applied, groups)
+    return tokens.restored(made), tokens.restored(applied.kept.expanded())
+
+
+def keep(rollout: Values, train: Values, mask: Values = None, correction: Any = "seq_mis", **given: Any) -> Values:
+    """Which tokens a correction keeps; arguments as of `weights`."""
+    tokens, _, applied = _applied(
+        rollout, train, mask, correction, given.pop("current", None), given.pop("advantages", None), **given
+    )
+    return tokens.restored(applied.kept.expanded())
+
+
+def _applied(rollout: Values, train: Values, mask: Values, correction: Any, current: Values, advantages: Values) -> Any:
+    (chosen,) = corrections_of(correction)
+    tokens = Tokens.of(rollout, train, mask, current, advantages)
+    return tokens, chosen, tokens.applied(chosen)
+
+
+def k1(rollout: Values, train: Values, mask: Values = None) -> float:
+    """Mean of rollout minus train log-prob over the valid tokens, nats."""
+    return _mean(-Tokens.of(rollout, train, mask).ratios.log_ratio)
+
+
+def k2(rollout: Values, train: Values, mask: Values = None) -> float:
+    """Mean of half the squared log ratio over the valid tokens, nats."""
+    return _mean(0.5 * Tokens.of(rollout, train, mask).ratios.log_ratio ** 2)
+
+
+def k3(rollout: Values, train: Values, mask: Values = None) -> float:
+    """Mean of exp(x) - 1 - x over the valid tokens, x train minus rollout log-prob; nats."""
+    return _mean(Tokens.of(rollout, train, mask).ratios.k3)
+
+
+def ess(rollout: Values, train: Values, mask: Values = None, level: str = "token") -> float:
+    """Effective sample size of the ratios as a share of their number: of tokens, or of sequences' products."""
+    values = _ratios(rollout, train, mask, level)
+    return float(values.sum() ** 2 / (len(values) * (values**2).sum())) if len(values) else float("nan")
+
+
+def chi2(rollout: Values, train: Values, mask: Values = None, level: str = "token") -> float:
+    """Mean squared ratio minus 1: of tokens, or of sequences' products."""
+    return _mean(_ratios(rollout, train, mask, level) ** 2) - 1
+
+
+def metrics(rollout: Values, train: Values, mask: Values = None) -> dict[str, float | None]:
+    """Every metric of the mismatch that `analyze` knows, by name; None where it has no value."""
+    columns = {"rollout": rollout, "train": train} | ({} if mask is None else {"mask": mask})
+    (run,) = analyze(columns, findings=False).runs.values()
+    return {name: value.value for name, value in run.overall.metrics.items()}
+
+
+def _ratios(rollout: Values, train: Values, mask: Values, level: str) -> Any:
+    ratios = Tokens.of(rollout, train, mask).ratios
+    if level not in ("token", "sequence"):
+        raise ConfigError(f"level is token or sequence, not {level!r}")
+    return (
+        ratios.excess + 1
+        if level == "token"
+        else np.exp(np.clip(ratios.log_ratio_sum[ratios.segments.nonempty], -20, 20))
+    )
+
+
+def _mean(values: Any) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")

@@ -1,0 +1,219 @@
+"""Log-probs in memory: padded, nested, ragged or lists, numpy or torch; what comes out is of the kind that went in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.correction import Applied, Correction, apply
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.ratios import Ratios
+
+Values = Any
+"""[B, T] array or tensor, nested tensor, or a list of rows."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How values per token are laid out: one row per sequence.
+
+    Attributes:
+        rows: values of each row, of any kind that has an order.
+        like: what they came in.
+    """
+
+    rows: tuple[NDArray[Any], ...]
+    like: Values
+
+    @classmethod
+    def of(cls, values: Values, name: str = "values") -> Layout:
+        """The rows of values.
+
+        Raises:
+            ConfigError: they are neither an array, a tensor nor a list of rows.
+        """
+        if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
+            raise ConfigError(
+                f"{name}: give an array or tensor [B, T], or a list of rows, not a {type(values).__name__}"
+            )
+        made = tuple(_array(row) for row in (values.unbind() if getattr(values, "is_nested", False) else values))
+        if made and made[0].ndim == 0:
+            raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")
+        return cls(made, values)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Positions of each row."""
+        return [len(row) for row in self.rows]
+
+    def flat(self) -> NDArray[Any]:
+        """All positions, row after row."""
+        return np.concatenate([np.zeros(0), *self.rows])
+
+    def restore(self, flat: NDArray[Any]) -> Values:
+        """Values per position in the layout, the dtype (flags stay flags) and on the device of what came in."""
+        parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
+        nested = getattr(self.like, "is_nested", False)
+        sample: Any = self.like.unbind()[0] if nested else self.like
+        if not hasattr(sample, "dtype"):
+            sample = self.like[0] if len(self.like) else []
+        flags = flat.dtype == np.bool_
+        if type(sample).__module__.partition(".")[0] == "torch":
+            own = [sample.new_tensor(part.tolist(), dtype=None if not flags else bool_of(sample)) for part in parts]
+            if nested:
+                return nested_of(self.like, own)
+            return list(own) if not hasattr(self.like, "dtype") else _stacked(sample, own)
+        made = [part if flags or not hasattr(sample, "dtype") else part.astype(sample.dtype) for part in parts]
+        if not hasattr(sample, "dtype"):
+            return [part.tolist() for part in made]
+        return np.stack(made) if hasattr(self.like, "dtype") else made
+
+
+def bool_of(tensor: Any) -> Any:
+    """torch.bool, from the library that a tensor is of."""
+    return (tensor == tensor).dtype
+
+
+def nested_of(tensor: Any, rows: list[Any]) -> Any:
+    """A nested tensor of rows."""
+    import torch
+
+    return torch.nested.nested_tensor(rows, layout=tensor.layout)
+
+
+def _stacked(sample: Any, rows: list[Any]) -> Any:
+    import torch
+
+    return torch.stack(rows) if rows else sample
+
+
+def _array(row: Any) -> NDArray[Any]:
+    """A row as numpy, out of the graph and off the device."""
+    if hasattr(row, "detach"):
+        row = row.detach().cpu()
+        row = row.numpy() if row.dtype in (bool_of(row),) or not row.is_floating_point() else row.double().numpy()
+    return np.asarray(row)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Log-probs of some sequences with their mask."""
+
+    layout: Layout
+    mask: NDArray[np.bool_]
+    batch: TokenBatch
+
+    @classmethod
+    def of(
+        cls, rollout: Values, train: Values, mask: Values = None, current: Values = None, advantages: Values = None
+    ) -> Tokens:
+        """From values per position of one layout.
+
+        Raises:
+            DataError: they do not fit each other, or a valid token has no finite log-prob.
+        """
+        layout = Layout.of(train, "train")
+        columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
+        flat: dict[str, Any] = {"train": layout.flat()}
+        for name, values in columns.items():
+            if values is None:
+                continue
+            own = Layout.of(_per_token(values, layout) if name == "advantages" else values, name)
+            if own.lengths != layout.lengths:
+                raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
+            flat[name] = own.flat()
+        valid = flat["mask"] != 0 if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
+        rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
+        taken = {name: values[valid].astype(np.float64) for name, values in flat.items() if name != "mask"}
+        for name in ("rollout", "train", "current"):
+            if name in taken and not np.isfinite(taken[name]).all():
+                raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
+        segments = Segments(np.cumsum([0, *rows.sum(valid)]).astype(np.int64))
+        batch = TokenBatch(
+            segments, taken["rollout"], taken["train"], taken.get("current"), rows.places[valid],
+            taken.get("advantages"), rows=np.arange(len(rows)),
+        )  # fmt: skip
+        return cls(layout, valid, batch)
+
+    def restored(self, values: NDArray[Any]) -> Values:
+        """Values of valid tokens in the layout, 0 elsewhere."""
+        full = np.zeros(len(self.mask), values.dtype)
+        full[self.mask] = values
+        return self.layout.restore(full)
+
+    @property
+    def ratios(self) -> Ratios:
+        """Train over rollout."""
+        return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
+
+    def applied(self, correction: Correction) -> Applied:
+        """The correction on these tokens.
+
+        Raises:
+            ConfigError: it looks at what was not given.
+        """
+        if correction.sources - {"train/rollout"} and self.batch.current is None:
+            raise ConfigError(f"correction {correction.name} looks at the current policy: give current")
+        if correction.needs_advantages and self.batch.advantages is None:
+            raise ConfigError(f"correction {correction.name} looks at advantages: give advantages")
+        policies = {"train": self.batch.train, "rollout": self.batch.rollout, "current": self.batch.current}
+        made = {}
+        for source in correction.sources:
+            policy, reference = (policies[name] for name in source.split("/"))
+            assert policy is not None and reference is not None
+            made[source] = Ratios(policy, reference, self.batch.segments)
+        return apply(correction, made, self.batch)
+
+
+def final_weights(correction: Correction, applied: Applied, groups: Sequence[NDArray[np.int64]]) -> Float64s:
+    """Weights per valid token as a trainer multiplies them: bounded, then divided by their mean within each group.
+
+    Args:
+        correction: its weight rule says which mean.
+        applied: the correction on the tokens.
+        groups: rows that are normalized together.
+    """
+    weights, rule = applied.token_weights(), correction.weight
+    if rule is None or rule.normalize == "none":
+        return weights
+    segments = applied.kept.segments
+    for rows in groups:
+        members, own = segments.members(rows), segments.take(rows)
+        if not len(members):
+            continue
+        values = weights[members]
+        mean = values.mean() if rule.normalize == "token" else own.mean(values)[own.nonempty].mean()
+        weights[members] = values / mean
+    return weights
+
+
+def groups_of(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
+    """Rows that are normalized together: all, so many at a time, or those of one name.
+
+    Raises:
+        ConfigError: there is not one name per row.
+    """
+    if micro_batches is None:
+        return [np.arange(rows)]
+    if isinstance(micro_batches, int):
+        return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, max(micro_batches, 1))]
+    names = _array(micro_batches)
+    if names.shape != (rows,):
+        raise ConfigError(f"micro_batches: give rows per micro-batch, or one name for each of the {rows} rows")
+    return [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+
+
+def _per_token(values: Values, layout: Layout) -> Values:
+    """One advantage per sequence is that of each of its tokens."""
+    shape = getattr(values, "shape", None)
+    scalars = _array(values) if shape is not None and len(shape) == 1 else None
+    if shape is None and len(values) and np.ndim(values[0]) == 0:
+        scalars = np.asarray(values)
+    if scalars is None:
+        return values
+    return [np.full(length, value) for length, value in zip(layout.lengths, scalars, strict=True)]

@@ -1,0 +1,195 @@
+"""The front door of Python: what each name takes, what comes back, and that nothing heavy is loaded before."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import mismatchctl as mm
+from mismatchctl.correction import Correction, Weight
+from mismatchctl.errors import ConfigError, DataError
+
+ROOT = Path(__file__).parent.parent
+RNG = np.random.default_rng(1)
+LENGTHS = (5, 9, 0, 12)
+WIDTH = 14
+MASK = np.array([[place < length for place in range(WIDTH)] for length in LENGTHS])
+MASK[1, 3] = False
+ROLLOUT = np.where(MASK, -RNG.exponential(1.0, MASK.shape), np.nan)
+TRAIN = np.where(MASK, np.minimum(ROLLOUT + RNG.normal(0, 0.3, MASK.shape), 0.0), np.inf)
+RATIO = np.exp(TRAIN[MASK] - ROLLOUT[MASK])
+
+
+def listed(values: Any) -> list[Any]:
+    return [row[flags].tolist() for row, flags in zip(values, MASK, strict=True)]
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = "import sys, mismatchctl as mm; dir(mm); print([m for m in ('numpy','polars','torch') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+    assert {"analyze", "weights", "k3", "Correction"} <= set(dir(mm))
+    with pytest.raises(AttributeError, match="no attribute 'analyse'"):
+        _ = mm.analyse
+
+
+def test_verbs_are_called_whichever_way_they_were_imported() -> None:
+    from mismatchctl import analyze
+    from mismatchctl.analyze import analyze as inner
+
+    assert callable(analyze) and callable(inner) and mm.analyze is analyze  # type: ignore[comparison-overlap]
+    with pytest.raises(ConfigError, match="a source is a path"):
+        mm.analyze(3)  # type: ignore[operator]
+
+
+def test_means_of_tensors() -> None:
+    x = np.log(RATIO)
+    for given in ((ROLLOUT, TRAIN, MASK), (listed(ROLLOUT), listed(TRAIN))):
+        assert mm.k1(*given) == pytest.approx(-x.mean())
+        assert mm.k2(*given) == pytest.approx((x * x / 2).mean())
+        assert mm.k3(*given) == pytest.approx((np.exp(x) - 1 - x).mean())
+        assert mm.ess(*given) == pytest.approx(RATIO.sum() ** 2 / (len(x) * (RATIO**2).sum()))
+        assert mm.chi2(*given) == pytest.approx((RATIO**2).mean() - 1)
+    products = np.exp([np.log(row).sum() for row in np.split(RATIO, np.cumsum(MASK.sum(1))[:-1]) if len(row)])
+    assert mm.ess(ROLLOUT, TRAIN, MASK, level="sequence") == pytest.approx(
+        products.sum() ** 2 / (len(products) * (products**2).sum())
+    )
+
+
+NORMALIZED = Correction(weight=Weight(clip=(0.5, 1.5), normalize="token", normalize_over="micro_batch"))
+
+
+@pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "bfloat16", "nested", "ragged", "lists"])
+def test_final_weights_in_the_kind_that_came(kind: str) -> None:
+    import torch
+
+    bounded = np.clip(RATIO, 0.5, 1.5)
+    wanted = bounded / bounded.mean()
+    tolerance = {"float32": 1e-6, "nested": 1e-6, "bfloat16": 0.05}.get(kind, 1e-12)
+    rows: Any = (ROLLOUT, TRAIN, MASK)
+    if kind == "float32":
+        rows = (ROLLOUT.astype(np.float32), TRAIN.astype(np.float32), MASK)
+    elif kind in ("torch", "bfloat16"):
+        dtype = torch.float64 if kind == "torch" else torch.bfloat16
+        rows = (*(torch.tensor(values, dtype=dtype, requires_grad=True) for values in rows[:2]), torch.tensor(MASK))
+    elif kind == "nested":
+        rows = tuple(
+            torch.nested.nested_tensor(list(map(torch.tensor, listed(values))), layout=torch.jagged)
+            for values in rows[:2]
+        )
+    elif kind == "ragged":
+        rows = tuple([np.array(row) for row in listed(values)] for values in rows[:2])
+    elif kind == "lists":
+        rows = tuple(listed(values) for values in rows[:2])
+    made, keep = mm.weights(*rows, correction=NORMALIZED)
+    assert type(made) is type(rows[1])
+    if kind in ("torch", "bfloat16"):
+        assert made.dtype == rows[1].dtype and not made.requires_grad and keep.dtype == torch.bool
+        flat, flags = made[torch.tensor(MASK)].double().numpy(), keep[torch.tensor(MASK)].numpy()
+        assert not made[torch.tensor(~MASK)].any()
+    elif kind in ("numpy", "float32"):
+        assert made.dtype == rows[1].dtype and not made[~MASK].any()
+        flat, flags = made[MASK], keep[MASK]
+    else:
+        parts = (made.unbind(), keep.unbind()) if kind == "nested" else (made, keep)
+        flat, flags = (np.concatenate([np.zeros(0), *map(np.asarray, part)]) for part in parts)
+    np.testing.assert_allclose(flat, wanted, rtol=tolerance)
+    assert np.asarray(flags, bool).all()
+
+
+def test_weights_by_micro_batch() -> None:
+    made, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=2)
+    for rows in ([0, 1], [2, 3]):
+        assert made[rows][MASK[rows]].mean() == pytest.approx(1.0)
+    named, _ = mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a", "b", "b", "a"])
+    assert named[[0, 3]][MASK[[0, 3]]].mean() == pytest.approx(1.0)
+    with pytest.raises(ConfigError, match="one name for each of the 4 rows"):
+        mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
+
+
+def test_weights_agree_with_the_goldens_of_a_framework() -> None:
+    from conformance_peers import cases, framework, table
+
+    rows = table("input_moe.parquet", 0)
+    columns = [rows[name].to_pylist() for name in ("rollout_log_probs", "train_log_probs", "response_mask")]
+    _, _, case = next(one for one in cases("trl") if one[1] == "token_truncate_2sided" and "moe" in one[0])
+    made, _ = mm.weights(*columns, framework("trl").correction(case["config"]))
+    for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
+        for found, wanted in zip(made[row], case["per_sequence"][sequence]["weights"], strict=True):
+            assert wanted is None or found == pytest.approx(wanted, rel=3e-6)
+
+
+def test_what_does_not_fit() -> None:
+    with pytest.raises(DataError, match="rows of"):
+        mm.k3(ROLLOUT[:, :3], TRAIN, MASK)
+    with pytest.raises(DataError, match="NaN or infinite"):
+        mm.k3(ROLLOUT, TRAIN)
+    with pytest.raises(ConfigError, match="one row per sequence"):
+        mm.k3(ROLLOUT[0], TRAIN[0])
+    with pytest.raises(ConfigError, match="not a str"):
+        mm.k3("a", "b")
+    with pytest.raises(ConfigError, match="not a int"):
+        mm.weights(ROLLOUT, TRAIN, MASK, 3)
+    with pytest.raises(ConfigError, match="give current"):
+        mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout")))
+
+
+def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
+    frame.write_parquet(tmp_path / "d.parquet")
+    wanted = mm.k3(ROLLOUT, TRAIN, MASK)
+    sources: list[Any] = [str(tmp_path), tmp_path, [tmp_path / "d.parquet"], frame, frame.lazy(), frame.to_arrow()]
+    sources += [{"rollout": np.nan_to_num(ROLLOUT), "train": np.nan_to_num(TRAIN, posinf=0), "mask": MASK}]
+    for source in sources:
+        (run,) = mm.analyze(source, "token_tis").runs.values()  # type: ignore[operator]
+        assert run.k3.value == pytest.approx(wanted, rel=1e-8)
+    assert isinstance(frame.to_arrow(), pa.Table)
+    assert mm.metrics(listed(ROLLOUT), listed(TRAIN))["k3"] == pytest.approx(wanted, rel=1e-8)  # type: ignore[operator]
+
+
+def test_a_result_behaves(tmp_path: Path) -> None:
+    result = mm.analyze(ROOT / "sample_data" / "moe", ["token_tis", {"name": "mine", "weight": {"truncate": 2.0}}])  # type: ignore[operator]
+    run = result["moe"]
+    assert run.k3.value > 0 and run.k3.se > 0
+    assert run.steps["k3"].len() == len(run.groups.labels)
+    frame = result.to_frame()
+    assert set(frame["correction"].drop_nulls()) == {"token_tis", "mine"}
+    assert frame.filter((pl.col("metric") == "k3") & pl.col("correction").is_null())["value"][0] == run.k3.value
+    assert "k3" in str(result) and "<table>" in result._repr_html_()
+    for name in ("k3_by_position", "distribution", "steps"):
+        run.figure(name).savefig(tmp_path / f"{name}.png")
+    with pytest.raises(ConfigError, match="k3_by_position"):
+        run.figure("k3_by_positio")
+    with pytest.raises(AttributeError, match="its metrics are"):
+        _ = run.k4
+    with pytest.raises(KeyError, match="no run 'dense'"):
+        result["dense"]
+    result.write(tmp_path / "r.json")
+    again = mm.read_result(tmp_path / "r.json")
+    assert again.to_json() == result.to_json()
+    verdict = mm.gate(again, tmp_path / "r.json")  # type: ignore[operator]
+    assert verdict.outcome in ("passed", "undecided")
+
+
+def test_other_verbs() -> None:
+    moe = ROOT / "sample_data" / "moe"
+    swept = mm.sweep(moe, "token_tis", {"weight.truncate": [1.5, 2.0]})  # type: ignore[operator]
+    assert swept.overall.height == 2
+    assert mm.compare(moe, ROOT / "sample_data" / "dense").to_json()  # type: ignore[operator]
+    assert mm.diagnose(moe).runs  # type: ignore[operator]
+    assert "token_tis" in mm.presets() and mm.preset("token_tis").weight
+
+
+def test_the_page_runs() -> None:
+    failed, tried = doctest.testfile(
+        str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
+    )
+    assert not failed and tried > 15
