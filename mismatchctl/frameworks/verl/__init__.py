@@ -1,6 +1,7 @@
 """verl: everything that carries its name. One file per matter.
 
 versions    which releases differ, and in what
+keys        where its keys stand, and which nothing reads
 config      its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
 lint        traps of its configurations; written: a configuration as somebody wrote it
 recognize   which release a configuration was written for
@@ -8,7 +9,8 @@ sample      the two policies, in verl's dtype; subjects: the quantities made of 
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
 replay      weights, mask and logged values of a batch; debug: training/rollout_*
 losses      policy losses with verl's denominators
-presets, columns    its RolloutCorrectionConfig factories; its column names
+factories   its RolloutCorrectionConfig as it is called in Python; presets, presets.yaml: the same with their defaults
+columns     its column names
 """
 
 from mismatchctl.frameworks.verl.columns import COLUMNS
