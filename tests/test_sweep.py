@@ -67,11 +67,11 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
 
 def test_points_are_the_product_of_the_axes() -> None:
     axes = [Axis.parse("weight.clip.1", "1.1,4"), Axis.parse("gates.0.keep", "1.01:1.04:2:log")]
-    (study,) = studies([preset("miles-moe-2")], axes)
+    (study,) = studies([preset("miles-moe-2-veto")], axes)
     assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
     last = study.corrections[-1]
     assert last.weight is not None and last.weight.clip == (0.5, 4.0)
-    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2").gates[1:]
+    assert last.gates[0].keep == (1 / 1.04, 1.04) and last.gates[1:] == preset("miles-moe-2-veto").gates[1:]
     (family,) = families(study.corrections)
     assert family.is_binned and family.grid == (2, 2, 1)
 
@@ -91,7 +91,7 @@ def test_presets_stand_where_they_say() -> None:
     geometric = Study(preset("geo_mis"), (Axis("gates.0.keep.1", (1.0001, 1.1)), Axis("gates.1.keep.0", (1e-6, 1e-2))))
     found = {(mark.path, mark.value): mark.presets for mark in marks([geometric], presets())}
     assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
-    assert "miles-moe-2" in found["gates.1.keep.0", 1e-4]
+    assert "miles-moe-2-veto" in found["gates.1.keep.0", 1e-4]
     assert (
         marks([Study(Correction(weight=Weight(truncate=2.0)), (Axis("weight.truncate", (3.0, 4.0)),))], presets()) == ()
     )
