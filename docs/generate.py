@@ -17,6 +17,7 @@ from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
 from mismatchctl.frameworks.importers.layout import PER_TOKEN, Layout
 from mismatchctl.frameworks.importers.registry import LAYOUTS
+from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.reduce import MOST_VALUES
 from mismatchctl.render.preset_table import HEADINGS, methods_data
@@ -83,6 +84,20 @@ def metrics() -> str:
             "The gates' rows are shown for one gate, a veto; others are `gate1_...` and so on.",
             "",
             *_table(correction_metrics(example)),
+            "",
+            "## Accuracy",
+            "Held against 50 digits over log ratios of 1e-12 to 1e2 (`tests/test_accuracy.py`), log-probs in float64.",
+            f"A value is within the relative error below, or within {ABSOLUTE:g}: what is a difference of sums near 1",
+            "has no digits beyond that. Counts are exact. Of k-hat, z and the worst share, which are fits and tests,",
+            "the error follows from the sums that they are made of.",
+            "",
+            "| relative error, at most | metrics |",
+            "|---|---|",
+            *(
+                f"| {bound:g} | {', '.join(f'`{key}`' for key, own in RELATIVE.items() if own == bound)} |"
+                for bound in sorted(set(RELATIVE.values()))
+            ),
+            "",
         ]
     )
 

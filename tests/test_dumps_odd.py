@@ -77,8 +77,10 @@ def test_flags_as_positions_ascend_or_not(tmp_path: Path) -> None:
         np.array([1e300, -1e300, np.inf, -np.inf, *range(8)], float),
         np.arange(12) % 2 == 0,
         np.arange(12, dtype=np.uint64) + np.uint64(2**64 - 12),
+        np.arange(12).astype("datetime64[ns]"),
+        np.arange(12).astype("timedelta64[ns]"),
     ],
-    ids=["halves", "missing", "huge", "flags", "beyond int64"],
+    ids=["halves", "missing", "huge", "flags", "beyond int64", "times", "durations"],
 )
 @pytest.mark.parametrize("column", ["sequence_id", "prompt_id", "worker", "micro_batch", "run"])
 def test_ids_of_any_kind_name_sequences(tmp_path: Path, column: str, ids: Any) -> None:

@@ -173,8 +173,17 @@ def _objects(array: pa.Array) -> NDArray[Any]:
         # Parquet does not promise that strings are valid UTF-8.
         raw = array.cast(pa.binary() if pa.types.is_fixed_size_binary(kind) else pa.large_binary()).to_pylist()
         return _of_objects([None if cell is None else cell.decode(errors="backslashreplace") for cell in raw])
-    values = array.to_pylist()
+    values = _python_values(array)
     return _of_objects([value if value is None or isinstance(value, bool) else str(value) for value in values])
+
+
+def _python_values(array: pa.Array) -> list[Any]:
+    """Values as Python's; of times that are finer than those, their texts or numbers."""
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        finer = array.cast(pa.int64() if pa.types.is_duration(array.type) else pa.string())
+        return [None if value is None else str(value) for value in finer.to_pylist()]
 
 
 def _of_objects(values: list[Any]) -> NDArray[Any]:

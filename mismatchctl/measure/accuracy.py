@@ -1,0 +1,18 @@
+"""How far a metric may lie from its exact value: bounds that tests hold against extended precision."""
+
+from __future__ import annotations
+
+RELATIVE: dict[str, float] = {
+    **dict.fromkeys(("k1", "k2", "k3", "abs_diff_mean", "abs_diff_max", "prob_diff_mean", "prob_diff_max"), 1e-10),
+    **dict.fromkeys(("rollout_ppl", "rollout_log_ppl", "train_ppl", "train_log_ppl", "ppl_ratio"), 1e-10),
+    **dict.fromkeys(("log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_min", "log_ppl_diff_max"), 1e-10),
+    **dict.fromkeys(("ratio_mean", "ess_token", "ess_sequence"), 1e-10),
+    **dict.fromkeys(("chi2_token", "chi2_sequence", "prob_diff_std", "prob_corr", "autocorr_lag1", "inflation"), 1e-6),
+    **dict.fromkeys(("abs_diff_p50", "abs_diff_p90", "abs_diff_p99", "abs_diff_p999"), 0.01),
+}
+"""Relative error at most, of log ratios from 1e-12 to 1e2 in float64: sums are exact to rounding, differences of sums
+lose digits, quantiles are read from a histogram."""
+ABSOLUTE = 1e-12
+"""Below this a metric that is a difference of sums near 1 has no digits."""
+EXACT = ("tokens", "sequences", "empty_sequences", "prompts", "bitwise_all", "bitwise_share")
+"""Counts."""
