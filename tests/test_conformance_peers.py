@@ -84,6 +84,16 @@ def test_a_trap(name: str, native: dict[str, Any], said: str) -> None:
     assert said in " ".join(finding.consequence for finding in load(name).lint(native))
 
 
+@pytest.mark.parametrize("name", ["verl", "slime", "miles"])
+def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
+    for rules in (
+        {"weight": {"truncate": 2.0, "limit": 1.0}},
+        {"weight": {"truncate": 2.0}, "gates": [{"keep": [0.5, 2.0], "level": "geometric", "seed": 1}]},
+        {"weight": {"truncate": 2.0}, "gates": [{"level": "sequence", "over": "prefix", "keep": [0.5, 2.0]}]},
+    ):
+        assert "otherwise than usual" in " ".join(load(name).native(Correction.model_validate(rules))[1])
+
+
 def test_versions_and_names() -> None:
     assert {"trl", "ms-swift", "verl"} <= set(NAMES)
     assert load("prime-rl").version == "2026-08"

@@ -271,6 +271,22 @@ class Correction(_Strict):
     )
 
     @property
+    def rare(self) -> list[str]:
+        """Rules in words that few frameworks have; one without them leaves them unsaid."""
+        usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
+        if self.weight is not None and not self.weight.is_usual:
+            words = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
+            said = self.weight.model_dump(include=words, exclude_defaults=True)
+            found.append(
+                f"weights otherwise than usual: {', '.join(f'{name} {value}' for name, value in said.items())}"
+            )
+        for gate in self.gates:
+            given = (gate.limit, gate.precision, gate.widen, gate.seed)
+            if given != usual or gate.over in ("prefix", "batch") or gate.when in ("nonpositive_advantage", "drifting"):
+                found.append(f"{gate.title}: judged otherwise than usual")
+        return found
+
+    @property
     def needs_batch(self) -> bool:
         """Whether a gate looks at a whole batch before it can judge a token."""
         return any(gate.over == "batch" for gate in self.gates)

@@ -97,7 +97,7 @@ class _Translation:
     def __init__(self, correction: Correction, effect: Effect) -> None:
         self.weight, self.gates, self.loss = correction.weight, list(correction.gates), correction.loss
         self.effect = effect
-        self.unsaid: list[str] = []
+        self.unsaid: list[str] = correction.rare
         self.otherwise: list[str] = []
 
     def said(self, known: Arguments) -> tuple[Arguments, list[str], list[str]]:

@@ -43,7 +43,7 @@ def option_of(gate: Gate) -> str:
 
 def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
     """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
-    problems: list[str] = []
+    problems: list[str] = correction.rare
     applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, Unapplied) else correction
     source: Source = MISMATCH if correction.loss == "ppo" else BYPASS
