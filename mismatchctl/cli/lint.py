@@ -14,7 +14,7 @@ from mismatchctl.errors import EXIT_CHECK_FAILED
 
 def lint(
     config: Annotated[
-        Path, typer.Argument(help="A configuration of verl, slime or Miles: YAML or JSON.", show_default=False)
+        Path, typer.Argument(help="What configures a framework: YAML, JSON, a script.", show_default=False)
     ],
     dumps: Annotated[
         list[str] | None,
