@@ -242,7 +242,6 @@ class RowTable:
     def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
         """Rows of one family as a table: axes by path, groups as text, undefined values null."""
         import polars as pl
-        import polars.selectors as cs
 
         study = self._studies[columns["study"]]
         points = [study.points[point] for point in columns["point"].tolist()]
@@ -255,9 +254,14 @@ class RowTable:
                 dtype=pl.Float64 if numeric else pl.String,
             )
         label = None if columns["group"] is None else str(columns["group"])
-        made |= {"scope": columns["scope"], "group": pl.Series([label] * len(points), dtype=pl.String)}
+        made |= {"scope": columns["scope"], "group": label}
         made |= {name: values for name, values in columns.items() if name not in (*made, "study")}
-        return pl.DataFrame(made).with_columns(cs.float().fill_nan(None))
+        for name, value in made.items():  # polars would take milliseconds to spread each of them
+            if value is None or isinstance(value, str):
+                made[name] = pl.Series([value] * len(points), dtype=pl.String)
+            elif isinstance(value, float):
+                made[name] = np.full(len(points), value)
+        return pl.DataFrame(made, nan_to_null=True)
 
     def _spill(self) -> None:
         import polars as pl
