@@ -1,8 +1,9 @@
 """How often the gate fails without a cause, and how often it finds a planted one: writes the tables of docs/gate.md.
 
-Usage: python benchmarks/gate_calibration.py FOLDER [--splits 100] [--dense NAME] [--moe NAME]
+Usage: python benchmarks/gate_calibration.py FOLDER [--splits 60] [--designed-on FOLDER]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
-failures are counted in every run, rises are planted in the two that are named. All tokens are taken as valid.
+failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
+the statistics were designed on. All tokens are taken as valid.
 
 Splits are judged by the gate's own statistics and relabelings; the relabelings of a design are made once.
 """
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Segments
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.comparison import WEIGHTS, of_k3
-from mismatchctl.gate.power import detectable
+from mismatchctl.gate.power import detectable, planted_k3
 from mismatchctl.measure.layers import BINS, CAPS, layer_columns
 from mismatchctl.resample import Exchange, Layers, shares_above, smallest_of_family
 
@@ -53,16 +54,31 @@ class Run:
     def count(self) -> int:
         return int(self.prompts.max()) + 1
 
-    def layers(self, log_ratio: Array | None = None, tokens: NDArray[np.bool_] | None = None) -> Layers:
-        """By prompt, of some tokens, with other log ratios."""
-        kept = np.ones(len(self.prompts), np.bool_) if tokens is None else tokens
-        x = (self.log_ratio if log_ratio is None else log_ratio)[kept]
+    def layers(self, log_ratio: Array | None = None) -> Layers:
+        """By response, with other log ratios."""
+        x = self.log_ratio if log_ratio is None else log_ratio
         k3 = np.maximum(np.expm1(x) - x, 0.0)
-        sizes = np.bincount(self.prompts[kept], minlength=self.count)
-        found = layer_columns(self.rollout[kept], k3, Segments(np.concatenate([[0], np.cumsum(sizes)])))
-        capped = found[BINS:].T.reshape(self.count, BINS, len(CAPS))
-        whole = np.bincount(self.prompts[kept], weights=k3, minlength=self.count)
-        return Layers(whole, np.ascontiguousarray(found[:BINS].T), capped)
+        sizes = np.bincount(self.responses)
+        found = layer_columns(self.rollout, k3, Segments(np.concatenate([[0], np.cumsum(sizes)])))
+        capped = found[BINS:].T.reshape(len(sizes), BINS, len(CAPS))
+        return Layers(np.bincount(self.responses, weights=k3), np.ascontiguousarray(found[:BINS].T), capped)
+
+    def by_prompt(self, layers: Layers, responses: NDArray[np.bool_] | None = None) -> Layers:
+        """Some responses, added up by prompt."""
+        owner = self.prompts[np.unique(self.responses, return_index=True)[1]]
+        table = np.zeros((self.count, len(owner)))
+        table[owner, np.arange(len(owner))] = 1.0 if responses is None else responses
+        capped = (table @ layers.capped.reshape(len(owner), -1)).reshape(self.count, BINS, len(CAPS))
+        return Layers(table @ layers.k3, table @ layers.tokens, capped)
+
+    def halves(self, random: np.random.Generator) -> NDArray[np.bool_]:
+        """Half of the responses to each prompt."""
+        owner = self.prompts[np.unique(self.responses, return_index=True)[1]]
+        order = np.lexsort((random.random(len(owner)), owner))
+        place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        chosen = np.zeros(len(owner), np.bool_)
+        chosen[order] = 2 * place < np.bincount(owner)[owner]
+        return chosen
 
 
 def some(layers: Layers, rows: NDArray[np.int64]) -> Layers:
@@ -134,7 +150,7 @@ def levels(runs: dict[str, Run], splits: int) -> Iterator[str]:
         for name, run in runs.items():
             if run.count < new + old:
                 continue
-            layers, seed = run.layers(), sum(map(ord, name))
+            layers, seed = run.by_prompt(run.layers()), sum(map(ord, name))
             pairs = [(some(layers, i), some(layers, j)) for i, j in design.splits(run, splits, seed)]
             at = {share: [design.judge(one, two, share) for one, two in pairs] for share in (0.0, TOLERANCE)}
             p = np.array([each[0] for each in at[0.0]])
@@ -159,15 +175,19 @@ def detection(named: dict[str, Run], splits: int) -> Iterator[str]:
     designs = [("16 v 16", Design(16, 16)), ("32 v 32", Design(32, 32)), ("the same 16", Design(16, 16, paired=True))]
     for model, run in named.items():
         for words, design in designs:
+            if run.count < (design.new if design.paired else design.new + design.old):
+                continue
             heads.append(f"{model}, {words}")
             random = np.random.default_rng(2)
-            first = np.isin(run.responses % 4, (0, 1)) if design.paired else None
-            base = run.layers(tokens=None if first is None else ~first)
+            old = run.layers()
             for name, x in planted(run, random).items():
-                new = run.layers(x, first)
-                found = [
-                    design.judge(some(new, i), some(base, j), 0.0) for i, j in design.splits(run, splits, len(name))
-                ]
+                new, found = run.layers(x), []
+                sides = run.by_prompt(new), run.by_prompt(old)
+                for i, j in design.splits(run, splits, len(name)):
+                    if design.paired:
+                        half = run.halves(random)
+                        sides = run.by_prompt(new, half), run.by_prompt(old, ~half)
+                    found.append(design.judge(some(sides[0], i), some(sides[1], j), 0.0))
                 shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
                 rows.setdefault(name, []).append(f"{percent(shares[0])} ({percent(shares[1])})")
             print(heads[-1], [row[-1] for row in rows.values()], file=sys.stderr, flush=True)
@@ -178,21 +198,16 @@ def powers(named: dict[str, Run], splits: int) -> Iterator[str]:
     """What the gate says it could have found, planted: it should fail in four of five."""
     rows = []
     for model, run in named.items():
-        layers = run.layers()
+        layers = run.by_prompt(run.layers())
         for size in (6, 8, 16, 32):
             design, said = Design(size, size), []
             pairs = list(design.splits(run, splits, 7))
             for i, j in pairs[:40]:
                 one, two = some(layers, i), some(layers, j)
                 *_, smallest = design.judge(one, two, TOLERANCE)
-                level = two.k3.sum() / two.tokens.sum() / (one.k3.sum() / one.tokens.sum())
                 critical = smallest[int(LEVEL * len(smallest)) - 1]
-                said.append(detectable(
-                    lambda factor, one=one, two=two, level=level: of_k3(
-                        one.scaled(factor * level), two, Allowance(relative=TOLERANCE)
-                    ),
-                    design.exchange, critical,
-                ) or np.nan)  # fmt: skip
+                made = planted_k3(one, two, Allowance(relative=TOLERANCE))
+                said.append((detectable(made, design.exchange, critical) if made else None) or np.nan)
             middle = float(np.nanmedian(said))
             worse = layers.scaled(middle)
             failed = np.mean([design.judge(some(worse, i), some(layers, j), TOLERANCE)[0] <= LEVEL for i, j in pairs])
@@ -208,18 +223,20 @@ def powers(named: dict[str, Run], splits: int) -> Iterator[str]:
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path)
-    options.add_argument("--splits", type=int, default=100)
-    options.add_argument("--dense", default="dense_noise_both_bf16")
-    options.add_argument("--moe", default="moe_noise_both_bf16")
+    options.add_argument("--splits", type=int, default=60)
+    options.add_argument("--designed-on", type=Path)
     given = options.parse_args()
     runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
     runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
-    named = {"dense": runs[given.dense], "MoE": runs[given.moe]}
+    named = {"dense": runs["dense_noise_both_bf16"], "MoE": runs["moe_noise_both_bf16"]}
     made = {
         "LEVELS": levels(runs, given.splits),
         "DETECTION": detection(named, 2 * given.splits),
         "POWER": powers(named, 2 * given.splits),
     }
+    if given.designed_on is not None:
+        before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in named}
+        made["DESIGNED"] = detection(before, 2 * given.splits)
     text = OUT.read_text(encoding="utf-8")
     for mark, lines in made.items():
         start, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"

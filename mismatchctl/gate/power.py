@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparison import Statistic, layers_of, linear, of_k3
 from mismatchctl.gate.rules import Allowance
-from mismatchctl.resample import Exchange, Sample, TableMetric, relabelings, t_quantile
+from mismatchctl.resample import Exchange, Layers, Sample, TableMetric, relabelings, t_quantile
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
@@ -58,17 +58,30 @@ Planted = Callable[[float], Sequence[Statistic]]
 def planted(sample: Sample, baseline: Sample, metric: TableMetric, allowance: Allowance) -> Planted | None:
     """Statistics by what the baseline's value is multiplied with; None where it is not positive."""
     layers = layers_of(sample, baseline, metric, lower=False)
-    if layers is None:
-        rows = [(metric.columns(each), each) for each in (sample, baseline)]
-        values = [float(metric.of(each.sums[:, at].sum(axis=0), each, at)) for at, each in rows]
-    else:
-        values = [float(each.k3.sum() / max(each.tokens.sum(), 1.0)) for each in layers]
-    if not all(math.isfinite(value) and value > 0 for value in values):
+    if layers is not None:
+        return planted_k3(*layers, allowance)
+    columns = metric.columns(baseline)
+    value = float(metric.of(baseline.sums[:, columns].sum(axis=0), baseline, columns))
+    if not (math.isfinite(value) and value > 0):
         return None
-    level = values[1] / values[0]
-    if layers is None:
-        return lambda factor: [linear(sample, baseline, metric, allowance, planted=factor * level)]
-    return lambda factor: of_k3(layers[0].scaled(factor * level), layers[1], allowance)
+    seen = [linear(sample, baseline, metric, allowance)]
+    return lambda factor: _moved(seen, [linear(baseline, baseline, metric, allowance, planted=factor)], factor)
+
+
+def planted_k3(new: Layers, old: Layers, allowance: Allowance) -> Planted | None:
+    """The same of K3."""
+    if not (np.isfinite(old.k3).all() and old.k3.sum() > 0 and np.isfinite(new.k3).all()):
+        return None
+    seen = of_k3(new, old, allowance)
+    return lambda factor: _moved(seen, of_k3(old.scaled(factor), old, allowance), factor)
+
+
+def _moved(seen: Sequence[Statistic], risen: Sequence[Statistic], factor: float) -> list[Statistic]:
+    """What was seen, without what it rose by, and with what the baseline rises by; noise grows with what is noisy."""
+    return [
+        Statistic((each.new - each.new.mean()) * factor + other.new.mean(), each.old, True, each.weight)
+        for each, other in zip(seen, risen, strict=True)
+    ]
 
 
 def detectable(made: Planted, exchange: Exchange, critical: float) -> float | None:
