@@ -331,7 +331,7 @@ def permission(folder: Path) -> None:
     assert done.returncode == (0 if os.geteuid() == 0 else 4) and "Traceback" not in done.stderr
 
 
-@fault("10,000 small files")
+@fault(f"{int(os.environ.get('FAULTS_FILES', '100')):,} small files")
 def many(folder: Path) -> None:
     """They are read in minutes, not hours."""
     place = folder / "many"
