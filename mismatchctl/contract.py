@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+LEAST_LOG_PROB = -1e40
+"""Below it, nothing is a log-prob: even the least float32, which serves as a mask, lies above."""
 POSITIVE_TOLERANCE = 1e-3
 """A log-prob up to this far above zero is rounding; beyond it, it is not a log-prob."""
 

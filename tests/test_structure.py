@@ -16,6 +16,8 @@ ORDER = (
     "errors",
     "interrupts",
     "opening",
+    "escape",
+    "finite",
     "files",
     "texts",
     "stores",

@@ -14,6 +14,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
+from mismatchctl.finite import capped
 from mismatchctl.measure import ClusterTable, PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
@@ -197,12 +198,8 @@ def _distribution(pair: PairSums) -> Distribution:
     return Distribution(
         edges=bounds[first : last + 1].tolist(),
         tokens=counts[first:last].tolist(),
-        k3=[_finite(value) for value in k3[first:last]],
+        k3=[capped(value) for value in k3[first:last]],
     )
-
-
-def _finite(value: float) -> float:
-    return float(min(value, np.finfo(np.float64).max))
 
 
 def _breakdown(name: str, sums: Float64s) -> Breakdown:
@@ -275,7 +272,7 @@ def _worst_sequences(worst: Worst, dump: Dump) -> list[WorstSequence]:
         known = ids.get((place["file_index"], place["row"]))
         if known is not None:
             fields["token_ids"] = known[:EXCERPT].tolist()
-        fields["k3"] = _finite(fields["k3"])
+        fields["k3"] = capped(fields["k3"])
         found.append(WorstSequence(file=place["file"], row=place["row"], **fields))
     return found
 
@@ -346,7 +343,7 @@ def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
     """Rows of a cluster table with as many digits as a Result keeps of each column."""
     digits = [LAYER_DIGITS if name in LAYERS else CLUSTER_DIGITS for name in names]
     return [
-        [float(f"{_finite(value):.{places}g}") for value, places in zip(row, digits, strict=True)]
+        [float(f"{capped(value):.{places}g}") for value, places in zip(row, digits, strict=True)]
         for row in sums.tolist()
     ]
 

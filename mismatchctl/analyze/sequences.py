@@ -57,7 +57,7 @@ class SequenceFile:
             for columns in tables
         ]
         if frames:  # cells were gathered; within a unit, the row tells the order of the input
-            unit = pl.concat(frames, how="diagonal_relaxed").sort("row")
+            unit = pl.concat(frames, how="diagonal_relaxed").sort("row", maintain_order=True)
             unit.write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
             self._parts += 1
 

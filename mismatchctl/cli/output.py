@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from mismatchctl.errors import ConfigError
+from mismatchctl.escape import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +129,7 @@ def say(text: str, quiet: bool = False) -> None:
 
 def visible(text: str) -> str:
     """The same with control characters, direction marks and the like escaped."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
 def print_json(data: Any) -> None:

@@ -50,7 +50,7 @@ def contributions(reference: Parts, other: Parts) -> tuple[Float64s, Float64s]:
     return mix, level
 
 
-def by_bin(reference: Breakdown, other: Breakdown) -> Decomposition:
+def by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
     """By the bins of a breakdown; its standard errors are those of the level, without what pairing would save."""
     lows = sorted({*reference.low, *other.low})
     highs = dict(zip([*reference.low, *other.low], [*reference.high, *other.high], strict=True))
@@ -147,8 +147,11 @@ def _decomposition(
     sides: Sequence[Parts],
     found: tuple[Float64s, Float64s],
     se: Float64s,
-) -> Decomposition:
+) -> Decomposition | None:
+    """None where K3 overflows: nothing adds up to that."""
     mix, level = found
+    if not (np.isfinite(mix).all() and np.isfinite(level).all()):
+        return None
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     parts = [
         Part.model_validate(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from mismatchctl import __version__
 from mismatchctl.correction import Correction
+from mismatchctl.finite import FiniteModel
 from mismatchctl.result import Breakdown, Distribution, Value
 
 FORMAT = 1
@@ -22,11 +23,7 @@ Both = tuple[float | None, float | None]
 """The same of the reference and of the other side."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
-
-
-class Side(_Model):
+class Side(FiniteModel):
     """One run of one argument: `rollout` and `trainer` are the engines where the argument names them."""
 
     name: str
@@ -41,7 +38,7 @@ class Side(_Model):
     breakdowns: dict[str, Breakdown]
 
 
-class Change(_Model):
+class Change(FiniteModel):
     """One metric on both sides: other minus reference.
 
     `interval` is the 95 % percentile interval over resampled clusters; `p` is two-sided and adjusted for all metrics of
@@ -61,7 +58,7 @@ class Change(_Model):
     status: str = "ok"
 
 
-class Part(_Model):
+class Part(FiniteModel):
     """What one bin, step or value contributes to the change of K3.
 
     `mix`: more or fewer tokens there, where K3 differs from the mean; `level`: larger or smaller K3 there. A bin is
@@ -84,7 +81,7 @@ class Part(_Model):
         return self.mix + self.level
 
 
-class Carrier(_Model):
+class Carrier(FiniteModel):
     """What carries more of a change than its weight: neighbouring bins or steps, or a few values.
 
     `carried` is its share of the change, `weight` its share of the reference's K3, `tokens` of the other's tokens.
@@ -98,7 +95,7 @@ class Carrier(_Model):
     tokens: float
 
 
-class Decomposition(_Model):
+class Decomposition(FiniteModel):
     """The change of K3 by one quantity; `mix` and `level` add up to the difference, parts are ranked."""
 
     quantity: str
@@ -110,7 +107,7 @@ class Decomposition(_Model):
     carrier: Carrier | None = None
 
 
-class MovedToken(_Model):
+class MovedToken(FiniteModel):
     """A token of which K3 changed most; its place is that in the other dump, log-probs are (reference, other)."""
 
     file: str
@@ -127,7 +124,7 @@ class MovedToken(_Model):
     k3_change: float
 
 
-class TopShare(_Model):
+class TopShare(FiniteModel):
     """What the tokens that moved most carry: of the net change of K3, and of all movement up and down."""
 
     tokens: int
@@ -135,7 +132,7 @@ class TopShare(_Model):
     of_movement: float
 
 
-class PairedTokens(_Model):
+class PairedTokens(FiniteModel):
     """The same tokens on both sides, one by one.
 
     `matched_by` is what they were recognized by; `same_rollout` and `same_train` whether log-probs agree to the bit.
@@ -157,7 +154,7 @@ class PairedTokens(_Model):
     most_moved: list[MovedToken]
 
 
-class Grown(_Model):
+class Grown(FiniteModel):
     """How a metric grows on one side: `slope` of its logarithm a step, over so many numbered steps.
 
     `onset` is the step from which on it grows, with the steps that fit nearly as well; null where it does not grow.
@@ -171,7 +168,7 @@ class Grown(_Model):
     onset_interval: Interval | None = None
 
 
-class Growth(_Model):
+class Growth(FiniteModel):
     """Growth over steps of the reference and of the other side; `difference` is that of the slopes (other minus first).
 
     `onsets_differ` says whether growth began at another step, null where a side does not grow; `status` why nothing is
@@ -187,7 +184,7 @@ class Growth(_Model):
     status: str = "ok"
 
 
-class Contrast(_Model):
+class Contrast(FiniteModel):
     """One side against the reference; `paired` says what the two have in common.
 
     `corrections` are changes of the metrics of each correction that both sides were analyzed with; `growth` is that of
@@ -206,7 +203,7 @@ class Contrast(_Model):
     growth: Growth
 
 
-class Cell(_Model):
+class Cell(FiniteModel):
     """One pair of engines."""
 
     side: str
@@ -216,7 +213,7 @@ class Cell(_Model):
     abs_diff_max: Value
 
 
-class Matrix(_Model):
+class Matrix(FiniteModel):
     """Pairs of engines: `cells[i][j]` is that of `rollouts[i]` and `trainers[j]`, null where there is no dump."""
 
     rollouts: list[str]
@@ -224,7 +221,7 @@ class Matrix(_Model):
     cells: list[list[Cell | None]]
 
 
-class Comparison(_Model):
+class Comparison(FiniteModel):
     """Several runs: each against the first."""
 
     format: int = FORMAT

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.compare.model import MovedToken, PairedTokens, TopShare
 from mismatchctl.dumps import Dump
+from mismatchctl.finite import OVERFLOW
 from mismatchctl.measure.table import Hashes, hash_values
 from mismatchctl.measure.tails import Worst
 from mismatchctl.ratios import Ratios
@@ -20,6 +21,7 @@ TOPS = (1, 10, 100, 1000)
 """Numbers of tokens of which is said what they carry."""
 CONTEXT = 12
 """Token ids kept before a token that moved."""
+_OVERFLOWS = 1e150  # the K3 of a token beyond it: its square is still a float
 NAMES = ("step", "sequence_id", "prompt_id")
 
 
@@ -39,7 +41,9 @@ class Moved:
 
     def add(self, before: Ratios, after: Ratios, block: TokenBatch) -> None:
         """Take note of a block; both ratios are on its tokens."""
-        x, y, change = before.log_ratio, after.log_ratio, after.k3 - before.k3
+        x, y = before.log_ratio, after.log_ratio
+        with np.errstate(invalid="ignore"):
+            change = np.nan_to_num(after.k3 - before.k3, nan=0.0, posinf=_OVERFLOWS, neginf=-_OVERFLOWS)
         self._sums += [
             len(x), x.sum(), y.sum(), (x * x).sum(), (y * y).sum(), (x * y).sum(), np.abs(y - x).sum(),
             np.abs(change).sum(), np.count_nonzero(x != y),
@@ -87,6 +91,8 @@ def _mean(change: Float64s, lengths: Float64s, clusters: Hashes) -> Value:
     _, where = np.unique(clusters, return_inverse=True)
     sums, counts = np.bincount(where, weights=change), np.bincount(where, weights=lengths)
     mean = sums.sum() / counts.sum()
+    if np.abs(change).max() >= _OVERFLOWS:
+        return Value(value=None, status=OVERFLOW)
     if len(sums) < 2:
         return Value(value=float(mean))
     scatter = ((sums - mean * counts) ** 2).sum() * len(sums) / (len(sums) - 1)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments, TokenBatch
-from mismatchctl.contract import BY_NAME, POSITIVE_TOLERANCE, REQUIRED
+from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, POSITIVE_TOLERANCE, REQUIRED
 from mismatchctl.dumps.arrays import nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
@@ -115,11 +115,11 @@ def _checked(block: Block, column: str, index: Ints | None) -> Floats:
     if index is not None:
         # `take` is five times as fast as indexing.
         values, missing = values.take(index), None if missing is None else missing.take(index)
-    highest = np.inf if column == ADVANTAGES else POSITIVE_TOLERANCE
+    lowest, highest = (-np.inf, np.inf) if column == ADVANTAGES else (LEAST_LOG_PROB, POSITIVE_TOLERANCE)
     if missing is None or not missing.any():
         missing = None
         # NaN fails both comparisons, so two quick reductions prove the whole column sound.
-        if len(values) == 0 or (np.min(values) > -np.inf and (top := np.max(values)) <= highest and top < np.inf):
+        if len(values) == 0 or (float(np.min(values)) > lowest and (top := np.max(values)) <= highest and top < np.inf):
             return values
     _find_faults(block, column, index, values, missing)
     return values
@@ -133,6 +133,9 @@ def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, 
         "infinite": np.isinf(values) & ~gone,
     }
     if column != ADVANTAGES:
+        checks["log-prob below all"] = (
+            (values.astype(np.float64, copy=False) < LEAST_LOG_PROB) & (values > -np.inf) & ~gone
+        )
         checks["log-prob above 0"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & ~gone
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
@@ -141,6 +144,7 @@ def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, 
         value = f"{values[bad[0]]:.6g}"
         problem = {
             "null element": "a valid token has no value (null)",
+            "log-prob below all": f"no policy gives a log-prob of {value}: a sentinel belongs under the mask",
             "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
         }.get(reason, f"a valid token's value is {value}")
         block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)

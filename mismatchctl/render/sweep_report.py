@@ -119,7 +119,8 @@ def _emptied(sweep: Sweep) -> dict[tuple[str, str, int], str]:
     import polars as pl
 
     empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
-    counts = sweep.groups.filter(pl.col("scope") == GROUP).group_by("run", "correction", "point").agg(
+    steps = sweep.groups.filter(pl.col("scope") == GROUP)
+    counts = steps.group_by("run", "correction", "point", maintain_order=True).agg(
         empty.sum().alias("empty"), pl.len().alias("steps")
     )  # fmt: skip
     rows = counts.filter(pl.col("empty") > 0).collect().iter_rows()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-_PICTURES = {"\n": "↵", "\t": "⇥"}
+from mismatchctl.escape import terminal as clean
+
+__all__ = ["are_bytes", "clean", "label", "short", "token_text"]
+
 _BYTES = 256
 _SPECIAL = 257
 """Byte-level vocabularies may end in one special token."""
-
-
-def clean(text: str) -> str:
-    """Control characters as pictures (␛), direction marks and other invisible ones as their code (⟨U+202E⟩)."""
-    return text if text.isprintable() else "".join(map(_visible, text))
 
 
 def short(text: str, length: int) -> str:
@@ -50,16 +47,3 @@ def token_text(tokens: Sequence[int] | None, as_bytes: bool) -> str:
             parts += [run.decode("utf-8", "backslashreplace"), f"⟨{token}⟩"]
             run = bytearray()
     return clean("".join([*parts, run.decode("utf-8", "backslashreplace")]))
-
-
-def _visible(character: str) -> str:
-    code = ord(character)
-    if character in _PICTURES:
-        return _PICTURES[character]
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "\u2421"
-    if character == " " or character.isprintable():
-        return character
-    return " " if unicodedata.category(character) == "Zs" else f"⟨U+{code:04X}⟩"

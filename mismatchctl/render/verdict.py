@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.escape import github, markdown
 from mismatchctl.gate import Check, Need, Verdict
 from mismatchctl.gate.verdict import LOWER, Part
 from mismatchctl.render.glyphs import Glyphs
@@ -226,51 +227,32 @@ def render_plan(needs: Sequence[Need], console: Console) -> None:
 
 def verdict_markdown(verdict: Verdict) -> str:
     """The verdict as Markdown, for the summary of a CI run."""
-    lines = [f"### mismatchctl gate: {_escaped(headline(verdict))}", ""]
+    lines = [f"### mismatchctl gate: {markdown(headline(verdict))}", ""]
     lines += ["| verdict | run | rule | what was found | rests on |", "|---|---|---|---|---|"]
     for (run, rule), checks in _by_rule(verdict.checks):
         shown, hidden = chosen(checks)
         lines += [
-            f"| {check.outcome} | {_escaped(run)} | `{_escaped(rule, code=True)}` | {_escaped(sentence(check))} "
-            f"| {_escaped('; '.join(filter(None, (anatomy(check), basis(check)))))} |"
+            f"| {check.outcome} | {markdown(run)} | `{markdown(rule, code=True)}` | {markdown(sentence(check))} "
+            f"| {markdown('; '.join(filter(None, (anatomy(check), basis(check)))))} |"
             for check in shown
         ]
         if hidden:
             lines.append(
-                f"| | {_escaped(run)} | `{_escaped(rule, code=True)}` | and {hidden} more | {_tally(checks)} |"
+                f"| | {markdown(run)} | `{markdown(rule, code=True)}` | and {hidden} more | {_tally(checks)} |"
             )
-    lines += ["", *(f"- {_escaped(note)}" for note in verdict.notes)] if verdict.notes else []
+    lines += ["", *(f"- {markdown(note)}" for note in verdict.notes)] if verdict.notes else []
     return "\n".join([*lines, ""])
-
-
-def _escaped(text: str, *, code: bool = False) -> str:
-    """Text from outside that can end neither the cell nor start markup."""
-    text = clean(text).replace("|", "\\|")
-    if code:
-        return text.replace("`", "'")
-    for sign in "\\`*_[]<>":
-        text = text.replace(sign, f"\\{sign}") if sign != "\\" else text
-    return text
 
 
 def workflow_commands(verdict: Verdict) -> list[str]:
     """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
     words = {"failed": "error", "undecided": "warning"}
-    notes = [f"::notice title=mismatch::{_message(clean(note))}" for note in verdict.notes]
+    notes = [f"::notice title=mismatch::{github(note)}" for note in verdict.notes]
     judged = [
-        f"::{words[check.outcome]} title={_property(f'mismatch: {check.rule}')}::"
-        f"{_message(f'{check.run}: {sentence(check)}')}"
+        f"::{words[check.outcome]} title={github(f'mismatch: {check.rule}', of_property=True)}::"
+        f"{github(f'{check.run}: {sentence(check)}')}"
         for _, checks in _by_rule(verdict.checks)
         for check in chosen(checks)[0]
         if check.outcome in words
     ]
     return judged + notes
-
-
-def _message(text: str) -> str:
-    """As a workflow command's message: a line break cannot start another command."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _message(text).replace(":", "%3A").replace(",", "%2C")

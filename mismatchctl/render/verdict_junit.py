@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
+from mismatchctl.escape import xml as clean
 from mismatchctl.gate import Check, Verdict
-from mismatchctl.render.text import clean
 from mismatchctl.render.verdict import basis, sentence
 
 _ELEMENTS = {"failed": "failure", "undecided": "error"}

@@ -141,7 +141,9 @@ class SweepAccumulator:
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
                 frame = self.table.frame(self._rows(number, closed, run, OVERALL, None) | found)
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
-        ordered = [pl.concat(parts, how="diagonal_relaxed").sort("point") for parts in frames.values()]
+        ordered = [
+            pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
+        ]
         return pl.concat(ordered, how="diagonal_relaxed")
 
     def _rows(self, number: int, closed: Closed, run: str, scope: str, group: Value) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.errors import ConfigError
+from mismatchctl.escape import FORMULA
 from mismatchctl.files import replaced_when_done
 from mismatchctl.sweep.model import Sweep
 
@@ -37,7 +38,7 @@ def write(sweep: Sweep, path: Path) -> None:
         if path.suffix == ".json":
             temporary.write_text(to_json(sweep), encoding="utf-8")
         elif path.suffix == ".csv":
-            rows(sweep).sink_csv(temporary)
+            _plain(rows(sweep)).sink_csv(temporary)
         else:
             rows(sweep).sink_parquet(temporary, compression="zstd")
 
@@ -47,6 +48,16 @@ def rows(sweep: Sweep) -> pl.LazyFrame:
     import polars as pl
 
     return pl.concat([sweep.overall.lazy(), sweep.groups], how="diagonal_relaxed")
+
+
+def _plain(table: pl.LazyFrame) -> pl.LazyFrame:
+    """As a spreadsheet should have it: no infinity (`reason` says why), no text that it takes for a formula."""
+    import polars as pl
+    from polars import selectors
+
+    text, floats = selectors.string(), selectors.float()
+    safe = pl.when(text.str.contains(FORMULA)).then("'" + text).otherwise(text)
+    return table.with_columns(pl.when(floats.is_finite()).then(floats).name.keep(), safe.name.keep())
 
 
 def to_json(sweep: Sweep) -> str:

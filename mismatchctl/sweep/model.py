@@ -136,4 +136,6 @@ class Sweep:
         """The overall rows of one study on one run, in the order of its points."""
         import polars as pl
 
-        return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort("point")
+        return self.overall.filter((pl.col("run") == run) & (pl.col("correction") == correction)).sort(
+            "point", maintain_order=True
+        )

@@ -235,7 +235,9 @@ def brackets(overall: pl.DataFrame, wishes: Sequence[Wish]) -> tuple[list[Bracke
         for key, wanted in wishes:
             for rule in rules_of(key):
                 name = rule.study(key).name
-                rows = overall.filter((overall["run"] == run) & (overall["correction"] == name)).sort("point")
+                rows = overall.filter((overall["run"] == run) & (overall["correction"] == name)).sort(
+                    "point", maintain_order=True
+                )
                 values, errors = (
                     rows[column].cast(float).fill_null(math.nan).to_numpy() for column in (key, f"{key}_se")
                 )

@@ -78,7 +78,8 @@ def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float
     with np.errstate(invalid="ignore"):
         product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
     if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
-        product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
+        with np.errstate(invalid="ignore"):
+            product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
     return product.reshape(shape)
 
 

@@ -10,26 +10,20 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer
+from pydantic import Field, model_serializer
 
 from mismatchctl import __version__
 from mismatchctl.contract import REQUIRED
 from mismatchctl.correction import Correction
-from mismatchctl.errors import DataError
 from mismatchctl.files import write_atomically
-from mismatchctl.stores import read_whole, remote
-from mismatchctl.texts import TextError, decoded, parse_json
+from mismatchctl.finite import FiniteModel
 from mismatchctl.views import ResultViews, RunViews
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
-
-
-class Value(_Model):
+class Value(FiniteModel):
     """One value: `se` is its standard error over clusters, `interval` a 90 % interval, `status` "ok" or a reason."""
 
     value: float | None
@@ -43,7 +37,7 @@ class Value(_Model):
         return data if self.interval is None else data | {"interval": list(self.interval)}
 
 
-class Series(_Model):
+class Series(FiniteModel):
     """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`; counts are exact.
 
     `se` and `interval` are absent where no group has one.
@@ -63,14 +57,14 @@ class Series(_Model):
         return next((reason for reason, groups in self.status.items() if index in groups), "ok")
 
 
-class Overall(_Model):
+class Overall(FiniteModel):
     """All metrics of a run, and of each correction on it."""
 
     metrics: dict[str, Value]
     corrections: dict[str, dict[str, Value]]
 
 
-class Clusters(_Model):
+class Clusters(FiniteModel):
     """Sums by cluster and group, one row each: what uncertainty, comparisons and baselines are read from.
 
     `hashes` name the clusters, `groups` are indices into the labels. Where there are too many rows, they are folded:
@@ -85,7 +79,7 @@ class Clusters(_Model):
     sums: list[list[float]]
 
 
-class Groups(_Model):
+class Groups(FiniteModel):
     """The same per group: `labels` are the steps (or the values of a `--by` column) that the series run over.
 
     `clusters` is the table by value of a `--by` column, where it is small; that of the steps is the run's.
@@ -97,7 +91,7 @@ class Groups(_Model):
     clusters: Clusters | None = None
 
 
-class Distribution(_Model):
+class Distribution(FiniteModel):
     """Tokens and their K3 by bin of the log ratio (train minus rollout, nats); bins lie between the `edges`."""
 
     edges: list[float]
@@ -105,7 +99,7 @@ class Distribution(_Model):
     k3: list[float]
 
 
-class Breakdown(_Model):
+class Breakdown(FiniteModel):
     """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (`high` null: open), with standard errors."""
 
     quantity: str
@@ -118,7 +112,7 @@ class Breakdown(_Model):
     abs_diff_se: list[float | None]
 
 
-class Joint(_Model):
+class Joint(FiniteModel):
     """Tokens by rollout probability `x` and train probability `y`: centres of hexagons `width` apart in x."""
 
     width: float
@@ -127,7 +121,7 @@ class Joint(_Model):
     tokens: list[int]
 
 
-class WorstToken(_Model):
+class WorstToken(FiniteModel):
     """One of the tokens with the largest |log ratio|; `position` counts from the sequence's first valid token."""
 
     file: str
@@ -143,7 +137,7 @@ class WorstToken(_Model):
     log_ratio: float
 
 
-class WorstSequence(_Model):
+class WorstSequence(FiniteModel):
     """One of the sequences with the largest |sum of the log ratio|."""
 
     file: str
@@ -158,7 +152,7 @@ class WorstSequence(_Model):
     token_ids: list[int] | None = None
 
 
-class Fact(_Model):
+class Fact(FiniteModel):
     """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
 
     name: str
@@ -168,14 +162,14 @@ class Fact(_Model):
     meaning: str
 
 
-class Rival(_Model):
+class Rival(FiniteModel):
     """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
 
     cause: str
     tell: str
 
 
-class Example(_Model):
+class Example(FiniteModel):
     """A sequence that shows the cause; `position` is where, counted as in the file."""
 
     file: str
@@ -190,7 +184,7 @@ Confidence = Literal["high", "medium", "low"]
 Side = Literal["rollout", "trainer", "both", "none"]
 
 
-class Finding(_Model):
+class Finding(FiniteModel):
     """One cause of the mismatch, as far as the dump shows it.
 
     `share` is about how much of the summed |log ratio| it explains, `share_k3` its part of the K3: those of a run, with
@@ -214,7 +208,7 @@ class Finding(_Model):
     side: Side | None = None
 
 
-class SideShare(_Model):
+class SideShare(FiniteModel):
     """The rollout's share of what the two sides disagree on; the trainer's is the rest, `interval` a 90 % one."""
 
     value: float | None
@@ -222,7 +216,7 @@ class SideShare(_Model):
     status: str = "ok"
 
 
-class SidesGroup(_Model):
+class SidesGroup(FiniteModel):
     """Both sides' errors (root mean square, nats) on the tokens of one step or worker."""
 
     label: str
@@ -231,7 +225,7 @@ class SidesGroup(_Model):
     train_rms: float
 
 
-class Sides(_Model):
+class Sides(FiniteModel):
     """Which side is wrong, by a reference in high precision: errors against it are root mean squares in nats.
 
     `correlation` is that of the two errors: what they share is in no gap. `rollout_share` is the rollout's part of the
@@ -254,7 +248,7 @@ class Sides(_Model):
     notes: list[str] = Field(default_factory=list)
 
 
-class Agreement(_Model):
+class Agreement(FiniteModel):
     """A name of the run's log in the step where log and replay are farthest apart; `steps` is how many have both.
 
     `difference` is relative to the larger of both, as it is; up to about `allowed` the log cannot tell: float32, the
@@ -270,14 +264,14 @@ class Agreement(_Model):
     agrees: bool
 
 
-class AgainstLog(_Model):
+class AgainstLog(FiniteModel):
     """Names that a framework logs beside the run's log; `missing` are not in it, or in no step of both."""
 
     names: dict[str, Agreement] = Field(default_factory=dict)
     missing: list[str] = Field(default_factory=list)
 
 
-class RunResult(RunViews, _Model):
+class RunResult(RunViews, FiniteModel):
     """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
 
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
@@ -300,7 +294,7 @@ class RunResult(RunViews, _Model):
     against: dict[str, AgainstLog] = Field(default_factory=dict)
 
 
-class InputFile(_Model):
+class InputFile(FiniteModel):
     """One file that was read: `dtypes` of the columns that numbers are measured on, sequences `skipped` as bad."""
 
     path: str
@@ -313,7 +307,7 @@ class InputFile(_Model):
     skipped: int = 0
 
 
-class LeftOut(_Model):
+class LeftOut(FiniteModel):
     """What `--on-bad skip` left out: how often, and the first example."""
 
     file: str
@@ -322,7 +316,7 @@ class LeftOut(_Model):
     example: str
 
 
-class Acceptance(_Model):
+class Acceptance(FiniteModel):
     """Why a Result may serve as a baseline: the gate passed it under these rules, or somebody accepted it as it was."""
 
     verdict: Literal["passed", "failed", "undecided"]
@@ -330,7 +324,7 @@ class Acceptance(_Model):
     rules: list[str]
 
 
-class Provenance(_Model):
+class Provenance(FiniteModel):
     """Where a Result comes from; `framework` is the one, at which version, that `logged` is of, `replay` how it ran.
 
     `device` is what did the arithmetic over tokens, where that was not the CPU; `log` the file of the run's own log.
@@ -348,7 +342,7 @@ class Provenance(_Model):
     accepted: Acceptance | None = None
 
 
-class Result(ResultViews, _Model):
+class Result(ResultViews, FiniteModel):
     """What `analyze` computes, `report` renders and `gate` judges."""
 
     format: int = FORMAT
@@ -381,51 +375,6 @@ def storage_of(result: Result, run: str) -> dict[str, str]:
 def _numbers(dtype: str) -> str:
     named = re.search(r"\b(halffloat|float|double)\b", dtype)
     return named.group() if named else dtype
-
-
-def is_result(path: str | Path) -> bool:
-    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
-
-    One that is empty, cannot be read or lies in an object store goes by its suffix.
-    """
-    if Path(path).suffix == ".jsonl":
-        return False
-    if remote(str(path)):
-        return str(path).endswith(".json")
-    try:
-        with open(path, "rb") as file:
-            start = file.read(64).lstrip()
-    except OSError:
-        return Path(path).suffix == ".json" and not Path(path).is_dir()
-    return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
-
-
-def read_result(path: str | Path) -> Result:
-    """Read a Result back.
-
-    Raises:
-        DataError: the file is missing, is not a Result, or is of a format that this version does not know.
-    """
-    name = str(path)
-    try:
-        data: Any = parse_json(decoded(read_whole(path)))
-    except OSError as error:
-        raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
-    except TextError as error:
-        raise DataError(f"not JSON: {error}", file=name, remedy="name a file written by analyze -o") from None
-    if not isinstance(data, dict) or "format" not in data or "runs" not in data:
-        raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
-    if data["format"] != FORMAT:
-        problem = f"result format {data['format']!r}, this version reads {FORMAT}"
-        raise DataError(problem, file=name, remedy="analyze the dump again with this version")
-    try:
-        return Result.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DataError(
-            f"damaged result: {place}: {first['msg']}", file=name, remedy="analyze the dump again"
-        ) from None
 
 
 def result_schema() -> dict[str, Any]:

@@ -1,0 +1,50 @@
+"""One door for numbers: what is kept is finite when it is made, or absent with a status that says why."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+OVERFLOW = "overflow: not a finite number"
+LARGEST = 1e300
+"""What a sum that overflowed is kept as: finite, with room for the few operations that follow."""
+
+
+def capped(value: float) -> float:
+    """A sum as it is kept; one that overflowed, or came of two that did, is `LARGEST`."""
+    return LARGEST if math.isnan(value) else float(min(max(value, -LARGEST), LARGEST))
+
+
+class FiniteModel(BaseModel):
+    """Data without NaN and infinity: an optional number that is neither is None, and the status says so.
+
+    A number that cannot be absent and is not finite is an error where it is made.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absent_where_not_finite(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        gone = [name for name, value in data.items() if _not_finite(value) and _may_be_absent(cls, name)]
+        if not gone:
+            return data
+        known = data | dict.fromkeys(gone)
+        if "status" in cls.model_fields and data.get("status", "ok") == "ok" and "value" in gone:
+            known["status"] = OVERFLOW
+        return known
+
+
+def _not_finite(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(_not_finite(part) for part in value)
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _may_be_absent(model: type[BaseModel], name: str) -> bool:
+    field = model.model_fields.get(name)
+    return field is not None and type(None) in getattr(field.annotation, "__args__", ())

@@ -1,0 +1,158 @@
+"""Whether a Result that was read is whole: shapes, counts and sums that fit each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mismatchctl.result.model import Breakdown, Clusters, Distribution, Groups, Result, RunResult, Series, Value
+
+_HASH = re.compile("[0-9a-f]{16}")
+_SAME = 1e-6
+"""Relative: the cluster table has nine digits."""
+_ROOM = 1e290
+"""Sums above it overflowed; they add up to nothing."""
+
+
+def problems(result: Result) -> Iterator[str]:
+    """What does not fit, each with its place; nothing where all does."""
+    names = [correction.name for correction in result.corrections]
+    yield from _unique(names, "corrections")
+    for number, file in enumerate(result.provenance.inputs):
+        yield from _counts([file.size, file.rows, file.tokens], f"provenance.inputs.{number}")
+    yield from _counts([item.count for item in result.provenance.left_out], "provenance.left_out")
+    for name, run in result.runs.items():
+        for problem in _run(run, names):
+            yield f"runs.{name}.{problem}"
+
+
+def _run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
+    yield from _values(run.overall.metrics, "overall.metrics")
+    for name, values in run.overall.corrections.items():
+        yield from _values(values, f"overall.corrections.{name}")
+        if name not in names:
+            yield f"overall.corrections.{name}: no such correction"
+    yield from _groups(run.groups, "groups")
+    for column, groups in run.by.items():
+        yield from _groups(groups, f"by.{column}")
+        if groups.clusters is not None:
+            yield from _clusters(groups.clusters, len(groups.labels), f"by.{column}.clusters")
+    yield from _distribution(run.distribution)
+    for name, breakdown in run.breakdowns.items():
+        yield from _breakdown(breakdown, f"breakdowns.{name}")
+    yield from _equal_lengths("joint", run.joint.x, run.joint.y, run.joint.tokens)
+    yield from _counts(run.joint.tokens, "joint.tokens")
+    labels = len(run.groups.labels)
+    yield from _clusters(run.clusters, labels, "clusters")
+    for correction, logged in run.logged.items():
+        for key, series in logged.items():
+            yield from _lengths(f"logged.{correction}.{key}", labels, series)
+    yield from _sums(run)
+
+
+def _values(values: dict[str, Value], place: str) -> Iterator[str]:
+    for key, found in values.items():
+        if found.value is None and found.status == "ok":
+            yield f"{place}.{key}: no value, and a status that says nothing is wrong"
+        if found.se is not None and found.se < 0:
+            yield f"{place}.{key}: a standard error below 0"
+        if found.interval is not None and found.interval[0] > found.interval[1]:
+            yield f"{place}.{key}: an interval that ends before it begins"
+    for key in ("tokens", "sequences"):
+        count = values[key].value if key in values else None
+        if count is not None and (count < 0 or count != int(count)):
+            yield f"{place}.{key}: {count} is no count"
+
+
+def _groups(groups: Groups, place: str) -> Iterator[str]:
+    count = len(groups.labels)
+    yield from _unique([(type(label), label) for label in groups.labels], f"{place}.labels")
+    for key, series in groups.metrics.items():
+        yield from _series(series, count, f"{place}.metrics.{key}")
+    for name, metrics in groups.corrections.items():
+        for key, series in metrics.items():
+            yield from _series(series, count, f"{place}.corrections.{name}.{key}")
+
+
+def _series(series: Series, count: int, place: str) -> Iterator[str]:
+    columns = (series.value, series.se, series.interval)
+    yield from _lengths(place, count, *(column for column in columns if column is not None))
+    if not isinstance(series.status, str):
+        marked = [index for indices in series.status.values() for index in indices]
+        if any(not 0 <= index < count for index in marked):
+            yield f"{place}.status: speaks of a group that does not exist"
+
+
+def _distribution(found: Distribution) -> Iterator[str]:
+    yield from _lengths("distribution", max(len(found.edges) - 1, 0), found.tokens, found.k3)
+    yield from _counts(found.tokens, "distribution.tokens")
+    if any(low >= high for low, high in zip(found.edges, found.edges[1:], strict=False)):
+        yield "distribution.edges: do not ascend"
+
+
+def _breakdown(found: Breakdown, place: str) -> Iterator[str]:
+    columns = (found.low, found.high, found.tokens, found.k3, found.k3_se, found.abs_diff, found.abs_diff_se)
+    yield from _equal_lengths(place, *columns)
+    yield from _counts(found.tokens, f"{place}.tokens")
+
+
+def _clusters(table: Clusters, groups: int, place: str) -> Iterator[str]:
+    rows, columns = len(table.hashes), len(table.columns)
+    yield from _unique(table.columns, f"{place}.columns")
+    yield from _lengths(f"{place}.sums", rows, table.sums)
+    wrong = next((row for row, sums in enumerate(table.sums) if len(sums) != columns), None)
+    if wrong is not None:
+        yield f"{place}.sums.{wrong}: {len(table.sums[wrong])} numbers under {columns} columns"
+    odd = next((text for text in table.hashes if not _HASH.fullmatch(text)), None)
+    if odd is not None:
+        yield f"{place}.hashes: {odd[:20]!r} is no hash of 16 digits"
+    if table.groups:
+        yield from _lengths(f"{place}.groups", rows, table.groups)
+        if any(not 0 <= group < max(groups, 1) for group in table.groups):
+            yield f"{place}.groups: speaks of a group that does not exist"
+    yield from _unique([*zip(table.hashes, table.groups or [0] * rows, strict=False)], f"{place}.hashes")
+    if wrong is None:
+        for name in ("tokens", "sequences"):
+            if name in table.columns:
+                yield from _counts([sums[table.columns.index(name)] for sums in table.sums], f"{place}.{name}")
+
+
+def _sums(run: RunResult) -> Iterator[str]:
+    """Tokens, sequences and K3: those of the steps, and of the clusters, add up to those of the run."""
+    whole = {key: found.value for key, found in run.overall.metrics.items() if found.value is not None}
+    for key in sorted(whole.keys() & {"tokens", "sequences"} & run.groups.metrics.keys()):
+        parts = run.groups.metrics[key].value
+        if parts and _apart(sum(part or 0 for part in parts), whole[key]):
+            yield f"groups.metrics.{key}: the steps do not add up to the run"
+    table, tokens = run.clusters, whole.get("tokens", 0.0)
+    for key in sorted(whole.keys() & {"tokens", "k3"} & set(table.columns)):
+        place = table.columns.index(key)
+        found = sum(sums[place] for sums in table.sums if len(sums) == len(table.columns))
+        if _apart(found, tokens if key == "tokens" else whole[key] * tokens):
+            yield f"clusters.sums: {key} of the clusters does not add up to that of the run"
+
+
+def _apart(found: float, wanted: float) -> bool:
+    return max(abs(found), abs(wanted)) < _ROOM and abs(found - wanted) > _SAME * max(abs(found), abs(wanted))
+
+
+def _counts(values: Sequence[float], place: str) -> Iterator[str]:
+    wrong = next((value for value in values if value < 0 or value != int(value)), None)
+    if wrong is not None:
+        yield f"{place}: {wrong} is no count"
+
+
+def _lengths(place: str, count: int, *columns: Sequence[Any]) -> Iterator[str]:
+    wrong = next((len(column) for column in columns if len(column) != count), None)
+    if wrong is not None:
+        yield f"{place}: {wrong} values where there should be {count}"
+
+
+def _equal_lengths(place: str, first: Sequence[Any], *others: Sequence[Any]) -> Iterator[str]:
+    return _lengths(place, len(first), *others)
+
+
+def _unique(values: Sequence[Any], place: str) -> Iterator[str]:
+    if len(set(values)) < len(values):
+        yield f"{place}: one of them stands twice"

@@ -1,0 +1,63 @@
+"""Reading a Result back: whole, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mismatchctl.errors import DataError
+from mismatchctl.result.check import problems
+from mismatchctl.result.model import FORMAT, Result
+from mismatchctl.stores import read_whole, remote
+from mismatchctl.texts import TextError, decoded, parse_json
+
+
+def is_result(path: str | Path) -> bool:
+    """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
+
+    One that is empty, cannot be read or lies in an object store goes by its suffix.
+    """
+    if Path(path).suffix == ".jsonl":
+        return False
+    if remote(str(path)):
+        return str(path).endswith(".json")
+    try:
+        with open(path, "rb") as file:
+            start = file.read(64).lstrip()
+    except OSError:
+        return Path(path).suffix == ".json" and not Path(path).is_dir()
+    return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
+
+
+def read_result(path: str | Path) -> Result:
+    """Read a Result back; what comes of it need not be doubted.
+
+    Raises:
+        DataError: the file is missing, is no whole Result, or is of a format that this version does not know.
+    """
+    name = str(path)
+    try:
+        data: Any = parse_json(decoded(read_whole(path)))
+    except OSError as error:
+        raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
+    except TextError as error:
+        raise DataError(f"not JSON: {error}", file=name, remedy="name a file written by analyze -o") from None
+    if not isinstance(data, dict) or "format" not in data or "runs" not in data:
+        raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
+    if data["format"] != FORMAT:
+        problem = f"result format {data['format']!r}, this version reads {FORMAT}"
+        raise DataError(problem, file=name, remedy="analyze the dump again with this version")
+    try:
+        result = Result.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise DataError(
+            f"damaged result: {place}: {first['msg']}", file=name, remedy="analyze the dump again"
+        ) from None
+    wrong = next(problems(result), None)
+    if wrong is not None:
+        raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")
+    return result

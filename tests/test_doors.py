@@ -1,0 +1,227 @@
+"""Results that are not whole, numbers that overflow, and text that means harm in some medium."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from mismatchctl import escape
+from mismatchctl.cli.main import app
+from mismatchctl.errors import DataError
+from mismatchctl.finite import OVERFLOW, FiniteModel
+from mismatchctl.result import Value, read_result
+
+HOSTILE = (
+    "=1+1", "+1", "-1", "@SUM(1)", "\t=1", "::error::forged", " ::set-output name=x::1", "##[error]forged",
+    "a\n::error::b", "<script>alert(1)</script>", "'\"><img src=x onerror=alert(1)>", "]]>", "&amp;", "| cell |",
+    "`code`", "*b* _i_ [l](u)", "\x1b[31mred", "a\u202egnp.exe", "line\u2028separator\u2029", "\x00", "\ud800",
+    "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
+)  # fmt: skip
+"""Of every medium; each stands in a name, a label or a title somewhere."""
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def dump(path: Path, rollout: float = -1.0, train: float = -1.5, names: tuple[str, ...] = ("a",)) -> Path:
+    rows = [(name, number) for name in names for number in range(12)]
+    usual = [-0.4, -0.7, -1.1]
+    table = {
+        "rollout_log_probs": [[*usual, rollout if number == 3 else -0.5] for _, number in rows],
+        "train_log_probs": [[value + 1e-3 * (number % 5 - 2) for value in usual] + [train] for _, number in rows],
+        "response_mask": [[1] * 4 for _ in rows],
+        "step": [number % 3 for _, number in rows],
+        "sequence_id": [f"{name}-{number}" for name, number in rows],
+        "prompt_id": [f"p{number // 2}" for _, number in rows],
+        "worker": [name for name, _ in rows],
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("whole")
+    out = folder / "r.json"
+    assert run("analyze", dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q").exit_code == 0
+    read_result(out)
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def only(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(iter(data["runs"].values()))
+    return found
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "ragged": lambda run: run["clusters"]["sums"][0].pop(),
+    "short": lambda run: run["clusters"]["sums"].pop(),
+    "not hexadecimal": lambda run: run["clusters"]["hashes"].__setitem__(0, "zz"),
+    "empty hash": lambda run: run["clusters"]["hashes"].__setitem__(0, ""),
+    "long hash": lambda run: run["clusters"]["hashes"].__setitem__(0, "f" * 40),
+    "no such group": lambda run: run["clusters"]["groups"].__setitem__(0, 99),
+    "column twice": lambda run: run["clusters"]["columns"].__setitem__(0, run["clusters"]["columns"][1]),
+    "negative": lambda run: run["clusters"]["sums"][0].__setitem__(0, -1.0),
+    "other K3": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", 1e-9),
+    "more tokens": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 1e6),
+    "half a token": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 47.5),
+    "no value": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", None),
+    "negative error": lambda run: run["overall"]["metrics"]["k3"].__setitem__("se", -1.0),
+    "short series": lambda run: run["groups"]["metrics"]["k3"]["value"].pop(),
+    "label twice": lambda run: run["groups"]["labels"].__setitem__(0, run["groups"]["labels"][1]),
+    "edges": lambda run: run["distribution"]["edges"].reverse(),
+    "tokens of a bin": lambda run: run["distribution"]["tokens"].__setitem__(0, -5),
+    "text": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", "small"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_result_that_is_not_whole_is_refused(damage: str, whole: dict[str, Any], tmp_path: Path) -> None:
+    data = copy.deepcopy(whole)
+    DAMAGE[damage](only(data))
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(DataError, match="damaged result: runs"):
+        read_result(path)
+    done = run("gate", path, "--baseline", path)
+    assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: damaged result: ")
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "[" * 3000])
+def test_a_result_holds_finite_numbers(text: str, whole: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    content = json.dumps(whole)
+    value = json.dumps(only(whole)["overall"]["metrics"]["k3"]["value"])
+    path.write_text(content.replace(value, text, 1))
+    for words in (["gate", path, "--baseline", path], ["report", path], ["compare", path, path]):
+        done = run(*words)
+        assert done.exit_code == 4 and done.stderr.startswith(f"error: {path}: not JSON: ")
+
+
+def test_a_value_that_is_not_finite_has_a_status() -> None:
+    assert Value(value=math.inf, se=math.nan, interval=(0.0, math.inf)) == Value(value=None, status=OVERFLOW)
+
+    class Needed(FiniteModel):
+        value: float
+
+    with pytest.raises(ValueError, match="finite"):
+        Needed(value=math.nan)
+
+
+def numbers(data: Any) -> list[float]:
+    if isinstance(data, dict):
+        return [number for value in data.values() for number in numbers(value)]
+    if isinstance(data, list):
+        return [number for value in data for number in numbers(value)]
+    return [data] if isinstance(data, float) else []
+
+
+def strict(text: str) -> Any:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    found = json.loads(text, parse_constant=refuse)
+    assert all(map(math.isfinite, numbers(found)))
+    return found
+
+
+EXTREMES = [(-1e4, -0.1), (-0.1, -1e4), (-1e9, -1e9), (-3.4e38, -0.1), (-0.5, -3.4e38)]
+
+
+@pytest.mark.parametrize(("rollout", "train"), EXTREMES)
+def test_no_output_of_any_verb_holds_what_is_not_finite(rollout: float, train: float, tmp_path: Path) -> None:
+    """Sentinels and absurd log-probs overflow K3: every number in every file is finite or absent."""
+    bad, good = dump(tmp_path / "bad.parquet", rollout, train), dump(tmp_path / "good.parquet")
+    out = tmp_path / "out"
+    out.mkdir()
+    verbs: list[tuple[list[object], set[int]]] = [
+        (["analyze", bad, "-c", "token_tis", "-c", "geo_rs", "--by", "worker", "-o", out / "r.json",
+          "--html", out / "r.html", "--sequences", out / "q.parquet", "-q"], {0}),
+        (["compare", good, bad, "-o", out / "c.json", "--html", out / "c.html", "-q"], {0}),
+        (["compare", bad, good, "--json"], {0}),
+        (["diagnose", bad, "-o", out / "d.json", "-q"], {0}),
+        (["sweep", bad, "-o", out / "s.csv", "-q"], {0}),
+        (["gate", good, "--save-baseline", out / "b.json", "--accept", "-q"], {0}),
+        (["gate", bad, "--baseline", out / "b.json", "--json"], {3, 4}),
+        (["gate", bad, "--rule", "k3:max=1", "--save-baseline", out / "x.json", "--accept", "-q"], {0}),
+        (["report", out / "r.json", "-q"], {0}),
+    ]  # fmt: skip
+    for words, codes in verbs:
+        done = run(*words)
+        assert done.exit_code in codes, (words, done.exit_code, done.stderr, done.exception)
+        if "--json" in words:
+            strict(done.stdout)
+    for path in out.glob("*.json"):
+        strict(path.read_text())
+    assert "inf" not in (out / "s.csv").read_text().replace("info", "")
+
+
+@pytest.mark.parametrize("value", [-1e300, -1e308])
+def test_what_no_policy_gives_is_refused_in_a_sentence(value: float, tmp_path: Path) -> None:
+    path = dump(tmp_path / "d.parquet", value)
+    done = run("analyze", path)
+    assert done.exit_code == 4 and "no policy gives a log-prob of" in done.stderr and "row 3" in done.stderr
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_every_medium_has_one_function_that_escapes(text: str) -> None:
+    shown = escape.terminal(text)
+    assert shown.isprintable() and not shown.lstrip().startswith("::") and "##[" not in shown
+    assert not escape.csv(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert "\n" not in escape.github(text) and not set(escape.github(text, of_property=True)) & set(":,\n\r")
+    assert not any(sign in escape.markdown(text).replace(f"\\{sign}", "") for sign in "|*_[]<>`")
+    assert "`" not in escape.markdown(text, code=True) and "|" not in escape.markdown(text, code=True).replace(
+        "\\|", ""
+    )
+    escape.xml(text).encode()
+
+
+def test_hostile_labels_stay_text_in_every_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(name for name in HOSTILE if name not in ("\ud800", "\x00"))
+    path = dump(tmp_path / "d.parquet", names=names)
+    out = tmp_path / "out"
+    out.mkdir()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    name = "::error::forged"
+    verbs: list[list[object]] = [
+        ["analyze", path, "--by", "worker", "--html", out / "r.html", "-o", out / "r.json"],
+        ["analyze", path, "-c", f"{{name: '{name}', weight: {{truncate: 2}}}}"],
+        ["sweep", path, "--by", "worker", "-o", out / "s.csv", "--html", out / "s.html"],
+        ["compare", path, path, "--by", "worker", "--html", out / "c.html"],
+        ["gate", path, "--rule", "k3:max=1e-12,per=worker", "--junit", out / "j.xml", "--markdown", out / "m.md"],
+    ]
+    for words in verbs:
+        done = run(*words)
+        assert done.exit_code in (0, 3, 4), (words, done.stderr, done.exception)
+        lines = (done.stdout + done.stderr).split("\n")
+        forged = [line for line in lines if "forged" in line and line.lstrip().startswith("::")]
+        assert not [
+            line for line in forged if not line.startswith(("::error title=mismatch", "::warning title=mismatch"))
+        ]
+        assert all(line.isprintable() for line in lines)
+    for page in out.glob("*.html"):
+        assert "<script>alert" not in page.read_text() and "<img src=x" not in page.read_text()
+        assert "\u2028" not in page.read_text() and "\u202e" not in page.read_text()
+    for row in csv.reader(io.StringIO((out / "s.csv").read_text())):
+        assert not [cell for cell in row if cell.startswith(("=", "@")) or (cell[:1] in "+-" and not _is_number(cell))]
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell or "0")
+    except ValueError:
+        return False
+    return True
