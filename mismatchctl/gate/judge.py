@@ -21,7 +21,18 @@ from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
 from mismatchctl.gate.rules import Allowance, Rule, target_of
-from mismatchctl.gate.verdict import A_FEW_TOKENS, COMPARED, LOWER, WITHIN_NOISE, Check, Kind, Pairing, Verdict, worst
+from mismatchctl.gate.verdict import (
+    A_FEW_TOKENS,
+    COMPARED,
+    LOWER,
+    NOT_FINITE,
+    WITHIN_NOISE,
+    Check,
+    Kind,
+    Pairing,
+    Verdict,
+    worst,
+)
 from mismatchctl.resample import Draws, Exchange, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 
@@ -92,6 +103,8 @@ def judge(
         check.p = p
         if check.outcome == "failed" and p <= level:
             check.reason = ""
+        elif check.outcome == "failed" and (check.value is None or check.limit is None):
+            check.outcome, check.reason = "undecided", NOT_FINITE
         elif check.outcome == "failed":
             check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or WITHIN_NOISE
     baseline = against.results[-1] if against.results else None
@@ -226,7 +239,7 @@ class _Judging:
             check.p = p_above_zero(excess)
             check.outcome = "failed" if excess.value > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
-            check.outcome, check.reason = "undecided", "the value or its limit is not finite"
+            check.outcome, check.reason = "undecided", NOT_FINITE
 
     def _compared(self, check: Check, case: _Case, sample: Sample, baseline: Sample) -> None:
         """A rise or fall against the baseline, by permuting clusters."""

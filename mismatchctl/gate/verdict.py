@@ -16,6 +16,7 @@ LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
 COMPARED: tuple[Kind, ...] = ("increase", "decrease")
 """Kinds of bounds that a baseline gives."""
 WITHIN_NOISE = "beyond the limit, but within noise"
+NOT_FINITE = "the value or its limit is not finite"
 A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this size cannot judge"
 
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")

@@ -11,6 +11,7 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.finite import LARGEST
 from mismatchctl.measure import DRIFT
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.metrics.metric import Number
@@ -98,6 +99,7 @@ def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], 
     """Rows of one cluster added up; a cluster that is no prompt goes by its step's label too."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
+    sums[np.abs(sums) >= LARGEST] *= np.inf  # as they overflowed
     if table.by != "prompt" and table.groups and steps is not None:
         keys = mix(keys, hash_values(np.array(list(map(str, steps.labels))))[table.groups])
     keys, where = np.unique(keys[rows], return_inverse=True)
