@@ -33,7 +33,7 @@ class Case:
         reshaped: whether a cause acts on every token (temperature, truncation): what is left is no plain noise.
         filled: whether some cause on all tokens accounts for what is left, so that its size needs no other.
         left_out: values of columns whose rows a cause has explained: column -> values.
-        explained: ids of the causes found so far.
+        explained: ids of the causes found so far, beyond low confidence.
         whole_k3: summed K3 of the dump as it stands.
     """
 

@@ -58,8 +58,9 @@ def _searched(case: Case) -> list[_Found]:
         rest = diagnosis.leaves or case
         if _looks_different(rest, case):  # then ask those again that saw nothing
             waiting, tested = [*tested, *waiting], []
-        filled = case.filled or (diagnosis.everywhere and diagnosis.confidence != "low")
-        case = replace(rest, explained=(*case.explained, cause.id), filled=filled)
+        told = diagnosis.confidence != "low"
+        explained = (*case.explained, cause.id) if told else case.explained
+        case = replace(rest, explained=explained, filled=case.filled or (told and diagnosis.everywhere))
     return found
 
 

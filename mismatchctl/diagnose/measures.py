@@ -14,6 +14,7 @@ from mismatchctl.result import Fact
 
 _BETTER, _MOST, _GROSS = 0.35, 0.5, 5.0
 _LIKELY, _RARE, _RARE_ENOUGH = -0.5, -3.5, 30
+_NOT_RARE, _SURE_ENOUGH = 0.3, 0.1
 _ENOUGH = 8
 _POSITIVE = 0.9
 _FLIPS = 24
@@ -225,6 +226,16 @@ def rare(case: Case) -> Bools:
     found: Bools = case.t < _RARE
     if found.sum() < _RARE_ENOUGH and len(case.t):
         found = case.t < np.quantile(case.t, 0.02)
+    elif found.mean() > _NOT_RARE:  # of an unsure model most tokens are unlikely, and the least likely ones tell
+        found = case.t < np.quantile(case.t, _NOT_RARE / 2)
+    return found
+
+
+def sure(case: Case) -> Bools:
+    """Near-certain tokens, or the likeliest that there are, if hardly any is [N]."""
+    found: Bools = case.t > _LIKELY
+    if len(case.t) and found.mean() < _SURE_ENOUGH:
+        found = case.t > np.quantile(case.t, 1 - _SURE_ENOUGH)
     return found
 
 
@@ -233,7 +244,7 @@ def coherence(case: Case) -> tuple[float, float, float, float]:
     """How much the log ratios of near-certain tokens go one way (-1 to 1) and its z, then those of unlikely tokens."""
     values = []
     standard = np.clip(case.standard, -4, 4)
-    for chosen in (case.t > _LIKELY, rare(case)):
+    for chosen in (sure(case), rare(case)):
         size = np.abs(standard[chosen]).sum()
         values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]

@@ -8,10 +8,11 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.measures import along_drift, calibration, coherence, rare
+from mismatchctl.diagnose.measures import along_drift, calibration, coherence, rare, related
 
 _SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
 _LEARNING, _FAR = 0.45, 4.0
+_CERTAIN, _MANY, _UNRELATED = -0.5, 0.1, 0.6
 _RESAMPLES, _BEYOND = 50, 3.0
 _TAIL, _STEEP = (-12.0, -3.0), 0.75
 
@@ -29,6 +30,7 @@ class Tempering:
         steepness: how far r falls with t among unlikely tokens, as a temperature's would (1) or not at all (0: logits
             that are bounded or shifted, but not scaled).
         steepness_error: its standard error.
+        certain: whether the model is sure of many tokens, which a bound on logits would move first.
         sure: whether nothing else looks like this.
     """
 
@@ -42,6 +44,7 @@ class Tempering:
     inverse_z: float
     steepness: float
     steepness_error: float
+    certain: bool
     sure: bool
 
     @property
@@ -52,7 +55,7 @@ class Tempering:
     @property
     def plainly_scaled(self) -> bool:
         """Whether nothing but a temperature is that steep."""
-        return self.steepness - self.steepness_error > _STEEP
+        return self.certain and self.steepness - self.steepness_error > _STEEP
 
     @property
     def sampled_by(self) -> str:
@@ -68,7 +71,7 @@ def tempering(case: Case) -> Tempering | None:
 
     A colder distribution gives more to tokens that are likely in their context and less to all others.
     """
-    if len(case.x) < 200:
+    if len(case.x) < 200 or related(case) < _UNRELATED:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
@@ -86,8 +89,17 @@ def tempering(case: Case) -> Tempering | None:
     if interval[0] <= 0:
         return None  # no temperature: likely tokens on one side are unlikely on the other
     steepness, error = _steepness(case, temperature)
+    certain = float((case.t > _CERTAIN).mean()) > _MANY
     return Tempering(
-        temperature, interval, likely, unlikely, *calibration(case), steepness, error, sure=sure and not truncated
+        temperature,
+        interval,
+        likely,
+        unlikely,
+        *calibration(case),
+        steepness,
+        error,
+        certain,
+        sure=sure and not truncated,
     )
 
 

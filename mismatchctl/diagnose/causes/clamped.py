@@ -8,7 +8,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, loudest, percent
 
-_FEWEST, _BEYOND, _HIGHEST = 4, 0.8, -0.05
+_FEWEST, _BEYOND, _HIGHEST, _SLACK = 4, 0.8, -0.05, 0.1
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -20,7 +20,7 @@ def _test(case: Case) -> Diagnosis | None:
         count = int(at.sum())
         if count < _FEWEST or bound > _HIGHEST or len(np.unique(values)) < 4 * _FEWEST:
             continue
-        slack = 0.5 * abs(bound) * 0.1 + 3 * case.noise
+        slack = _SLACK * abs(bound)
         beyond = float((other[at] <= bound + slack).mean())
         if (
             beyond < _BEYOND

@@ -16,7 +16,7 @@ def _test(case: Case) -> Diagnosis | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = tempering(case)
-    if found is None or found.scaled:
+    if found is None or found.scaled or not found.sure:
         return None
     side = "rollout" if found.likely > 0 else "trainer"
     return Diagnosis(

@@ -77,7 +77,7 @@ def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, sp
         f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",
         share=explained * (share if partly else 1.0),
         k3=explained * (share if partly else 1.0),
-        everywhere=max(explained, as_noise / max(case.noise, 1e-12)) > _MOST,
+        everywhere=explained > _MOST or as_noise > _MOST / 2 * case.noise,
         evidence=(
             fact("on_lattice", share, f"share of {side} log-probs below {_UNSURE:g} that {name} holds exactly"),
             fact("by_chance", chance, "the share that would be by chance"),

@@ -6,7 +6,8 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import calibration, coherence, fact, loudest
+from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
+from mismatchctl.diagnose.measures import calibration, coherence, fact, loudest, related
 from mismatchctl.result import Confidence
 
 _NOISE, _Z, _SURE, _ZERO = 0.1, 6.0, 10.0, 4.0
@@ -14,7 +15,7 @@ _ONE_WAY = 0.9
 
 
 def _test(case: Case) -> Diagnosis | None:
-    if case.reshaped or case.filled or case.noise < _NOISE or len(case.x) < 500:
+    if case.reshaped or case.filled or case.noise < _NOISE or len(case.x) < 500 or related(case) < UNRELATED:
         return None
     excess, z, inverse, inverse_z = calibration(case)
     likely, _, unlikely, _ = coherence(case)

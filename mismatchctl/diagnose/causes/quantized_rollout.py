@@ -6,22 +6,22 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
 from mismatchctl.diagnose.measures import along_drift, calibration, fact, loudest, percent, systematic
 from mismatchctl.result import Confidence
 
 _CLEAR, _LARGE, _Z, _FAR, _SLIGHT = 0.012, 0.08, 6.0, 6.0, 0.03
-_ALONG = 0.3
+_ALONG = 0.6
 _COARSEST = 0.4
 """Noise of the logits beyond which no quantization that anybody serves with goes: 4 bits make less."""
 
 
 def _test(case: Case) -> Diagnosis | None:
-    if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST:
+    if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST or len(case.x) < ENOUGH:
         return None
     shared, z = systematic(case)
     along, along_z = along_drift(case)
-    if shared < _CLEAR or z < _Z or not along_z or along > _ALONG:
+    if shared < _CLEAR or z < _Z or not along_z or _reach(along, along_z) > _ALONG:
         return None  # only where learning is excluded is it told from other weights
     excess, ratio_z, _, _ = calibration(case)
     if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _LARGE / 2):
@@ -42,6 +42,12 @@ def _test(case: Case) -> Diagnosis | None:
         rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"},
         everywhere=True,
     )
+
+
+def _reach(along: float, z: float) -> float:
+    """How large the correlation with learning may be yet, two standard errors away."""
+    error = np.arctanh(np.clip(along, -0.999, 0.999)) / z
+    return float(np.tanh(np.arctanh(np.clip(along, -0.999, 0.999)) + 2 * error))
 
 
 CAUSE = Cause(

@@ -12,8 +12,8 @@ from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 
 _STRAY = 0.5
 """Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
-_LEAST_MASS = 0.3
-"""Of the probability, that a sampler keeps at least: beyond that it is no truncation that anybody uses."""
+_LIGHT, _LEAST_MASS = 0.8, 0.3
+"""Mass kept above which other causes look alike; and what a sampler keeps at least of it."""
 _Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
 
 
@@ -58,8 +58,9 @@ def _test(case: Case) -> Diagnosis | None:
         setting = (
             f"top-k (no exact zeros; the mass kept goes down to {kept:.3g}); k itself cannot be told from these columns"
         )
+    plain = nucleus or kept < _LIGHT
     return Diagnosis(
-        "high" if one_sided or likely < -0.8 else "medium",
+        "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
         f"probability "
         f"had been cut off and the rest renormalized: {setting}",
@@ -67,6 +68,9 @@ def _test(case: Case) -> Diagnosis | None:
         evidence=tuple(evidence),
         where={"tokens": percent(below)},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        rivals={}
+        if plain
+        else {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"},
         leaves=replace(case, reshaped=True),
         everywhere=True,
     )
