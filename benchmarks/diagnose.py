@@ -30,11 +30,11 @@ from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnose.causes import CAUSES  # noqa: E402
 from mismatchctl.result import Finding  # noqa: E402
 
-SIZES = {8: 2, 32: 2, 128: 1, 512: 1}
+SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
 """Rows of a dump, and how many are drawn of each."""
 CLEAN = ("clean", "clean float32", "clean both bfloat16", "clean greedy")
 QUIET = {"numerical_noise", "identical"}
-DRAWS = 12
+DRAWS = 6
 _FELT = 1.5
 LABELS = {
     "precision_noise": "numerical_noise",
