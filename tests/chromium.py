@@ -14,7 +14,10 @@ import pytest
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-NEEDS_BROWSER = pytest.mark.skipif(BROWSER is None and not os.environ.get("CI"), reason="no Chromium here")
+DRIVER = shutil.which("chromedriver")
+MISSING = " and ".join(name for name, found in (("Chromium", BROWSER), ("chromedriver", DRIVER)) if found is None)
+NEEDS_BROWSER = pytest.mark.skipif(bool(MISSING) and not os.environ.get("CI"), reason=f"no {MISSING} here")
+"""A machine may lack either; in CI, tests that cannot run fail."""
 
 FLAGS = (
     "--headless",
@@ -66,8 +69,7 @@ def start(folder: Path) -> Iterator[Any]:
     for flag in (*FLAGS, f"--user-data-dir={folder}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = shutil.which("chromedriver")
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=found))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
     yield driver
     driver.quit()
 

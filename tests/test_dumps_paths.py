@@ -1,3 +1,4 @@
+import errno
 import os
 
 import pytest
@@ -184,3 +185,60 @@ def test_natural_key():
         "a10",
         "b",
     ]
+
+
+def sentence(*paths, **options):
+    with pytest.raises(DataError) as caught:
+        open_dump(paths, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["a/gone.parquet", "a", "a/*.parquet", "a/g*"])
+def test_a_link_that_leads_nowhere_is_told(tmp_path, path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "missing", tmp_path / "a/gone.parquet")
+    told = sentence(path)
+    assert told.startswith(f"a/gone.parquet: this link leads nowhere, to {tmp_path}/missing; mend or remove it")
+    assert ("--on-bad skip" in told) == (path != "a/gone.parquet")
+
+
+def test_a_link_to_a_folder_that_is_gone_is_no_less_than_one_to_a_file(tmp_path):
+    write(tmp_path / "a/s.parquet", wide())
+    os.symlink(tmp_path / "missing", tmp_path / "a/step_2")
+    os.symlink(tmp_path / "missing", tmp_path / "a/README.md")
+    for path in ("a", "a/step*"):
+        assert "a/step_2: this link leads nowhere" in sentence(path)
+    dump = open_dump(["a"], on_bad="skip")
+    assert [file.path for file in dump.files] == ["a/s.parquet"]
+
+
+def test_a_path_that_is_not_utf_8_is_read_and_shown_escaped(tmp_path):
+    write(tmp_path / "s.parquet", wide())
+    os.makedirs(b"a\xff")
+    os.rename("s.parquet", b"a\xff/s\xfe.parquet")
+    for path in (b"a\xff", b"a\xff/s\xfe.parquet", b"a\xff/*"):
+        dump = open_dump([os.fsdecode(path)])
+        assert [file.path for file in dump.files] == ["a\\udcff/s\\udcfe.parquet"]
+        assert list(batches(dump))
+
+
+@pytest.mark.parametrize("path", ["a", "a/s.parquet", "a/bare"])
+def test_a_file_without_permission_is_told(tmp_path, monkeypatch, path):
+    write(tmp_path / "a/s.parquet", wide())
+    write(tmp_path / "a/bare", wide())
+
+    def refuse(location):
+        raise PermissionError(errno.EACCES, f"Failed to open local file {location!r}. Detail: [errno 13]")
+
+    monkeypatch.setattr("pyarrow.OSFile", refuse)  # a superuser may read anything
+    told = sentence(path)
+    assert told.startswith(f"a/{'bare' if path == 'a/bare' else 's.parquet'}: cannot be opened (Permission denied)")
+    assert "let this user read it" in told and "Parquet" not in told
+
+
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("mismatchctl.dumps.paths.os.stat", refuse)
+    assert sentence("locked/s.parquet").startswith("locked/s.parquet: cannot be opened (Permission denied)")

@@ -139,7 +139,8 @@ def read_footer(found: Found) -> Footer:
     return Footer(found, size, version, contents, dict(zip(names, contents.schema.types, strict=True)))
 
 
-_LEAVE_OUT = "write it again, or leave unreadable files out with --on-bad skip"
+_SKIP = "leave unreadable files out with --on-bad skip"
+_LEAVE_OUT = f"write it again, or {_SKIP}"
 
 
 @contextmanager
@@ -153,6 +154,10 @@ def _failing(path: str, location: str, problem: str) -> Iterator[None]:
     except (pa.ArrowException, *store.failures) as error:
         if store.remote and not isinstance(error, (ValueError, pa.ArrowException)):
             raise store.explain(error, path) from error
+        if isinstance(error, OSError) and error.errno:  # the system's: nothing is known of what the file holds
+            told = store.explain(error, location)
+            remedy = f"{told.remedy}, or {_SKIP}" if told.remedy else _SKIP
+            raise DataError(told.problem, file=path, remedy=remedy) from error
         raise DataError(f"{problem} ({first_line(error)})", file=path, remedy=_LEAVE_OUT) from error
 
 

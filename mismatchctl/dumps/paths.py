@@ -123,7 +123,7 @@ def _expand(path: str) -> Iterator[_Argument]:
 
 
 def _folder(path: str) -> _Argument:
-    files = tuple(sorted(_walk(path), key=natural_key))
+    files = tuple(sorted(_files(path), key=natural_key))
     if not files and (foreign := _foreign(path)):
         return _Argument(path, _parts(path), _parts(path), foreign, True)
     if not files:
@@ -160,6 +160,13 @@ def _walk(path: str) -> Iterator[str]:
     return (file for file in found if not rollout_only(file))
 
 
+def _files(path: str) -> list[str]:
+    """The same, and links beside them that may have led to folders and lead nowhere now: what is lost is told."""
+    store, found = store_of(path), list(_walk(path))
+    lost = (link for link in store.walk(path) if not os.path.splitext(link)[1] and store.leads_nowhere(link))
+    return [*found, *lost] if found and not store.remote else found
+
+
 def _glob(pattern: str) -> Iterator[_Argument]:
     """Files of a glob are one run, named by its fixed folder; folders are a run each, as from a shell.
 
@@ -170,11 +177,14 @@ def _glob(pattern: str) -> Iterator[_Argument]:
     matches = sorted(found, key=natural_key)
     if not os.path.basename(pattern).startswith("_"):
         matches = [path for path in matches if not os.path.basename(path).startswith("_")]
+    lost = next((path for path in matches if store.leads_nowhere(path) and not path.lower().endswith(SUFFIXES)), None)
+    if lost is not None:
+        raise _absent(lost)
     files = [path for path in matches if found[path] and path.lower().endswith(SUFFIXES)]
     folders = [path for path in matches if not found[path]] if not files else []
     for folder in folders:
         if _HIVE.fullmatch(os.path.basename(folder)):
-            files.extend(_walk(folder))
+            files.extend(_files(folder))
         else:
             yield _folder(folder)
     if files:
@@ -188,6 +198,16 @@ def _glob(pattern: str) -> Iterator[_Argument]:
 
 
 def _absent(path: str) -> DataError:
+    store = store_of(path)
+    if store.leads_nowhere(path):
+        return store.explain(FileNotFoundError(), path)
+    if not store.remote:
+        try:
+            os.stat(path)
+        except PermissionError as error:
+            return store.explain(error, path)
+        except (OSError, ValueError):
+            pass
     problem = "this is not a file or folder" if os.path.lexists(path) else "there is no such file or folder"
     return DataError(problem, file=printable(path), remedy=_near(path))
 

@@ -47,8 +47,10 @@ def read_result(path: str | Path) -> Result:
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
         raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
     if data["format"] != FORMAT:
+        newer = type(data["format"]) is int and data["format"] > FORMAT
         problem = f"result format {data['format']!r}, this version reads {FORMAT}"
-        raise DataError(problem, file=name, remedy="analyze the dump again with this version")
+        remedy = "analyze the dump again with this version"
+        raise DataError(problem, file=name, remedy=f"install a newer mismatchctl, or {remedy}" if newer else remedy)
     try:
         result = Result.model_validate(data)
     except ValidationError as error:

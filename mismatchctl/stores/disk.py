@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ class Disk(Store):
     def is_folder(self, path: str) -> bool:
         """Whether the path names a folder."""
         return os.path.isdir(path)
+
+    def leads_nowhere(self, path: str) -> bool:
+        """Whether the path is a link to what is not there."""
+        return os.path.islink(path) and not os.path.exists(path)
 
     def names(self, folder: str) -> list[str]:
         """What lies in a folder."""
@@ -51,8 +56,9 @@ class Disk(Store):
                     yield os.path.normpath(os.path.join(place, name))
 
     def glob(self, pattern: str) -> dict[str, bool]:
-        """What a pattern matches."""
-        found = {path: os.path.isfile(path) for path in glob.glob(pattern, recursive=True)}
+        """What a pattern matches. A link that leads nowhere is a file, whose absence is told when it is opened."""
+        matches = glob.glob(pattern, recursive=True)
+        found = {path: os.path.isfile(path) or self.leads_nowhere(path) for path in matches}
         return {path: is_file for path, is_file in found.items() if is_file or os.path.isdir(path)}
 
     def location(self, path: str) -> str:
@@ -69,10 +75,15 @@ class Disk(Store):
 
     def explain(self, error: BaseException, path: str) -> DataError:
         """What went wrong at a path."""
-        reason = getattr(error, "strerror", None) or first_line(error)
-        return DataError(f"cannot be opened ({reason})", file=printable(path))
+        if self.leads_nowhere(path):
+            where = printable(os.readlink(path))
+            return DataError(f"this link leads nowhere, to {where}", file=printable(path), remedy="mend or remove it")
+        number = getattr(error, "errno", None)
+        reason = os.strerror(number) if number else first_line(error)
+        remedy = "let this user read it" if number == errno.EACCES else None
+        return DataError(f"cannot be opened ({reason})", file=printable(path), remedy=remedy)
 
     def _open(self, location: str) -> pa.NativeFile:
         import pyarrow as pa
 
-        return pa.OSFile(location)
+        return pa.OSFile(os.fsencode(location))  # as bytes, which need not be UTF-8

@@ -43,6 +43,10 @@ class Store(ABC):
     def is_folder(self, path: str) -> bool:
         """Whether the path names a folder."""
 
+    def leads_nowhere(self, path: str) -> bool:
+        """Whether the path is a link to what is not there."""
+        return False
+
     @abstractmethod
     def names(self, folder: str) -> list[str]:
         """What lies in a folder; nothing where there is no such folder."""
