@@ -8,7 +8,7 @@ again from what the engine would sample, so that both columns are exact, and the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,31 @@ def context_mismatch(dump: Planted, scale: float, reach: float = 30.0) -> Plante
     return _with_train(dump, np.minimum(train + off * (1 - np.exp(train)), 0.0))
 
 
+def sure_experts(dump: Planted, noise: float, rate: float, far: float) -> Planted:
+    """A larger model's noise in the logits, and a few tokens that met other experts; no column says which."""
+    rollout, _ = _sides(dump)
+    flipped = dump.random.random(len(rollout)) < rate
+    off = dump.random.normal(0, 1, len(rollout)) * np.where(flipped, far, noise)
+    return _with_train(dump, np.minimum(rollout + off * (1 - np.exp(rollout)), 0.0))
+
+
+def cut(dump: Planted, length: int) -> Planted:
+    """Only the first tokens of each row."""
+    kept = dump.place < length
+    return replace(
+        dump,
+        lengths=np.minimum(dump.lengths, length),
+        tokens={name: values[kept] for name, values in dump.tokens.items()},
+    )
+
+
+def fading_weights(dump: Planted, scale: float, power: float) -> Planted:
+    """Each token of the vocabulary is off in its own way, more so in early, less certain contexts."""
+    rollout, _ = _sides(dump)
+    off = dump.random.normal(0, scale, 257)[dump.tokens["token_ids"]] * (1.0 + dump.place) ** -power
+    return _with_rollout(dump, np.minimum(rollout + off * (1 - np.exp(rollout)), 0.0))
+
+
 def routing(dump: Planted, rate: float) -> Planted:
     """Some tokens meet other experts, both sides record which, and their log-probs differ by 0.1 or so."""
     rollout, train = _sides(dump)
@@ -390,15 +415,15 @@ def wrong_ends(dump: Planted, share: float) -> Planted:
     return dump
 
 
-def penalized(dump: Planted, size: float) -> Planted:
-    """Tokens that stood in their row before are `size` lower in the rollout's logits, and all share what that frees."""
+def penalized(dump: Planted, size: float, freed: float = 0.6) -> Planted:
+    """Tokens that stood in their row before are `size` lower in the rollout's logits, others `freed` times it up."""
     rollout, _ = _sides(dump)
     p = np.exp(rollout)
     seen = np.zeros(len(p), np.bool_)
     for part in np.split(np.arange(len(p)), np.cumsum(dump.lengths)[:-1]):
         ids = dump.tokens["token_ids"][part]
         seen[part] = np.arange(len(ids)) > np.array([int(np.flatnonzero(ids == token)[0]) for token in ids])
-    off = np.where(seen, -size, 0.6 * size) * (1 - p)
+    off = np.where(seen, -size, freed * size) * (1 - p)
     return _with_rollout(dump, np.minimum(rollout + off, -1e-6))
 
 

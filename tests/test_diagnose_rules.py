@@ -54,6 +54,33 @@ def test_one_row_per_step_tells_no_onset(tmp_path: Path) -> None:
     assert not {"growing_mismatch", "stale_step"} & {finding.cause for finding in found(dump, tmp_path)}
 
 
+@pytest.mark.parametrize("rows", [8, 32, 288])
+@pytest.mark.parametrize("far", [0.8, 1.5])
+def test_a_little_more_noise_with_the_tail_of_experts_is_no_alarm(far: float, rows: int, tmp_path: Path) -> None:
+    findings = found(planted.sure_experts(some(rows, 1), 0.05, 0.02, far), tmp_path)
+    assert set(alarms(findings)) <= {"numerical_noise"}
+    if rows > 8:
+        assert "larger or surer" in findings[0].summary
+
+
+def test_wrong_ends_stand_out_of_the_tail_of_experts(tmp_path: Path) -> None:
+    dump = planted.wrong_ends(planted.sure_experts(healthy(), 0.05, 0.02, 0.8), 0.2)
+    assert {"unexplained", "padding_or_sentinel"} & set(alarms(found(dump, tmp_path)))
+
+
+def test_weights_that_are_off_more_at_the_start_are_no_lost_prompt(tmp_path: Path) -> None:
+    findings = found(planted.fading_weights(planted.cut(healthy(), 40), 0.3, 0.25), tmp_path)
+    assert findings[0].cause in {"quantized_rollout", "weights_differ"}
+    fading = named(findings, "context_mismatch")
+    assert fading.confidence == "low"
+    assert "weights_differ" in {rival.cause for rival in fading.rivals}
+
+
+def test_a_penalty_lowers_repeated_tokens_too(tmp_path: Path) -> None:
+    findings = found(planted.penalized(healthy(), 0.002, freed=25), tmp_path)
+    assert "logit_penalty" not in {finding.cause for finding in findings}
+
+
 @pytest.mark.parametrize("digits", ["1", "2", "3"])
 def test_decimals_come_before_bfloat16(digits: str, tmp_path: Path) -> None:
     first = named(found(planted.rounded(healthy(), "rollout", digits), tmp_path), "low_precision_logging")

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, ROUTED_TAIL, tail
 from mismatchctl.diagnose.measures import calibration, fact, loudest, systematic
 from mismatchctl.result import Confidence
 
@@ -26,7 +26,8 @@ def _test(case: Case) -> Diagnosis | None:
     grows = z > _Z and growth > 0.05
     _, ratio_z, _, _ = calibration(case)
     balanced = abs(ratio_z) < _FAR
-    plausible = case.noise < (_COARSEST if grows else _USUAL) and len(case.x) >= ENOUGH
+    share, _ = tail(case)  # a cache moves every token: where few hold most of the K3, experts were chosen differently
+    plausible = case.noise < (_COARSEST if grows else _USUAL) and len(case.x) >= ENOUGH and share < ROUTED_TAIL
     confidence: Confidence = "low"
     if balanced and plausible:
         confidence = "high" if grows and z > _SURE and case.noise < _USUAL else "medium"
@@ -49,6 +50,12 @@ def _test(case: Case) -> Diagnosis | None:
                 "systematic",
                 shared,
                 "share of the variance that is the same for a token everywhere: small, so the weights agree",
+            ),
+            fact(
+                "tail_k3",
+                share,
+                "share of the K3 on tokens beyond 12 times the noise: a cache leaves most of it below",
+                against=share >= ROUTED_TAIL,
             ),
             fact(
                 "ratio_mean_z",

@@ -8,9 +8,12 @@ from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import calibration, fact, loudest, percent
+from mismatchctl.result import Confidence
 
 _LONG, _Z, _SLOPE, _SURE = 24, -7.0, -0.1, -0.15
 _REAL = 1e-3
+_TIMES, _SURE_TIMES = 1.7, 2.0
+"""The first tokens over late ones: quantized weights make up to 1.4, one lost token of the prompt 2 and more."""
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -58,21 +61,27 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
     size, told = np.abs(case.scaled), (place >= 0) & case.doubtful
     early, late = told & (place < 8), told & (place >= np.quantile(place, 0.75))
     first, rest = float(np.median(size[early])), float(np.median(size[late]))
+    times = first / max(rest, 1e-12)
+    clear = times >= _TIMES
+    confidence: Confidence = "low"
+    if clear:
+        confidence = "high" if slope < _SURE and times >= _SURE_TIMES else "medium"
     excess, excess_z, _, _ = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
     return Diagnosis(
-        "high" if slope < _SURE else "medium",
-        f"the difference is largest at {where} and fades: {first / max(rest, 1e-12):.3g} times larger there "
-        f"than late in the "
-        "response. The two sides saw different contexts",
+        confidence,
+        f"the difference is largest at {where} and fades: {times:.3g} times larger there than late in the response. "
+        + ("The two sides saw different contexts" if clear else "Other weights, quantized ones say, show as much"),
         evidence=(
             fact("slope", slope, "of log |difference| by octave of the distance, within sequences; below 0: it fades"),
             fact("z", z, "the same in standard errors"),
             fact(
                 "early_over_late",
-                first / max(rest, 1e-12),
-                "median difference (in logits) there over that of the last quarter",
+                times,
+                f"median difference (in logits) there over that of the last quarter; other contexts: {_SURE_TIMES:g} "
+                "and more",
+                against=not clear,
             ),
             fact(
                 "ratio_mean_minus_one",
@@ -83,8 +92,9 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
         ),
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
         examples=loudest(case, case.counts >= _LONG, start),
-        rivals={"edited_response": "prompt token ids of both sides, compared token by token"},
-        everywhere=True,
+        rivals={"edited_response": "prompt token ids of both sides, compared token by token"}
+        | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
+        everywhere=clear,
     )
 
 

@@ -11,7 +11,7 @@ from mismatchctl.diagnose.measures import fact, loudest
 from mismatchctl.result import Confidence, Fact
 
 _Z, _SURE, _APART, _SURE_APART = 6.0, 10.0, 0.4, 0.6
-_ENOUGH, _OF_NOISE = 100, 0.3
+_ENOUGH, _OF_NOISE, _OF_OTHER = 100, 0.3, 0.1
 _PROBABILITIES, _PLACES = 8, 4
 
 
@@ -41,6 +41,7 @@ def _test(case: Case) -> Diagnosis | None:
     apart, z = _difference(case, size, again)
     up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
     small = abs(up - down) < _OF_NOISE * case.noise
+    small |= min(abs(up), abs(down)) < _OF_OTHER * max(abs(up), abs(down))  # a penalty moves both: one is lower
     if abs(z) < _Z or abs(apart) < _APART or up * down >= 0 or small:
         return None
     often = before > 2

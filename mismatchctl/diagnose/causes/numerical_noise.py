@@ -18,8 +18,10 @@ _FEW = 200
 _SINGLE_SPREAD, _HALF_SPREAD = 1e-3, 0.05
 """The same of the noise that would make the K3, tails and all."""
 _BEYOND, _LEAST = 12.0, 0.012
-_LIGHT, _ROUTED = 0.3, 0.95
-"""Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently."""
+_LIGHT, ROUTED_TAIL, _ROUTED = 0.3, 0.7, 0.95
+"""Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently: from, and to."""
+_LARGER = 3.0
+"""How much more than the small models of the bound a larger or surer one may make: no dump tells how large it is."""
 _TRACE = 0.004
 UNRELATED = 0.6
 """Correlation of the columns below which they are not of the same text under any weights."""
@@ -38,8 +40,17 @@ def tail(case: Case) -> tuple[float, float]:
 def fits(case: Case) -> bool:
     """Whether size, tail and balance are those of float32 or bfloat16 arithmetic."""
     share, _ = tail(case)
-    balanced = abs(calibration(case)[1]) < 5
-    return balanced and case.noise < BFLOAT16_NOISE and case.spread < _HALF_SPREAD and share < _LIGHT
+    return _balanced(case) and case.noise < BFLOAT16_NOISE and case.spread < _HALF_SPREAD and share < _LIGHT
+
+
+def may_be_larger(case: Case) -> bool:
+    """Whether noise above the bound may be bfloat16's in a larger, surer model: little more, balanced, its K3 usual."""
+    small = BFLOAT16_NOISE <= case.noise < _LARGER * BFLOAT16_NOISE
+    return small and _balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
+
+
+def _balanced(case: Case) -> bool:
+    return abs(calibration(case)[1]) < 5
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -48,11 +59,12 @@ def _test(case: Case) -> Diagnosis | None:
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
     _, z, _, _ = calibration(case)
     share, far = tail(case)
-    balanced, few = abs(z) < 5, len(case.x) < _FEW
+    balanced, few = _balanced(case), len(case.x) < _FEW
+    usual = case.noise < BFLOAT16_NOISE or (may_be_larger(case) and share >= ROUTED_TAIL)
     confidence: Confidence = "low"
     if fits(case) and not few:
         confidence = "high"
-    elif case.noise < BFLOAT16_NOISE and balanced and share < _ROUTED and k3 < MOE_RANGE[1] and not few:
+    elif usual and balanced and share < _ROUTED and k3 < MOE_RANGE[1] and not few:
         confidence = "medium"
     beyond = f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
     return Diagnosis(
@@ -95,6 +107,11 @@ def _made_by(case: Case) -> str:
         return "as float32 arithmetic makes it"
     if case.noise < BFLOAT16_NOISE:
         return "as bfloat16 arithmetic makes it"
+    if may_be_larger(case):
+        return (
+            "more than bfloat16 arithmetic makes in small models; in larger or surer ones, or with experts, it may "
+            "make this, and so may a cache in low precision"
+        )
     return "above what bfloat16 arithmetic makes"
 
 

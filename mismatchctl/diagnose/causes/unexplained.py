@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, tail
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
 from mismatchctl.diagnose.measures import calibration, counted, fact, loudest, percent, related
 from mismatchctl.result import Confidence
 
@@ -17,6 +17,7 @@ _GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05
 """A gross token: so many nats and times the usual noise off, among not more than this share of such."""
 _TAIL, _TAILED = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
+_LOUD, _FEWER, _SEATED = 5.0, 1.5, 5
 _HOLD, _FEWEST = 0.05, 200
 _BROKEN, _FAR = 8.0, 0.2
 
@@ -50,10 +51,15 @@ def _tokens(case: Case) -> Diagnosis | None:
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     sure = share > 0.3 and count > 1 and not case.reshaped and not case.explained  # else it may be more of the same
+    seats = _seats(case, chosen)
+    confidence: Confidence = "high" if sure else "medium"
+    seated = "positions" in seats and count >= _SEATED  # of workers and steps: one long row is many tokens of one
+    if may_be_larger(case) and _ends_a_tail(case) and not seated:
+        confidence = "low"
     examples = loudest(case, rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
     return Diagnosis(
-        "high" if sure else "medium",
+        confidence,
         f"{counted(count, 'token')} in {counted(sequences, 'row')} {'hold' if count > 1 else 'holds'} {percent(share)} "
         f"of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
         f"{np.median(np.abs(case.x[~chosen])):.2g}, and no cause that is known here makes such",
@@ -64,8 +70,7 @@ def _tokens(case: Case) -> Diagnosis | None:
             fact("k3_share", share, "share of the K3 (of what other causes leave) on them"),
             fact("probability", float(np.exp(np.median(case.t[chosen]))), "median probability that the trainer gives"),
         ),
-        where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"}
-        | _seats(case, chosen),
+        where={"tokens": f"{count:,} of {len(case.x):,}", "sequences": f"{sequences:,} of {case.size:,}"} | seats,
         examples=examples,
         positions=np.array([first[int(row)] for row in examples]),
         rivals={
@@ -74,6 +79,12 @@ def _tokens(case: Case) -> Diagnosis | None:
         },
         leaves=case.without(tokens),
     )
+
+
+def _ends_a_tail(case: Case) -> bool:
+    """Whether far tokens are fewer than those between them and the noise: so it is where experts differ."""
+    size = np.abs(case.standard)
+    return int((size > _LOUD).sum()) >= _FEWER * int((size > _BEYOND).sum())
 
 
 def _seats(case: Case, chosen: Bools) -> dict[str, str]:
@@ -105,9 +116,11 @@ def _everywhere(case: Case) -> Diagnosis | None:
     broken = abs(z) > _BROKEN
     bulk = case.noise > BFLOAT16_NOISE
     told = len(case.x) >= ENOUGH
-    confidence: Confidence = "high" if told and (case.noise > _FAR or broken) else "medium"
     if not bulk and not broken:
         return None  # a tail beyond noise that is as it should be: the noise's own finding says so
+    confidence: Confidence = "high" if told and (case.noise > _FAR or broken) else "medium"
+    if may_be_larger(case):
+        confidence = "low"
     said = (
         f"the two sides are {np.mean(np.abs(case.x)):.2g} nats apart on average, a noise of {case.noise:.2g} in "
         f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes; it belongs to no "
