@@ -304,14 +304,17 @@ def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any
 
 
 class _Tables:
-    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_cluster` all of them."""
+    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_cluster` all of them.
+
+    A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
+    """
 
     def __init__(self, plan: Plan, dump: Dump, columns: Mapping[str, int]) -> None:
         self._cap = plan.most_clusters
         self._by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
+        self._every = plan.every_cluster
         chosen = [name for name in columns if plan.every_cluster or _is_mismatch(name)]
-        self._chosen = [columns[name] for name in chosen]
-        self._names = [_column_title(name, plan) for name in chosen]
+        self._columns = {_column_title(name, plan): columns[name] for name in chosen}
 
     def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
         """The table of a run; rows know their step unless they are folded."""
@@ -329,13 +332,15 @@ class _Tables:
         return self._clusters(merged, merged.scopes.tolist())
 
     def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
+        bounded = table.is_folded and not self._every
+        names = [name for name in self._columns if not (bounded and name in LAYERS)]
         return Clusters(
             by=self._by,  # type: ignore[arg-type]
-            columns=self._names,
+            columns=names,
             hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
             groups=groups,
             folded=table.is_folded,
-            sums=rounded_sums(table.sums[:, self._chosen], self._names),
+            sums=rounded_sums(table.sums[:, [self._columns[name] for name in names]], names),
         )
 
 
