@@ -32,7 +32,7 @@ print(*sorted(module for module in sys.modules if "." not in module), file=sys.s
 
 
 @pytest.mark.parametrize(
-    "words", ["", "analyze", "sweep", "compare", "gate", "report", "schema", "presets", "metrics", "lint"]
+    "words", ["", "analyze", "sweep", "compare", "gate", "report", "schema", "presets", "metrics", "lint", "doctor"]
 )
 def test_help_imports_nothing_heavy(words: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", CODE, *words.split(), "--help"]

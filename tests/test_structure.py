@@ -43,6 +43,7 @@ ORDER = (
     "compare",
     "gate",
     "lint",
+    "doctor",
     "render",
     "tensors",
     "door",

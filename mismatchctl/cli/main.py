@@ -18,6 +18,7 @@ from mismatchctl.cli import (
     compare,
     convert,
     diagnose,
+    doctor,
     gate,
     lint,
     metrics,
@@ -129,6 +130,7 @@ app.command("report")(report.report)
 app.command("schema")(schema.schema)
 app.command("metrics")(metrics.metrics)
 app.command("lint")(lint.lint)
+app.command("doctor")(doctor.doctor)
 app.add_typer(presets.app, name="presets")
 
 

@@ -27,8 +27,14 @@ def read_settings(group: Any) -> Settings:
     Raises:
         ConfigError: the file is not TOML, or names a verb or a flag that does not exist.
     """
+    chosen = settings_and_places(group)
+    return {verb: {flag: value for flag, (value, _) in of_verb.items()} for verb, of_verb in chosen.items()}
+
+
+def settings_and_places(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
+    """The same, each with where it comes from: a variable, or a file and the key in it."""
     flags = {verb: {param.name: param for param in command.params} for verb, command in group.commands.items()}
-    settings: Settings = {verb: {} for verb in flags}
+    settings: dict[str, dict[str, tuple[Any, str]]] = {verb: {} for verb in flags}
     for where, verbs, name, value in (*_of_file(flags), *_of_environment(flags)):
         known = {param for verb in verbs for param in flags[verb]}
         if name not in known:
@@ -37,8 +43,14 @@ def read_settings(group: Any) -> Settings:
             )
         for verb in verbs:
             if name in flags[verb]:
-                settings[verb][name] = _fitting(value, flags[verb][name], where)
+                settings[verb][name] = _fitting(value, flags[verb][name], where), where
     return settings
+
+
+def unread_variables(group: Any) -> list[str]:
+    """Variables that look like settings and name no verb, so that nothing reads them."""
+    prefixes = tuple(f"{PREFIX}{verb.upper()}_" for verb in group.commands)
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and not name.startswith(prefixes))
 
 
 Entry = tuple[str, list[str], str, Any]
