@@ -47,7 +47,8 @@ class RunViews:
 class ResultViews:
     """Runs by name, and all their values as rows."""
 
-    runs: dict[str, Any]
+    if TYPE_CHECKING:  # the model declares it, in its own order
+        runs: dict[str, Any]
 
     def __getitem__(self, run: str) -> Any:
         """A run by its name, or by the end of it that no other has."""
