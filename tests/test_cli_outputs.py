@@ -86,7 +86,7 @@ def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> Non
         (["--is-level", "token", "--is-mode", "truncate", "--is-lower", "0.5"], "no lower bound"),
         (["--normalize", "token"], "--is-level"),
         (["-c", "./mis"], ".yaml"),
-        (["-c", "{1: 2}"], "mapping"),
+        (["-c", "{1: 2}"], "unknown key '1'"),
         (["-c", "tokn_tis"], "mismatchctl presets"),
         (["--column", "reward=a", "--column", "reward=b"], "already"),
     ],
