@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from make_result import make_result
 
-from mismatchctl.result import Clusters, Result
+from mismatchctl.result import Clusters, Result, Value
 
 COLUMNS = ["tokens", "sequences", "squared_length", "k3", "policy_log_ppl"]
 
@@ -31,6 +31,11 @@ def table(
 def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)) -> Result:
     made = make_result(runs=(name,), steps=tuple(steps), corrections=(), by=())
     made.runs[name].clusters, made.provenance.left_out = clusters, []
+    k3, tokens = (sum(sums[COLUMNS.index(key)] for sums in clusters.sums) for key in ("k3", "tokens"))
+    whole, of_steps = made.runs[name].overall.metrics, made.runs[name].groups.metrics["tokens"]
+    of_steps.value = [tokens, *[0.0] * (len(of_steps.value) - 1)]
+    whole["tokens"] = Value(value=tokens)
+    whole["k3"] = Value(value=k3 / tokens if tokens else None, se=whole["k3"].se)
     return made
 
 

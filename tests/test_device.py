@@ -151,7 +151,7 @@ def test_threads_take_devices_in_turn() -> None:
 
 
 def test_a_block_is_copied_before_the_one_before_it_is_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mismatchctl.measure import device
+    from mismatchctl.measure.kernels import device
 
     events: list[str] = []
 
@@ -186,7 +186,7 @@ EVERYTHING = Correction.model_validate(
 
 def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only tables by bin, values per sequence, tails, and the ends of turns do."""
-    from mismatchctl.measure import tensors
+    from mismatchctl.measure.kernels import tensors
     from mismatchctl.measure.kernels.device import kernel_on
 
     sizes: list[int] = []

@@ -185,7 +185,7 @@ USED = {
     "sequence": ("seq_mis", "gates.0.keep.1", "0.5,1,1.5,2,1e3"),
     "geometric": ("geo_rs", "gates.0.keep", "1.0001,1.001,1.01,1.5"),
     "token rejection": ("slime-mis", "gates.0.keep.0", "0.2:0.99:7"),
-    "several": ("miles-moe-2", "weight.clip.1", "1.1:4:5"),
+    "several": ("miles-moe-2-veto", "weight.clip.1", "1.1:4:5"),
     "geometric as k1": ("decoupled_geo_rs_token_tis", "gates.0.keep.1", "1e-4:1e-1:5:log"),
     "k3": ("decoupled_k3_rs_seq_tis", "gates.0.keep.1", "1e-5:1e-1:6:log"),
     "level": ("token_tis", "weight.level", "token,sequence,geometric"),

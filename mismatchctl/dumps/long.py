@@ -81,7 +81,8 @@ def _rows(unit: Unit, columns: Collection[str]) -> Iterator[pa.Table]:
 
 def _stretch(file: DumpFile, table: pa.Table, columns: Collection[str], first: int) -> Stretch:
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
-    arrays[POSITION] = whole(arrays[POSITION])
+    if POSITION in arrays:
+        arrays[POSITION] = whole(arrays[POSITION])
     changed = [changes(arrays[column]) for column in KEYS if column in arrays]
     starts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(changed)) + 1]).astype(np.int64)
     return Stretch(arrays, first, starts, len(table))

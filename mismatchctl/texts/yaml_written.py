@@ -8,6 +8,9 @@ import yaml
 
 from mismatchctl.texts.scalars import scalar
 
+_BREAKS = "\x85\u2028\u2029"
+"""Line breaks to YAML alone, which only double quotes keep."""
+
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that `scalar` would take for something else."""
@@ -18,7 +21,8 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         quoted = not isinstance(scalar(text), str)
     except ValueError:
         quoted = True
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="'" if quoted else None)
+    style = '"' if any(sign in text for sign in _BREAKS) else "'" if quoted else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)
