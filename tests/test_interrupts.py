@@ -20,7 +20,8 @@ from mismatchctl.errors import ConfigError
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it, as nohup does
 import mismatchctl.analyze as a
 true = a.reduce_batch
 def slow(*args, **kwargs):
