@@ -191,6 +191,13 @@ def test_results_without_layers_are_judged_by_k3_alone() -> None:
     assert len(found.statistics) == 1 and found.parts == []
 
 
+def test_the_verdict_says_what_was_judged_by_k3_alone() -> None:
+    new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
+    (note,) = judge(new, rules_from_text("k3:increase=25%"), Against("b", [base])).notes
+    assert "K3 is judged as it is" in note and "name its dump" in note
+    assert judge(new, rules_from_text("k3:max=1"), Against("b", [base])).notes == []
+
+
 def test_fixed_tokens_must_be_the_same() -> None:
     base, rules = result(noisy(9, 1e-3, 0)), rules_from_text("k3:increase=25%")
     worse = result(noisy(9, 1e-3, 0))

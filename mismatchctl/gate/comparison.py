@@ -113,9 +113,14 @@ def compare(
     return Comparison(exchange, statistics, p, np.sort(smallest), parts)
 
 
+def is_layered(metric: TableMetric, *, lower: bool) -> bool:
+    """Whether layers are looked at: of a rise of K3."""
+    return metric.metric.key == "k3" and not metric.prefix and not lower
+
+
 def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: bool) -> tuple[Layers, Layers] | None:
-    """The layers of both where they are what is asked for: a rise of K3, and both Results hold them."""
-    if metric.metric.key != "k3" or metric.prefix or lower:
+    """The layers of both where they are looked at, and both Results hold them."""
+    if not is_layered(metric, lower=lower):
         return None
     new, old = Layers.of(sample), Layers.of(baseline)
     return None if new is None or old is None else (new, old)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
-from mismatchctl.gate.comparison import compare
+from mismatchctl.gate.comparison import compare, is_layered
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
@@ -33,7 +33,7 @@ from mismatchctl.gate.verdict import (
     Verdict,
     worst,
 )
-from mismatchctl.resample import Draws, Exchange, Sample, holm, interval, p_above_zero, resample
+from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 
 LEVEL = 0.05
@@ -110,7 +110,7 @@ def judge(
     baseline = against.results[-1] if against.results else None
     checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
-    notes = said(result, baseline)
+    notes = [*said(result, baseline), *dict.fromkeys(judging.notes)]
     return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes)
 
 
@@ -182,6 +182,7 @@ class _Judging:
     def __init__(self, level: float, *, fixed_tokens: bool = False) -> None:
         self._level, self._fixed_tokens = level, fixed_tokens
         self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
+        self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
         """The check, not yet adjusted for the others beside it."""
@@ -247,6 +248,8 @@ class _Judging:
         metric, lower = case.target.table, case.kind in LOWER
         found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts = found.p, found.parts
+        if is_layered(metric, lower=lower) and not found.parts:
+            self.notes.append(_unlayered(case.run, sample))
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
         check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.exceeds_in_bulk else ""
         if not lower:
@@ -259,6 +262,15 @@ class _Judging:
         if key not in self._kept:
             self._kept[key] = _drawn(place, target)
         return self._kept[key]
+
+
+def _unlayered(run: str, sample: Sample) -> str:
+    """Why K3 was judged as it is alone, and what helps."""
+    lacking, remedy = ("the baseline", "save a new one") if Layers.of(sample) else ("the Result", "name its dump")
+    return (
+        f"{run}: K3 is judged as it is, by which a rise of most tokens is seen late: {lacking} does not tell its "
+        f"layers apart (made by an earlier version, or of more clusters than a Result keeps): {remedy}"
+    )
 
 
 def _drawn(place: Place, target: Target) -> tuple[Sample, Draws]:
