@@ -184,10 +184,14 @@ class Sums(Row):
 
 
 def cluster_rows(sequences: Sequence[Sequence_], sums: Sequence[Sums]) -> list[Row]:
-    """One row of sums per cluster that has a valid token."""
+    """One row of sums per cluster that has a valid token.
+
+    Where prompts are named, a cluster is the same in all steps; else a sequence belongs to its step.
+    """
     rows: dict[Any, Row] = {}
+    named = any("prompt_id" in sequence for sequence in sequences)
     for sequence, own in zip(sequences, sums, strict=True):
-        row = rows.setdefault((sequence.get("step"), *cluster_name(sequence)), {})
+        row = rows.setdefault((None if named else sequence.get("step"), *cluster_name(sequence)), {})
         for key, value in own.items():
             row[key] = row.get(key, ZERO) + value
     return [row for row in rows.values() if row["n"]]

@@ -136,6 +136,7 @@ def analyze(
         sequences is not None,
         _kernel(reading.expected, device, engine),
         every_cluster,
+        dump.has("prompt_id"),
     )
     unnamed = plan.scoped and not dump.has("micro_batch")
     micro_batches = numbered(dump, micro_batch_size) if unnamed and micro_batch_size else None

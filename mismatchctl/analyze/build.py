@@ -92,7 +92,7 @@ def input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> li
 def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
     assert totals.overall is not None
     evaluate = accumulator.evaluator.evaluate
-    whole = evaluate(Closed.one(totals.overall))
+    whole = evaluate(Closed.one(totals.overall, by_prompt=plan.by_prompt))
     names = [correction.name for correction in plan.corrections]
     overall = Overall(
         metrics=_values(whole.metrics),
@@ -101,7 +101,7 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
     tables = _Tables(plan, dump, accumulator.evaluator.columns)
     by = {}
     for column, cells in totals.by.items():
-        rows = Row.joined([evaluate(Closed.one(cell)) for cell in cells.values()])
+        rows = Row.joined([evaluate(Closed.one(cell, by_prompt=plan.by_prompt)) for cell in cells.values()])
         by[column] = _groups(list(cells), rows, names)
         by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
     steps = _groups(totals.steps, Row.joined(totals.groups), names)

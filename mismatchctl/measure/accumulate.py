@@ -13,7 +13,7 @@ from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.reduce import Value, require_few
-from mismatchctl.measure.table import GROUP_CAP, hash_values
+from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts, hash_values
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
@@ -32,6 +32,7 @@ class RunTotals:
         overall: closed sums over groups.
         by: the same for each value of each `--by` column: column -> value -> sums.
         sums: breakdowns and worst of the run.
+        prompts: those of the run (column "") and of each value of a column.
     """
 
     steps: list[Value] = field(default_factory=list)
@@ -39,6 +40,7 @@ class RunTotals:
     overall: CellSums | None = None
     by: dict[str, dict[Value, CellSums]] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)
+    prompts: dict[tuple[str, Value], Prompts] = field(default_factory=dict)
 
 
 class Accumulator:
@@ -84,7 +86,7 @@ class Accumulator:
             yield some
 
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
-        totals, cap = self.runs[run], self.plan.most_clusters
+        totals = self.runs[run]
         parts = [[cells[values] for values in sorted(cells, key=str)] for cells in groups]
         whole = [reduce(add, own).folded(GROUP_CAP) for own in parts]
         closing = Closing([cell.table for cell in whole], self.plan)
@@ -95,7 +97,7 @@ class Accumulator:
         totals.steps += steps
         totals.groups.append(self.evaluator.evaluate(closed))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
-        totals.overall = _extended(totals.overall, closed, salts, cap)
+        self._extend(totals, "", None, closed, salts)
         if not self.plan.by:
             return
         names = [(group, values) for group, cells in enumerate(groups) for values in sorted(cells, key=str)]
@@ -105,11 +107,23 @@ class Accumulator:
             chosen: dict[Value, list[int]] = {}
             for number, (_, values) in enumerate(names):
                 chosen.setdefault(values[place], []).append(number)
-            sums = totals.by.setdefault(column, {})
             for value, numbers in chosen.items():
                 cells = np.array(numbers)
-                sums[value] = _extended(sums.get(value), closed.take(cells), salts[of_group[cells]], cap)
-            require_few([column], len(sums))
+                self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
+            require_few([column], len(totals.by[column]))
+
+    def _extend(self, totals: RunTotals, column: str, value: Value, closed: Closed, salts: Hashes) -> None:
+        """Add closed groups to a run, or to one value of a column of it."""
+        plan, names = self.plan, self.evaluator.columns
+        if plan.by_prompt:
+            prompts = totals.prompts.setdefault((column, value), Prompts())
+            emptied = [names[f"{index}/empty_cluster"] for index, _ in enumerate(plan.corrections)]
+            closed = closed.counted(prompts, np.array([names["clusters"], *emptied]))
+        if not column:
+            totals.overall = _extended(totals.overall, closed, salts, plan)
+        else:
+            sums = totals.by.setdefault(column, {})
+            sums[value] = _extended(sums.get(value), closed, salts, plan)
 
 
 def step_hash(step: Value) -> np.uint64:
@@ -118,13 +132,13 @@ def step_hash(step: Value) -> np.uint64:
     return hashed
 
 
-def _extended(total: CellSums | None, closed: Closed, salts: np.ndarray, cap: int) -> CellSums:
-    """A run's sums with more groups, whose clusters are their own; beyond `cap` rows they are folded."""
-    merged = closed.merged(salts)
+def _extended(total: CellSums | None, closed: Closed, salts: Hashes, plan: Plan) -> CellSums:
+    """A run's sums with more groups, kept apart in the table; beyond the cap of rows clusters are folded."""
+    merged, cap = closed.merged(salts), plan.most_clusters
     if total is not None:
         across = not total.table.scopes.any()  # folded once: what comes later must meet what was folded before
-        table = merged.table.folded_across_scopes(cap) if across else merged.table
+        table = merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt) if across else merged.table
         merged = total + CellSums(table, merged.pairs)
     if len(merged.table) <= cap:
         return merged
-    return CellSums(merged.table.folded_across_scopes(cap), merged.pairs)
+    return CellSums(merged.table.folded_across_scopes(cap, by_prompt=plan.by_prompt), merged.pairs)

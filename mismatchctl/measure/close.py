@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.correction import Correction
 from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.reduce import Plan
-from mismatchctl.measure.table import ClusterTable, Hashes, add_rows
+from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, add_rows
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
@@ -48,9 +48,9 @@ class Closed:
         return np.diff(np.append(self.starts, len(self.clusters)))
 
     @classmethod
-    def one(cls, cell: CellSums) -> Closed:
-        """A cell that is closed already."""
-        table = cell.table
+    def one(cls, cell: CellSums, *, by_prompt: bool) -> Closed:
+        """A cell of many steps that is closed already; a prompt is one cluster of all of them."""
+        table = cell.table.across_scopes() if by_prompt else cell.table
         folded = np.array([table.is_folded])
         return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
 
@@ -62,6 +62,21 @@ class Closed:
         for own in self.pairs:
             pairs |= {name: pairs[name] + sums if name in pairs else sums for name, sums in own.items()}
         return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
+
+    def counted(self, prompts: Prompts, places: Ints) -> Closed:
+        """The same with what each row adds to the counts of a run's prompts in place of the counts of its step.
+
+        Args:
+            prompts: those before; they are added to.
+            places: of the columns `clusters` and `empty_cluster` of each correction [1 + corrections].
+        """
+        sums, first, rest = self.sums.copy(), int(places[0]), places[1:]
+        for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
+            rows = slice(start, start + size)
+            new, emptied = prompts.add(self.clusters[rows], sums[rows, first] > 0, sums[rows][:, rest] > 0)
+            sums[rows, first] = new
+            sums[start : start + size, rest] = emptied
+        return replace(self, sums=sums)
 
     def take(self, cells: Ints) -> Closed:
         """Some of the cells, in the order given."""

@@ -52,6 +52,7 @@ class Plan:
         drift: whether the dump has current log-probs.
         sequences: whether a row per sequence is wanted too.
         kernel: what does the arithmetic over tokens.
+        by_prompt: whether the dump names prompts: each is one cluster of its run, in whatever steps it occurs.
         every_cluster: whether cluster tables of runs are kept as they are, with the columns of the drift and of
             corrections too, rather than at the size of a file.
     """
@@ -62,6 +63,7 @@ class Plan:
     sequences: bool = False
     kernel: Kernel = PLAIN
     every_cluster: bool = False
+    by_prompt: bool = False
 
     @property
     def pairs(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints
+from mismatchctl.batch import Bools, Float64s, Ints
 
 Hashes = NDArray[np.uint64]
 
@@ -119,7 +119,45 @@ class ClusterTable:
         """The same rows in one scope: they stay apart from the rows of other scopes."""
         return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
 
-    def folded_across_scopes(self, cap: int) -> ClusterTable:
-        """The clusters of every scope, each its own, folded into `cap` by their hash."""
-        names = mix(self.clusters, self.scopes) % np.uint64(cap)
+    def folded_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
+        """The clusters of every scope folded into `cap` by their hash: prompts are the same in all, others are not."""
+        names = (self.clusters if by_prompt else mix(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
+
+    def across_scopes(self) -> ClusterTable:
+        """One row per cluster, whatever its scopes."""
+        return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima, self.is_folded)
+
+
+class Prompts:
+    """The prompts of a run so far, each counted once in whatever steps it occurs."""
+
+    def __init__(self) -> None:
+        self._known: Hashes = np.zeros(0, np.uint64)
+        self._alive: NDArray[np.bool_] | None = None
+
+    def add(self, clusters: Hashes, counted: Bools, emptied: Bools) -> tuple[Float64s, Float64s]:
+        """Take in the clusters of one more step.
+
+        Args:
+            clusters: each once [R].
+            counted: whether it holds a token [R]; others are passed over.
+            emptied: whether nothing is left of it, by rule [R, ...].
+
+        Returns:
+            What it adds to the number of prompts [R], and to the number of prompts that are left empty [R, ...].
+        """
+        if self._alive is None:
+            self._alive = np.zeros((0, *emptied.shape[1:]), np.bool_)
+        at = np.minimum(np.searchsorted(self._known, clusters), max(len(self._known) - 1, 0))
+        found = counted & (self._known[at] == clusters if len(self._known) else np.zeros(len(clusters), np.bool_))
+        fresh = counted & ~found
+        before, after = np.zeros(emptied.shape, np.bool_), np.zeros(emptied.shape, np.bool_)
+        before[found] = ~self._alive[at[found]]
+        self._alive[at[found]] |= ~emptied[found]
+        after[found] = ~self._alive[at[found]]
+        after[fresh] = emptied[fresh]
+        known = np.concatenate([self._known, clusters[fresh]])
+        order = np.argsort(known, kind="stable")
+        self._known, self._alive = known[order], np.concatenate([self._alive, ~emptied[fresh]])[order]
+        return fresh.astype(np.float64), after.astype(np.float64) - before

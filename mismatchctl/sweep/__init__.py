@@ -106,7 +106,10 @@ def sweep(
     ]
     reading = Reading(paths, kinds, rename or {}, by, on_bad)
     drift = reading.dump.has("current_log_probs")
-    plan = SweepPlan(Plan(tuple(kinds), tuple(by), drift), tuple(family for _, family in parts))
+    plan = SweepPlan(
+        Plan(tuple(kinds), tuple(by), drift, by_prompt=reading.dump.has("prompt_id")),
+        tuple(family for _, family in parts),
+    )
     accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))
 
     predicted = corrections_of(chosen) if outlook.needs_sequences else []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Bools, Float64s
 from mismatchctl.measure import GROUP_CAP, OVERALL_CAP
 from mismatchctl.measure.accumulate import step_hash
 from mismatchctl.measure.close import normalization_factor, normalized
@@ -22,7 +22,7 @@ from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, Swee
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import COSTS
 from mismatchctl.measure.reduce import Value, require_few
-from mismatchctl.measure.table import ClusterTable, Hashes, mix
+from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, mix
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
 
@@ -41,19 +41,32 @@ class Closed:
         totals: columns along the grid.
         maxima: the largest.
         rows: those kept by cluster, in parts.
+        counted: whether each cluster of a group holds a token and is told apart from others [R].
+        emptied: whether nothing is left of it, along the grid [R, ...].
+        prompts: of a run, where the dump names them.
     """
 
     totals: Arrays
     maxima: Arrays
     rows: list[ClusterTable]
+    counted: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    emptied: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    prompts: Prompts | None = None
 
     def add(self, group: Closed, salt: np.uint64) -> None:
-        """Take in one more group, whose clusters are its own."""
-        for name, sums in group.totals.items():
+        """Take in one more group; its clusters are its own, unless they are prompts."""
+        counts: Arrays = {}
+        if self.prompts is not None:
+            fresh, emptied = self.prompts.add(group.rows[0].clusters, group.counted, group.emptied)
+            counts = {"clusters": fresh.sum(axis=0), "empty_cluster": emptied.sum(axis=0)}
+        for name, sums in (dict(group.totals) | counts).items():
             self.totals[name] = self.totals[name] + sums if name in self.totals else sums
         for name, largest in group.maxima.items():
             self.maxima[name] = np.maximum(self.maxima[name], largest) if name in self.maxima else largest
-        self.rows += [replace(part, clusters=mix(part.clusters, salt)) for part in group.rows]
+        self.rows += [
+            part if self.prompts is not None else replace(part, clusters=mix(part.clusters, salt))
+            for part in group.rows
+        ]
         if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
             self.rows = [merged(self.rows, OVERALL_CAP)]
 
@@ -97,7 +110,7 @@ class SweepAccumulator:
             self._close_group(run, step, self._open.pop((run, step)))
 
     def _close_group(self, run: str, step: Value, cells: dict[tuple[Value, ...], list[FamilySums]]) -> None:
-        totals = self.runs.setdefault(run, _Run([_nothing() for _ in self.plan.families]))
+        totals = self.runs.setdefault(run, _Run(self._nothing()))
         salt = step_hash(step)
         ordered = sorted(cells, key=str)
         for number, family in enumerate(self.plan.families):
@@ -114,8 +127,13 @@ class SweepAccumulator:
                 closed = closing.close(part)
                 for column, value in zip(self.plan.base.by, values, strict=True):
                     found = totals.by.setdefault(column, {})
-                    found.setdefault(value, [_nothing() for _ in self.plan.families])[number].add(closed, salt)
+                    found.setdefault(value, self._nothing())[number].add(closed, salt)
                     require_few([column], len(found))
+
+    def _nothing(self) -> list[Closed]:
+        """Nothing yet of each family."""
+        named = self.plan.base.by_prompt
+        return [Closed({}, {}, [], prompts=Prompts() if named else None) for _ in self.plan.families]
 
     def finish_by(self) -> None:
         """Write the rows of every value of `--by` columns."""
@@ -165,10 +183,6 @@ class SweepAccumulator:
         }
 
 
-def _nothing() -> Closed:
-    return Closed({}, {}, [])
-
-
 class _Closing:
     """Normalizes weights by the factors of a group, whatever part of it is closed."""
 
@@ -201,10 +215,13 @@ class _Closing:
         rows = self._rows(merged(part.rows, GROUP_CAP), by_cluster)
         totals = {name: values.sum(axis=0) for name, values in columns.items()}
         of_rows = by_cluster.arrays(rows.sums)
-        clusters = (of_rows["tokens"] > 0).astype(np.float64) * (not rows.is_folded)
-        totals["clusters"] = clusters.sum(axis=0)
-        totals["empty_cluster"] = (clusters * (of_rows["kept"] == 0)).sum(axis=0)
-        return Closed(totals, {name: values.max(axis=0) for name, values in maxima.items()}, [rows])
+        counted = (of_rows["tokens"] > 0) & (not rows.is_folded)
+        emptied = counted & (of_rows["kept"] == 0)
+        totals["clusters"], totals["empty_cluster"] = (
+            flags.astype(np.float64).sum(axis=0) for flags in (counted, emptied)
+        )
+        extremes = {name: values.max(axis=0) for name, values in maxima.items()}
+        return Closed(totals, extremes, [rows], counted.reshape(len(rows)), emptied)
 
     def _rows(self, rows: ClusterTable, layout: Layout) -> ClusterTable:
         """Rows by cluster and micro-batch, normalized, then by cluster alone."""
