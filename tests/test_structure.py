@@ -18,6 +18,7 @@ ORDER = (
     "opening",
     "escape",
     "finite",
+    "numbers",
     "files",
     "texts",
     "stores",

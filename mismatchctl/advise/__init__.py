@@ -16,27 +16,9 @@ from mismatchctl.predict.batch import batch_rejection
 from mismatchctl.predict.length import at_length
 from mismatchctl.predict.prediction import Prediction
 from mismatchctl.predict.sample import sample_of
-from mismatchctl.result import Finding
+from mismatchctl.result.story import is_hopeless, to_fix
 
 __all__ = ["Advice", "Advised", "Ahead", "Limits", "advise", "parse_fixed"]
-
-HARMLESS = frozenset(
-    {
-        "numerical_noise",
-        "moe_routing",
-        "quantized_rollout",
-        "cache_quantization",
-        "weights_differ",
-        "stale_policy",
-        "growing_mismatch",
-        "identical",
-        "unexplained",
-    }
-)
-"""Causes that corrections are made for, or that nobody knows how to fix."""
-
-STILL_SAMPLED = frozenset({"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"})
-"""Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
 
 
 def advise(
@@ -66,26 +48,15 @@ def advise(
     """
     known = load(framework) if framework else None
     candidates = distinct(corrections or (expressible(framework) if framework else usual()))
-    to_fix = {run: _to_fix(found) for run, found in diagnose(paths, rename=rename).runs.items()}
-    result = {run: Advice(fix_first=finding) for run, finding in to_fix.items() if finding and _is_hopeless(finding)}
-    if len(result) < len(to_fix):
+    fixes = {run: to_fix(found) for run, found in diagnose(paths, rename=rename).runs.items()}
+    result = {run: Advice(fix_first=finding) for run, finding in fixes.items() if finding and is_hopeless(finding)}
+    if len(result) < len(fixes):
         for run, sample in read(paths, rename, progress).items():
             if run not in result:
                 advice = rank(sample, candidates, batch, limits or Limits(), known)
-                result[run] = advice.model_copy(update={"fix_first": to_fix[run]})
+                result[run] = advice.model_copy(update={"fix_first": fixes[run]})
         _look_ahead(result, paths, rename)
-    return {run: result[run] for run in to_fix}
-
-
-def _to_fix(findings: Sequence[Finding]) -> Finding | None:
-    """The first finding that is to be fixed rather than corrected."""
-    found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in HARMLESS)
-    return next(found, None)
-
-
-def _is_hopeless(finding: Finding) -> bool:
-    """Whether no correction is worth a thought; below high confidence the ranking is for the case that it is not so."""
-    return finding.cause not in STILL_SAMPLED and finding.confidence == "high"
+    return {run: result[run] for run in fixes}
 
 
 def _look_ahead(result: Mapping[str, Advice], paths: Sequence[str], rename: Mapping[str, str] | None) -> None:

@@ -23,7 +23,8 @@ from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import Dtype
 from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
-from mismatchctl.result import Result
+from mismatchctl.result import Result, tell_all
+from mismatchctl.result.story import growth_of_run
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def analyze(
     findings: bool = True,
     device: Device = "auto",
     engine: Engine | None = None,
+    baseline: tuple[str, Result] | None = None,
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -117,6 +119,7 @@ def analyze(
         device: what does the arithmetic over tokens; auto: an accelerator of this process, where there is one and the
             dump is so large that it pays.
         engine: where units are read; the result does not depend on it.
+        baseline: name of a Result that was accepted, and itself: the answer says how K3 stands to it.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -158,7 +161,8 @@ def analyze(
             logged.close()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
         for name, run in result.runs.items():
-            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files])
+            run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], growth_of_run(run))
+        tell_all(result, baseline)
         if unnamed and micro_batches is None:
             warn_of_steps(result, corrections)
         if framework is not None:

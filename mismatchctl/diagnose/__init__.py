@@ -18,7 +18,7 @@ from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 from mismatchctl.measure import WORTH_COMPILING
-from mismatchctl.result import Finding, Sides
+from mismatchctl.result import Finding, Growth, Sides
 
 COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE, "reference_version"))
@@ -74,14 +74,16 @@ class Collector:
             tokens //= 2
         yield replace(self, tokens={})
 
-    def findings(self, run: str, files: Sequence[str]) -> tuple[list[Finding], Sides | None]:
+    def findings(
+        self, run: str, files: Sequence[str], growth: Growth | None = None
+    ) -> tuple[list[Finding], Sides | None]:
         """The causes of one run's mismatch, strongest first, and which side is wrong where the dump can tell.
 
-        `files` are the dump's paths, by index.
+        `files` are the dump's paths, by index; `growth` is that of its K3, None: as the sample has it.
         """
         if run not in self.runs:
             return [], None
-        return told_apart(findings(self.runs[run], files), self.runs[run], files)
+        return told_apart(findings(self.runs[run], files, growth), self.runs[run], files)
 
     def _add(self, runs: Mapping[str, Evidence]) -> None:
         for run, evidence in runs.items():

@@ -14,6 +14,7 @@ from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.diagnose.evidence import Evidence, column_of
 from mismatchctl.dumps import Rows
 from mismatchctl.ratios import k3_of
+from mismatchctl.result import Growth
 
 _EXTREME = 20.0
 _SMALLEST_DOUBT = 0.02  # keeps the noise of near-certain tokens from being scaled up without end
@@ -35,6 +36,7 @@ class Case:
         left_out: values of columns whose rows a cause has explained: column -> values.
         explained: ids of the causes found so far, beyond low confidence.
         whole_k3: summed K3 of the dump as it stands.
+        growth: how K3 changed over the steps of the whole run; None: that of the sample is as good.
     """
 
     evidence: Evidence
@@ -47,6 +49,7 @@ class Case:
     left_out: dict[str, frozenset[Any]] = field(default_factory=dict)
     explained: tuple[str, ...] = ()
     whole_k3: float = 0.0
+    growth: Growth | None = None
 
     @classmethod
     def of(cls, evidence: Evidence, rows: Rows) -> Case:

@@ -12,7 +12,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Diagnosis
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import Evidence
-from mismatchctl.result import Example, Finding, Rival
+from mismatchctl.result import Example, Finding, Growth, Rival
 
 NOISE = "numerical_noise"
 
@@ -27,12 +27,12 @@ class _Found:
     share_k3: float | None = None
 
 
-def findings(evidence: Evidence, files: Sequence[str]) -> list[Finding]:
-    """The causes that a run shows, strongest first; `files` are the dump's paths, by index."""
+def findings(evidence: Evidence, files: Sequence[str], growth: Growth | None = None) -> list[Finding]:
+    """The causes that a run shows, strongest first; `files` are the dump's paths, by index, `growth` that of K3."""
     if evidence.sample is None or not evidence.tokens:
         return []
     with np.errstate(all="ignore"):
-        found = _divided(_searched(Case.of(evidence, evidence.sample.rows)))
+        found = _divided(_searched(replace(Case.of(evidence, evidence.sample.rows), growth=growth)))
     ranked = sorted(
         found, key=lambda row: (CONFIDENCES.index(row.diagnosis.confidence), -round(row.diagnosis.share, 2))
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from mismatchctl.numbers import number
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
-from mismatchctl.render.numbers import number
 from mismatchctl.result import AgainstLog, Result
 
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.dumps.check import FileCheck
+from mismatchctl.numbers import bytes_size
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.numbers import bytes_size
 from mismatchctl.render.text import label
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.compare.model import Change, Comparison, Decomposition, Matrix, PairedTokens
+from mismatchctl.numbers import DASH, estimate, number
 from mismatchctl.render.compare_words import (
     MATRIX,
     details,
@@ -21,7 +22,6 @@ from mismatchctl.render.compare_words import (
 )
 from mismatchctl.render.figures.canvas import SHADES, Figure
 from mismatchctl.render.figures.overlays import breakdowns_figure, contributions_figure, distributions_figure
-from mismatchctl.render.numbers import DASH, estimate, number
 from mismatchctl.render.page import render_page
 from mismatchctl.render.run_tables import place_cells, place_heads
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, Part
+from mismatchctl.numbers import DASH, estimate, number
 from mismatchctl.render.compare_words import (
     MATRIX,
     correction_rows,
@@ -22,7 +23,6 @@ from mismatchctl.render.compare_words import (
 )
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
-from mismatchctl.render.numbers import DASH, estimate, number
 from mismatchctl.render.tables import known_metric
 
 DETAILED = 3

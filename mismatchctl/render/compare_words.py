@@ -16,7 +16,7 @@ from mismatchctl.compare.model import (
     PairedTokens,
     Part,
 )
-from mismatchctl.render.numbers import number
+from mismatchctl.numbers import number
 from mismatchctl.render.text import label
 from mismatchctl.result import Value
 

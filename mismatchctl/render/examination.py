@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.doctor import Check, Dependency, Machine
+from mismatchctl.numbers import bytes_size
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.numbers import bytes_size
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.numbers import DASH, number
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.numbers import DASH, number
 from mismatchctl.result import Example, Fact, Finding
 
 STYLES = {"high": "bold red", "medium": "yellow", "low": "dim"}

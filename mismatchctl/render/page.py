@@ -16,8 +16,8 @@ from markupsafe import Markup, escape
 
 import mismatchctl
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.numbers import estimate, missing, number
 from mismatchctl.render.findings import example_text, fact_text
-from mismatchctl.render.numbers import estimate, missing, number
 from mismatchctl.render.text import clean
 
 TEMPLATES = "reports_templates"

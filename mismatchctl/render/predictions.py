@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from mismatchctl.numbers import DASH, number
 from mismatchctl.predict.prediction import Check, Prediction
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
-from mismatchctl.render.numbers import DASH, number
 
 TITLES = {
     "rejected_tokens": "tokens rejected",

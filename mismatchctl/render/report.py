@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.correction import Correction
+from mismatchctl.numbers import bytes_size
 from mismatchctl.render.figures import Figure, overview_figure
 from mismatchctl.render.notes import notes
-from mismatchctl.render.numbers import bytes_size
 from mismatchctl.render.page import gauge_place, render_page
 from mismatchctl.render.run_section import RunSection, judgement, run_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words

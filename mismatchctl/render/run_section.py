@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.correction import Correction
+from mismatchctl.numbers import estimate, number
 from mismatchctl.render.figures import RunFigures, run_figures
 from mismatchctl.render.notes import run_notes
-from mismatchctl.render.numbers import estimate, number
 from mismatchctl.render.run_tables import (
     breakdown_tables,
     by_tables,
@@ -19,11 +19,10 @@ from mismatchctl.render.run_tables import (
     worst_sequences,
     worst_tokens,
 )
-from mismatchctl.render.series import lists
 from mismatchctl.render.tables import Head, Registry, Table, known_keys, words
 from mismatchctl.render.text import clean
-from mismatchctl.render.trend import Z_LIMIT, Trend, standing, trend
-from mismatchctl.result import Finding, Result, RunResult, Value
+from mismatchctl.result import Finding, Growth, Result, RunResult, Value, story_of
+from mismatchctl.result.growth import Z_LIMIT
 
 TILES = (
     "abs_diff_mean", "abs_diff_max", "ess_token", "ess_sequence", "ratio_mean_z", "khat_token", "khat_sequence",
@@ -71,7 +70,7 @@ class RunSection:
     facts: str
     notes: list[str]
     standing: str
-    trend: Trend
+    trend: Growth
     k3: Value
     k3_meaning: str
     figures: RunFigures
@@ -93,15 +92,14 @@ class RunSection:
 def run_section(result: Result, index: int, registry: Registry, *, brief: bool) -> RunSection:
     """Prepare one run; `brief` leaves some figures out."""
     name, run = list(result.runs.items())[index]
-    values, errors = lists(run.groups, "k3")
     k3 = run.overall.metrics.get("k3", Value(value=None, status="not recorded"))
     section = RunSection(
         index=index,
         name=clean(name),
         facts=_facts(run),
         notes=[clean(note) for note in run_notes(run)],
-        standing=standing(k3.value, k3.se),
-        trend=trend(run.groups.labels, values, errors),
+        standing=story_of(run).standing.text,
+        trend=story_of(run).growth,
         k3=k3,
         k3_meaning=registry.metric("k3").meaning,
         figures=run_figures(run, f"f{index}", brief=brief),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from mismatchctl.compare.model import MovedToken
 from mismatchctl.correction import Correction
-from mismatchctl.render.numbers import DASH, number
+from mismatchctl.numbers import DASH, number
 from mismatchctl.render.tables import Cell, Head, Registry, Shown, Table, amount, group_table, known_keys, words
 from mismatchctl.render.text import are_bytes, clean, label, token_text
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken

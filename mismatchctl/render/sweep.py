@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mismatchctl.numbers import DASH, estimate, number
 from mismatchctl.predict import Prediction
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.notes import left_out_notes
-from mismatchctl.render.numbers import DASH, estimate, number
 from mismatchctl.render.predictions import render_predictions
 from mismatchctl.render.terminal import print_notes
 from mismatchctl.sweep.model import Sweep, Target

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
 from mismatchctl.frameworks import LOADERS, load
-from mismatchctl.render.numbers import estimate_or_reason, number
+from mismatchctl.numbers import estimate_or_reason, number
 from mismatchctl.render.reference import native_yaml, preset_yaml
 from mismatchctl.render.sweep import thinned, threshold
 from mismatchctl.render.tables import Registry

@@ -8,10 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import Figure, percent
 from mismatchctl.render.figures.sweeps import checks_figure
 from mismatchctl.render.notes import left_out_notes
-from mismatchctl.render.numbers import number
 from mismatchctl.render.page import render_page
 from mismatchctl.render.predictions import TITLES, check_sentence, interval
 from mismatchctl.render.report import correction_yaml, files_table

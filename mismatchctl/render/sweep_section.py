@@ -11,9 +11,9 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
+from mismatchctl.numbers import number
 from mismatchctl.render.figures import sweeps as draw
 from mismatchctl.render.figures.canvas import Figure, percent
-from mismatchctl.render.numbers import number
 from mismatchctl.render.sweep import MOST_PRESETS, WISHES, telling, thinned, threshold
 from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
 from mismatchctl.render.text import clean, label

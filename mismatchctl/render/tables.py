@@ -9,7 +9,7 @@ from functools import cache
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
-from mismatchctl.render.numbers import DASH, estimate, number
+from mismatchctl.numbers import DASH, estimate, number
 from mismatchctl.render.series import value_at
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import Groups, Value

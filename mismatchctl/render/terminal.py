@@ -10,15 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.findings import render_findings, render_first_findings
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
 from mismatchctl.render.notes import notes
-from mismatchctl.render.numbers import DASH, estimate, estimate_or_reason, number
 from mismatchctl.render.series import lists
 from mismatchctl.render.text import label
-from mismatchctl.render.trend import Trend, standing, trend
-from mismatchctl.result import Groups, Result, RunResult, Value
+from mismatchctl.result import Groups, Growth, Result, RunResult, Value, story_of
 
 DETAILED = 3
 """Up to so many runs, each has a table of its corrections; more share one."""
@@ -71,7 +70,7 @@ def _print_headline(name: str, run: RunResult, console: Console) -> None:
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
     k3 = _value(run, "k3")
-    rows.add_row("K3", Text.assemble((glyphs.text(_shown(k3, "nats/token")), "bold"), _standing(k3)))
+    rows.add_row("K3", Text.assemble((glyphs.text(_shown(k3, "nats/token")), "bold"), _standing(run)))
     if k3.value is not None:
         rows.add_row("", glyphs.scale(k3.value, max(min(console.width - 14, _SCALE_WIDTH), 1)))
     if steps > 1:
@@ -81,13 +80,14 @@ def _print_headline(name: str, run: RunResult, console: Console) -> None:
     console.print(rows, "")
 
 
-def _standing(k3: Value) -> str:
-    return "" if k3.value is None else f" nats/token: {standing(k3.value, k3.se)}"
+def _standing(run: RunResult) -> str:
+    standing = story_of(run).standing
+    return "" if standing.range == "undefined" else f" nats/token: {standing.text}"
 
 
 def _over_steps(run: RunResult, glyphs: Glyphs) -> str:
-    values, errors = lists(run.groups, "k3")
-    change = trend(run.groups.labels, values, errors).words
+    values, _ = lists(run.groups, "k3")
+    change = story_of(run).growth.text
     ends = f"{number(values[0])} → {number(values[-1])}"
     return f"{glyphs.sparkline(values)}  {glyphs.text(f'{ends}; {change}')}"
 
@@ -122,7 +122,7 @@ def _print_runs(result: Result, console: Console) -> None:
         _figures("ESS\nsequences", runs, "ess_sequence", "fraction", drop=1),
         Column("z of\nE[ratio]", [_z(_value(run, "ratio_mean_z").value) for run in runs]),
     ]
-    changes = [trend(run.groups.labels, *both) for run, both in zip(runs, series, strict=True)]
+    changes = [story_of(run).growth for run in runs]
     if any(len(run.groups.labels) > 1 for run in runs):
         lines, brief = ([glyphs.sparkline(values, width) for values, _ in series] for width in (16, 8))
         columns.append(Column("K3 over\nsteps", lines, right=False, drop=4, brief=brief))
@@ -132,13 +132,13 @@ def _print_runs(result: Result, console: Console) -> None:
         _print_changes(dict(zip(result.runs, changes, strict=True)), console)
 
 
-def _print_changes(changes: Mapping[str, Trend], console: Console) -> None:
+def _print_changes(changes: Mapping[str, Growth], console: Console) -> None:
     """Which runs changed most and when, where the table had no room for it."""
     glyphs = Glyphs(console)
     changed = {name: change for name, change in changes.items() if change.factor}
     largest = sorted(changed, key=lambda name: -abs(math.log(changed[name].factor or 1)))[:MOST_CHANGES]
     for name in largest:
-        console.print(Text.assemble((glyphs.text(name), "bold"), glyphs.text(f": K3 {changed[name].words}")))
+        console.print(Text.assemble((glyphs.text(name), "bold"), glyphs.text(f": K3 {changed[name].text}")))
     if len(changed) > len(largest):
         console.print(f"and {len(changed) - len(largest)} more runs changed")
     if changed:

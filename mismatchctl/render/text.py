@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mismatchctl.escape import terminal as clean
+from mismatchctl.numbers import label
 
 __all__ = ["are_bytes", "clean", "label", "short", "token_text"]
 
@@ -17,13 +18,6 @@ def short(text: str, length: int) -> str:
     """`text`, cleaned, cut to `length` characters with an ellipsis."""
     text = clean(text)
     return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-def label(value: str | int | float | bool | None) -> str:
-    """A step, or a value of a `--by` column, as text."""
-    if value is None:
-        return "(none)"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def are_bytes(tokens: Iterable[Sequence[int] | None]) -> bool:

@@ -12,9 +12,9 @@ from rich.text import Text
 from mismatchctl.escape import github, markdown
 from mismatchctl.gate import Check, Need, Verdict
 from mismatchctl.gate.verdict import LOWER, Part
+from mismatchctl.numbers import DASH, number
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
-from mismatchctl.render.numbers import DASH, number
 from mismatchctl.render.text import clean
 
 _STYLES = {"passed": "green", "undecided": "yellow", "failed": "bold red"}

@@ -1,5 +1,7 @@
-"""The Result: its model, and reading it back."""
+"""The Result: its model, what it says, and reading it back."""
 
+from mismatchctl.result.finding import Confidence, Example, Fact, Finding, Rival, Side
+from mismatchctl.result.growth import Growth, growth_of
 from mismatchctl.result.model import (
     FORMAT,
     Acceptance,
@@ -7,11 +9,7 @@ from mismatchctl.result.model import (
     Agreement,
     Breakdown,
     Clusters,
-    Confidence,
     Distribution,
-    Example,
-    Fact,
-    Finding,
     Groups,
     InputFile,
     Joint,
@@ -19,10 +17,8 @@ from mismatchctl.result.model import (
     Overall,
     Provenance,
     Result,
-    Rival,
     RunResult,
     Series,
-    Side,
     Sides,
     SidesGroup,
     SideShare,
@@ -33,12 +29,14 @@ from mismatchctl.result.model import (
     storage_of,
 )
 from mismatchctl.result.read import is_result, read_result
+from mismatchctl.result.story import Answer, Story, story_of, tell_all
 
 __all__ = [
     "FORMAT",
     "Acceptance",
     "AgainstLog",
     "Agreement",
+    "Answer",
     "Breakdown",
     "Clusters",
     "Confidence",
@@ -47,6 +45,7 @@ __all__ = [
     "Fact",
     "Finding",
     "Groups",
+    "Growth",
     "InputFile",
     "Joint",
     "LeftOut",
@@ -60,11 +59,15 @@ __all__ = [
     "SideShare",
     "Sides",
     "SidesGroup",
+    "Story",
     "Value",
     "WorstSequence",
     "WorstToken",
+    "growth_of",
     "is_result",
     "read_result",
     "result_schema",
     "storage_of",
+    "story_of",
+    "tell_all",
 ]

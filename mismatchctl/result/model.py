@@ -17,6 +17,8 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.correction import Correction
 from mismatchctl.files import write_atomically
 from mismatchctl.finite import FiniteModel
+from mismatchctl.result.finding import Confidence, Finding, Side
+from mismatchctl.result.story import Story
 from mismatchctl.views import ResultViews, RunViews
 
 FORMAT = 1
@@ -152,62 +154,6 @@ class WorstSequence(FiniteModel):
     token_ids: list[int] | None = None
 
 
-class Fact(FiniteModel):
-    """A number that speaks for a cause, or (`supports` false) against it; `interval` is a 90 % one."""
-
-    name: str
-    value: float | int | str | None
-    interval: tuple[float, float] | None = None
-    supports: bool = True
-    meaning: str
-
-
-class Rival(FiniteModel):
-    """A cause that this dump cannot tell apart from the one found, and the column or experiment that would."""
-
-    cause: str
-    tell: str
-
-
-class Example(FiniteModel):
-    """A sequence that shows the cause; `position` is where, counted as in the file."""
-
-    file: str
-    row: int
-    position: int | None = None
-    step: str | int | float | bool | None = None
-    sequence_id: str | int | None = None
-    note: str = ""
-
-
-Confidence = Literal["high", "medium", "low"]
-Side = Literal["rollout", "trainer", "both", "none"]
-
-
-class Finding(FiniteModel):
-    """One cause of the mismatch, as far as the dump shows it.
-
-    `share` is about how much of the summed |log ratio| it explains, `share_k3` its part of the K3: those of a run, with
-    what is unexplained and what is noise, add up to 1; null for another reading of what a finding beside it holds.
-    `where` are the steps, workers, positions or sequences that it concerns, `pointless` the corrections that make no
-    sense until it is fixed.
-    """
-
-    cause: str
-    confidence: Confidence
-    title: str
-    summary: str
-    share: float | None = None
-    share_k3: float | None = None
-    evidence: list[Fact]
-    where: dict[str, str] = Field(default_factory=dict)
-    examples: list[Example] = Field(default_factory=list)
-    advice: str
-    pointless: str = ""
-    rivals: list[Rival] = Field(default_factory=list)
-    side: Side | None = None
-
-
 class SideShare(FiniteModel):
     """The rollout's share of what the two sides disagree on; the trainer's is the rest, `interval` a 90 % one."""
 
@@ -274,6 +220,8 @@ class AgainstLog(FiniteModel):
 class RunResult(RunViews, FiniteModel):
     """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
 
+    `story` is what every medium says of it; null in a Result that was put together by hand.
+
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
     itself logged (`--against`), every name of it by group, and `against` how the two agree, by correction.
     """
@@ -289,6 +237,7 @@ class RunResult(RunViews, FiniteModel):
     clusters: Clusters
     findings: list[Finding] = Field(default_factory=list)
     sides: Sides | None = None
+    story: Story | None = None
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
     log: dict[str, list[float | None]] = Field(default_factory=dict)
     against: dict[str, AgainstLog] = Field(default_factory=dict)
@@ -353,7 +302,7 @@ class Result(ResultViews, FiniteModel):
 
     def to_json(self) -> str:
         """Strict JSON, compact, ending in a newline."""
-        data = self.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
+        data = {"format": self.format} | self.model_dump(mode="json", exclude_defaults=True)
         data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data["provenance"]
         return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from mismatchctl.errors import DataError
 from mismatchctl.result.check import problems
 from mismatchctl.result.model import FORMAT, Result
+from mismatchctl.result.story import tell
 from mismatchctl.stores import read_whole, remote
 from mismatchctl.texts import TextError, decoded, parse_json
 
@@ -62,4 +63,6 @@ def read_result(path: str | Path) -> Result:
     wrong = next(problems(result), None)
     if wrong is not None:
         raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")
+    for run in result.runs.values():
+        run.story = run.story or tell(run)  # those of earlier versions have none
     return result

@@ -13,11 +13,10 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.evidence import LAG
 from mismatchctl.diagnose.levels import among, as_normal, cells_of, series
 from mismatchctl.diagnose.measures import fact, loudest
+from mismatchctl.numbers import label
+from mismatchctl.result import Growth, growth_of
 
 _STEPS, _BEFORE, _Z, _SURE, _FACTOR = 6, 3, 5.0, 7.0, 1.25
-_CLEARLY, _PERHAPS = 3.0, 1.64
-_WITHIN = 2.71
-"""Rise of the weighted squares that bounds a 90 % interval."""
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -25,26 +24,16 @@ def _test(case: Case) -> Diagnosis | None:
     steps, level, error = found.steps, found.level, found.error
     if len(steps) < _STEPS or found.freedom < len(steps):
         return None  # a change between steps is one beyond the scatter within them
-    squares, change = _splits(level, 1 / error**2)
-    best = int(np.argmin(squares))
-    good = level[: best + 1] if best >= _BEFORE - 1 else level  # steps vary as those before the change do
-    extra = max(0.0, float(np.var(good, ddof=1)) - float(np.mean(error**2)))
-    weight = 1 / (error**2 + extra)
-    squares, change = _splits(level, weight)
-    difference = float(change[best])
-    before, after = weight[: best + 1].sum(), weight[best + 1 :].sum()
-    within, between = float(np.mean(error**2)) ** 2 / found.freedom, extra**2 / (len(good) - 1)
-    freedom = (float(np.mean(error**2)) + extra) ** 2 / max(within + between, 1e-300)
-    t = difference * math.sqrt(before * after / (before + after))
-    z = among(as_normal(t, freedom), len(steps) - 1)
+    z, difference = _stands_out(level, error, found.freedom)
     if z < _Z or difference < math.log(_FACTOR):
         return None
-    scale = max(1.0, float(squares[best]) / max(len(steps) - 3, 1))
-    close = np.flatnonzero(squares <= squares[best] + _WITHIN * scale)
-    begin = _first_above(level, error, best + 1, _CLEARLY)
-    onset = steps[begin]
-    first = steps[min(_first_above(level, error, best + 1, _PERHAPS), int(close[0]) + 1)]
-    last = steps[max(begin, int(close[-1]) + 1)]
+    growth = case.growth or _of_sample(case)
+    if growth.verdict != "grew":  # the level of |log ratio| is known better than K3
+        scale = np.exp(level)
+        growth = growth_of(steps, scale.tolist(), (scale * error).tolist(), "abs_log_ratio")
+    onset, ends = growth.onset, growth.onset_interval
+    if growth.verdict != "grew" or not isinstance(onset, (int, float)) or ends is None:
+        return None
     lag = _lag_by_step(case, steps)
     recorded = lag is not None and lag.max() > lag.min()
     if lag is not None and recorded and lag[-1] <= lag[len(lag) // 2]:
@@ -52,22 +41,17 @@ def _test(case: Case) -> Diagnosis | None:
     later = np.array(
         [isinstance(step, (int, float)) and step >= onset for step in case.column("step").tolist()], np.bool_
     )
+    what = "K3" if growth.metric == "k3" else "|log ratio|"
     return Diagnosis(
         "medium" if recorded or z < _SURE else "high",
-        f"|log ratio| is {math.exp(difference):.3g} times larger from step {onset} on (onset between {first} "
-        f"and {last})" + ("; the version lag may be why" if recorded else ""),
+        f"{what} {growth.text}" + ("; the version lag may be why" if recorded else ""),
         share=case.share(later[case.sequence]),
         evidence=(
-            fact("onset", float(onset), "first step of the larger mismatch", interval=(float(first), float(last))),
-            fact("factor", math.exp(difference), "level of |log ratio| from there on over that before"),
-            fact("z", z, "the change in standard errors"),
-            fact(
-                "last_over_first",
-                math.exp(float(level[-1] - level[0])),
-                "level of the last step over that of the first",
-            ),
+            fact("onset", onset, "first step of the larger mismatch", interval=(float(ends[0]), float(ends[1]))),
+            fact("factor", growth.factor or 1.0, f"{what} after over before", interval=growth.interval),
+            fact("z", z, "the change of the level of |log ratio| in standard errors"),
         ),
-        where={"steps": f"{onset} to {steps[-1]}"},
+        where={"steps": f"{label(onset)} to {steps[-1]}"},
         examples=loudest(case, later, case.means(np.abs(case.x))),
         rivals={
             "stale_policy": "rollout_version as the engine reports it, not as the trainer believes: did the "
@@ -77,6 +61,41 @@ def _test(case: Case) -> Diagnosis | None:
         else {},
         leaves=case.without(later[case.sequence]),
     )
+
+
+def _stands_out(level: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
+    """How far the levels after some step stand out from those before, in standard errors, and the difference.
+
+    Steps vary as those before the change do; what is left of z is that of the best of all splits.
+    """
+    squares, change = _splits(level, 1 / error**2)
+    best = int(np.argmin(squares))
+    good = level[: best + 1] if best >= _BEFORE - 1 else level
+    extra = max(0.0, float(np.var(good, ddof=1)) - float(np.mean(error**2)))
+    weight = 1 / (error**2 + extra)
+    squares, change = _splits(level, weight)
+    before, after = weight[: best + 1].sum(), weight[best + 1 :].sum()
+    within, between = float(np.mean(error**2)) ** 2 / freedom, extra**2 / (len(good) - 1)
+    degrees = (float(np.mean(error**2)) + extra) ** 2 / max(within + between, 1e-300)
+    t = float(change[best]) * math.sqrt(before * after / (before + after))
+    return among(as_normal(t, degrees), len(level) - 1), float(change[best])
+
+
+def _of_sample(case: Case) -> Growth:
+    """How K3 changed over the steps of the sample, as it stands in the dump."""
+    whole = Case.of(case.evidence, case.rows)
+    own = whole.column("step")
+    numbered = [isinstance(step, (int, float)) and not isinstance(step, bool) for step in own.tolist()]
+    steps = sorted({step for step, known in zip(own.tolist(), numbered, strict=True) if known})
+    sums, values, errors = whole.sums(whole.k3), [], []
+    for step in steps:
+        inside = np.array([known and one == step for one, known in zip(own.tolist(), numbered, strict=True)])
+        tokens = float(whole.counts[inside].sum())
+        values.append(float(sums[inside].sum()) / tokens if tokens else None)
+        left = np.bincount(whole.clusters[inside], sums[inside] - (values[-1] or 0.0) * whole.counts[inside])
+        used = len(np.unique(whole.clusters[inside]))
+        errors.append(math.sqrt(float((left**2).sum()) * used / max(used - 1, 1)) / tokens if tokens else None)
+    return growth_of(steps, values, errors)
 
 
 def _lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
@@ -89,17 +108,6 @@ def _lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     if not sums or any(count == 0 for count, _ in sums.values()):
         return None
     return np.array([total / count for count, total in sums.values()])
-
-
-def _first_above(level: Float64s, error: Float64s, begin: int, z: float) -> int:
-    """Go back from the best split as long as the step before stands out from all before it: a ramp starts early."""
-    while begin > 2:
-        before = level[: begin - 1]
-        spread = math.hypot(float(error[begin - 1]), float(np.sqrt((error[: begin - 1] ** 2).sum()) / len(before)))
-        if level[begin - 1] - before.mean() < z * spread:
-            break
-        begin -= 1
-    return begin
 
 
 def _splits(level: Float64s, weight: Float64s) -> tuple[Float64s, Float64s]:

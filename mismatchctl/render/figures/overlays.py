@@ -9,9 +9,9 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.compare.model import Decomposition, Part
+from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import MUTED, SERIES, Canvas, Figure, drawing, power
 from mismatchctl.render.figures.distributions import QUANTITIES, Quantity, bend, coarser, places, signed_ticks
-from mismatchctl.render.numbers import number
 from mismatchctl.render.series import SURE
 from mismatchctl.render.text import label, short
 from mismatchctl.result import Breakdown, Distribution

@@ -1,4 +1,4 @@
-"""Numbers for people: enough digits to tell two apart, no more; the same in the terminal and in the report."""
+"""Numbers for people: enough digits to tell two apart, no more; the same in every medium."""
 
 from __future__ import annotations
 
@@ -71,6 +71,13 @@ def bytes_size(size: int) -> str:
     while amount >= 1000 and len(units) > 1:
         amount, units = amount / 1000, units[1:]
     return f"{amount:.0f} {units[0]}" if units[0] == "B" else f"{_plain(amount, _DIGITS)} {units[0]}"
+
+
+def label(value: str | int | float | bool | None) -> str:
+    """A step, or a value of a `--by` column, as text."""
+    if value is None:
+        return "(none)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _exponent(value: float) -> int:

@@ -1,0 +1,291 @@
+"""What is to be said of a run: where its mismatch stands, how it grew, what to judge of it, and the answer.
+
+Computed once, kept in the Result; terminal, page, Markdown and gate say it in these words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from mismatchctl.finite import FiniteModel
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.numbers import DASH, estimate, label, number
+from mismatchctl.result.finding import Fact, Finding
+from mismatchctl.result.growth import Z_LIMIT, Growth, growth_of
+
+if TYPE_CHECKING:
+    from mismatchctl.result.model import Result, RunResult, Value
+
+MANY_REJECTED = 0.5
+"""From this share of rejected tokens on, a correction is said to throw most of the data away."""
+CALM = frozenset({"identical", "numerical_noise"})
+"""Causes that are no reason to worry."""
+CORRECTABLE = frozenset(
+    {"numerical_noise", "moe_routing", "quantized_rollout", "cache_quantization", "weights_differ", "stale_policy",
+     "growing_mismatch", "identical", "unexplained"}
+)  # fmt: skip
+"""Causes that corrections are made for, or that nobody knows how to fix."""
+STILL_SAMPLED = frozenset({"temperature", "truncated_sampling", "low_precision_logging", "stale_step", "logit_penalty"})
+"""Causes to fix first under which the rollout's column is still what sampled: weights hold until then."""
+SURE = 1.645
+"""Standard errors to either side of a 90 % interval."""
+
+Level = Literal["good", "fair", "bad", "unknown"]
+Range = Literal["identical", "below", "dense", "moe", "above", "undefined"]
+Question = Literal["how bad", "since when", "why", "what to do"]
+
+
+class Standing(FiniteModel):
+    """Where K3 lies against the ranges that models usually show; `sure`: its error stays on one side of their ends."""
+
+    range: Range
+    sure: bool = True
+    text: str
+
+
+class Against(FiniteModel):
+    """K3 beside that of a Result that was accepted: their quotient, with a 90 % interval from both errors."""
+
+    baseline: str
+    k3: float | None
+    factor: float | None = None
+    interval: tuple[float, float] | None = None
+    text: str
+
+
+class Judgement(FiniteModel):
+    """Something that a reader should not overlook: `key` names it, `detail` has its figures."""
+
+    key: str
+    text: str
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Both in one."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+class Answer(FiniteModel):
+    """One of the four answers that come first: which case it is, how grave, in words, and what that rests on."""
+
+    question: Question
+    key: str
+    level: Level
+    text: str
+    evidence: list[Fact] = Field(default_factory=list)
+
+
+class Story(FiniteModel):
+    """All that is said of a run beside its numbers; `answers` are four lines, one to each question."""
+
+    standing: Standing
+    growth: Growth
+    judgements: list[Judgement] = Field(default_factory=list)
+    against: Against | None = None
+    answers: list[Answer]
+
+    def answer(self, question: Question) -> Answer:
+        """The answer to a question."""
+        return next(answer for answer in self.answers if answer.question == question)
+
+
+def story_of(run: RunResult) -> Story:
+    """The story of a run: the one that it holds, or that of a run from before there were any."""
+    return run.story or tell(run)
+
+
+def tell(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> Story:
+    """Tell a run's story from its numbers and findings; `baseline` is the name of a Result, and its run."""
+    k3, growth = run.overall.metrics.get("k3"), growth_of_run(run)
+    standing = standing_of(k3)
+    against = None if baseline is None else _against(k3, *baseline)
+    answers = [_how_bad(k3, standing, against), _since_when(growth, run), _why(run.findings, k3)]
+    return Story(
+        standing=standing, growth=growth, judgements=list(_judgements(run)), against=against,
+        answers=[*answers, what_to_do(run.findings, answers)],
+    )  # fmt: skip
+
+
+def tell_all(result: Result, baseline: tuple[str, Result] | None = None) -> None:
+    """Tell the story of every run of a Result, each against the baseline's run of its name, or its only one."""
+    for name, run in result.runs.items():
+        run.story = tell(run, None if baseline is None else _matching(name, *baseline))
+
+
+def _matching(name: str, path: str, baseline: Result) -> tuple[str, RunResult] | None:
+    runs = baseline.runs
+    chosen = runs.get(name) or (next(iter(runs.values())) if len(runs) == 1 else None)
+    return None if chosen is None else (path, chosen)
+
+
+def growth_of_run(run: RunResult, metric: str = "k3") -> Growth:
+    """How a metric of a run changed over its steps."""
+    series, count = run.groups.metrics.get(metric), len(run.groups.labels)
+    none: list[float | None] = [None] * count
+    return growth_of(run.groups.labels, series.value if series else none, (series and series.se) or none, metric)
+
+
+def standing_of(k3: Value | None) -> Standing:
+    """Where a K3 lies against the ranges that models usually show."""
+    if k3 is None or k3.value is None:
+        return Standing(range="undefined", text="undefined")
+    if k3.value == 0:
+        return Standing(range="identical", text="exactly 0: the log-probs agree to the bit")
+    low, middle, high = DENSE_RANGE[0], DENSE_RANGE[1], MOE_RANGE[1]
+    sure = k3.se is None or all(abs(k3.value - edge) >= 2 * k3.se for edge in (low, middle, high))
+    across = "" if sure else "; its error reaches across the border"
+    if k3.value < low:
+        return Standing(range="below", sure=sure, text=f"below what dense models usually show{across}")
+    if k3.value < middle:
+        return Standing(range="dense", sure=sure, text=f"within what dense models usually show{across}")
+    if k3.value < high:
+        text = "above what dense models usually show, within the range of mixtures of experts"
+        return Standing(range="moe", sure=sure, text=f"{text}{across}")
+    return Standing(range="above", sure=sure, text=f"above what even mixtures of experts usually show{across}")
+
+
+def _against(k3: Value | None, path: str, run: RunResult) -> Against | None:
+    before = run.overall.metrics.get("k3")
+    now, then = (None if value is None else value.value for value in (k3, before))
+    if not now or not then:
+        said = number(then) if then is not None else DASH
+        return Against(baseline=path, k3=then, text=f"the baseline's is {said}")
+    parts = [value.se / value.value for value in (k3, before) if value and value.se and value.value]
+    spread, factor = SURE * math.hypot(*parts) if parts else 0.0, now / then
+    ends = (factor * math.exp(-spread), factor * math.exp(spread))
+    told = f"{number(factor)} times the baseline's {number(then)} ({number(ends[0])} to {number(ends[1])})"
+    beyond = not ends[0] <= 1 <= ends[1]
+    text = told if beyond else f"{told}: no change beyond the errors"
+    return Against(baseline=path, k3=then, factor=factor, interval=ends, text=text)
+
+
+def _how_bad(k3: Value | None, standing: Standing, against: Against | None) -> Answer:
+    value = None if k3 is None else k3.value
+    if k3 is None or value is None:
+        why = "not measured" if k3 is None else k3.status
+        return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
+    interval = None if not k3.se else (max(value - SURE * k3.se, 0.0), value + SURE * k3.se)
+    facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90 % interval")]
+    text = f"K3 {estimate(value, k3.se, 'nats/token')} nats/token: {standing.text}"
+    worse = False
+    if against is not None:
+        text += f"; {against.text}"
+        if against.factor is not None:
+            said = "K3 over the baseline's, 90 % interval"
+            facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
+        worse = against.interval is not None and against.interval[0] > 1
+    levels: dict[Range, Level] = {"moe": "fair", "above": "bad"}
+    level = "bad" if worse else levels.get(standing.range, "good")
+    return Answer(question="how bad", key=standing.range, level=level, text=text, evidence=facts)
+
+
+def _since_when(growth: Growth, run: RunResult) -> Answer:
+    facts = []
+    if growth.factor is not None:
+        facts.append(Fact(name="growth", value=growth.factor, interval=growth.interval, meaning="K3 after over before"))
+    if growth.onset is not None:
+        facts.append(Fact(name="onset", value=growth.onset, meaning="first step that is off the level before"))
+    levels: dict[str, Level] = {"grew": "bad", "uneven": "fair", "unknown": "unknown"}
+    text = f"K3 {growth.text}"
+    if growth.verdict == "unknown":
+        steps = len(run.groups.labels)
+        text = "one step alone tells no trend" if steps < 2 else f"K3 is {growth.text}"
+    return Answer(
+        question="since when", key=growth.verdict, level=levels.get(growth.verdict, "good"), text=text, evidence=facts
+    )
+
+
+def _why(findings: Sequence[Finding], k3: Value | None) -> Answer:
+    if not findings:
+        text = "nothing stands out" if k3 is not None else "nothing was looked for"
+        return Answer(question="why", key="none", level="unknown", text=text)
+    first = findings[0]
+    share = f", {percent(first.share_k3)} of the K3" if first.share_k3 is not None else ""
+    level: Level = "good" if first.cause in CALM else "unknown" if first.confidence == "low" else "bad"
+    facts = [Fact(name="share_k3", value=first.share_k3, meaning="its part of the K3")]
+    text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
+    if len(findings) > 1 and findings[1].share_k3 and findings[1].confidence != "low":
+        text += f" Then: {findings[1].title}, {percent(findings[1].share_k3)}."
+    return Answer(question="why", key=first.cause, level=level, text=text, evidence=facts)
+
+
+def what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
+    """What to do as far as findings tell: fix a cause, ask which correction holds, or nothing."""
+    fix = to_fix(findings)
+    if fix is not None:
+        hopeless = is_hopeless(fix)
+        head = "fix this first, nothing corrects it" if hopeless else "fix this first; weights hold until then"
+        return Answer(
+            question="what to do", key="fix_first" if hopeless else "fix", level="bad", text=f"{head}: {fix.advice}"
+        )
+    first = findings[0] if findings else None
+    calm = first is None or first.cause in CALM or first.confidence == "low"
+    if calm and all(answer.level in ("good", "unknown") for answer in others):
+        text = "nothing: no correction is needed, and none would hurt"
+        return Answer(question="what to do", key="nothing", level="good", text=text)
+    advice = "" if first is None or calm else f"{first.advice} "
+    text = f"{advice}Which correction holds, at which price: mismatchctl advise, or --advise here."
+    return Answer(question="what to do", key="ask", level="fair", text=text)
+
+
+def to_fix(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding that is to be fixed rather than corrected."""
+    found = (finding for finding in findings if finding.confidence != "low" and finding.cause not in CORRECTABLE)
+    return next(found, None)
+
+
+def is_hopeless(finding: Finding) -> bool:
+    """Whether no correction is worth a thought; below high confidence a ranking is for the case that it is not so."""
+    return finding.cause not in STILL_SAMPLED and finding.confidence == "high"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage that is 100 only where it is nearly all."""
+    if share is None:
+        return DASH
+    return f"{100 * share:.3g} %" if share < 0.9995 else "100 %"
+
+
+MATTERS = {
+    "wrong_log_probs": f"E[ratio] is more than {Z_LIMIT:g} standard errors off 1: these are not the log-probs that "
+    "sampled; look for the cause before correcting",
+    "heavy_tokens": "Pareto k-hat of tokens is above its limit: means of token ratios cannot be trusted",
+    "heavy_sequences": "Pareto k-hat of sequences is above its limit: sequence-level weights do not converge",
+    "nothing_left": "a correction leaves nothing of some steps",
+    "costly": "a correction rejects more than half of the tokens",
+}
+"""What is judged, in the order in which it is told."""
+
+
+def _judgements(run: RunResult) -> Iterator[Judgement]:
+    for key, detail in _matters(run):
+        yield Judgement(key=key, text=MATTERS[key], detail=detail)
+
+
+def _matters(run: RunResult) -> Iterator[tuple[str, str]]:
+    metrics = run.overall.metrics
+    z = _value(metrics.get("ratio_mean_z"))
+    if z is not None and abs(z) > Z_LIMIT:
+        yield "wrong_log_probs", f"mean {number(_value(metrics.get('ratio_mean')), 'ratio')}, z {z:+.1f}"
+    for level in ("token", "sequence"):
+        khat, limit = (_value(metrics.get(f"khat_{level}{end}")) for end in ("", "_limit"))
+        if khat is not None and limit is not None and khat > limit:
+            yield f"heavy_{level}s", f"{number(khat)}, limit {number(limit)}"
+    for name in run.overall.corrections:
+        kept = run.groups.corrections.get(name, {}).get("kept_tokens")
+        empty = [step for step, left in zip(run.groups.labels, kept.value if kept else (), strict=False) if left == 0]
+        if empty:
+            yield "nothing_left", f"{name}: {len(empty)} of {len(run.groups.labels)}, first {label(empty[0])}"
+    for name, values in run.overall.corrections.items():
+        share = _value(values.get("rejected_tokens"))
+        if share is not None and share > MANY_REJECTED:
+            yield "costly", f"{name}: {number(share, 'fraction')}"
+
+
+def _value(found: Value | None) -> float | None:
+    return None if found is None else found.value
