@@ -13,10 +13,11 @@ from mismatchctl import opening
 from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
+from mismatchctl.dumps.foreign.registry import LAYOUTS
+from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
-from mismatchctl.frameworks.importers.layout import PER_TOKEN, Layout
-from mismatchctl.frameworks.importers.registry import LAYOUTS
+from mismatchctl.frameworks.layout import Layout
 from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.reduce import MOST_VALUES

@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 
 import mismatchctl.analyze
 import mismatchctl.compare
-import mismatchctl.convert
+import mismatchctl.dumps.convert
 import mismatchctl.gate
 import mismatchctl.render.report
 import mismatchctl.render.terminal

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.convert import convert
+from mismatchctl.dumps.convert import convert
+from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
+from mismatchctl.dumps.foreign.registry import LAYOUTS
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.importers.alignment import alignment_sums, check_alignment
-from mismatchctl.frameworks.importers.registry import LAYOUTS
 
 DUMPS = Path(__file__).parent / "framework_dumps"
 PEERS, SLIME = DUMPS / "peers", DUMPS / "slime_miles"
@@ -124,9 +124,10 @@ def _shift_torch(path: Path, column: str) -> None:
 
 
 def _shift_skyrl(path: Path, column: str) -> None:
-    from mismatchctl.frameworks.importers.safe import load_skyrl
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.frameworks.skyrl.layout import CLASSES
 
-    state = load_skyrl(path)
+    state = load_pickle(path, CLASSES)
     tensor = state["batch_dict"][column]
     values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"])
     tensor["data"] = np.roll(values, -1, axis=1).tobytes()
@@ -185,7 +186,7 @@ def test_a_shift_is_seen_in_parts_as_in_the_whole(seed: int, lag: int) -> None:
 
 
 def test_correlation_is_that_of_numpy() -> None:
-    from mismatchctl.frameworks.importers.alignment import LAGS, _correlation
+    from mismatchctl.dumps.foreign.alignment import LAGS, _correlation
 
     rollout, train = next(_pairs(1, 1, 200, 0.3, 0))
     sums = alignment_sums(rollout, train, np.ones(200, bool), np.array([0, 200]))
@@ -248,9 +249,10 @@ def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(t
 
 
 def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
-    from mismatchctl.frameworks.importers.safe import load_skyrl
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.frameworks.skyrl.layout import CLASSES
 
-    state = load_skyrl(next((PEERS / "skyrl").rglob("*.pkl")))
+    state = load_pickle(next((PEERS / "skyrl").rglob("*.pkl")), CLASSES)
     tensor = state["batch_dict"]["rollout_logprobs"]
     values = np.frombuffer(tensor["data"], tensor["dtype"]).reshape(tensor["shape"]).copy()
     values[0, -1] = values[1, -3] = -9999.0

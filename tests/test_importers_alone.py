@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
-from mismatchctl.convert import convert
+from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
 
 DUMPS = Path(__file__).parent / "framework_dumps"

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from mismatchctl.convert import convert
+from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
 
 MILES = Path(__file__).parent / "framework_dumps/slime_miles/miles_head"

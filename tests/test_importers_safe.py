@@ -14,9 +14,11 @@ import torch
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
+from mismatchctl.dumps.foreign.registry import LAYOUTS
+from mismatchctl.dumps.foreign.rows import read_rows
+from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.importers.registry import LAYOUTS
-from mismatchctl.frameworks.importers.safe import load_skyrl, load_torch
+from mismatchctl.frameworks.skyrl.layout import CLASSES
 
 
 class Hostile:
@@ -29,6 +31,11 @@ class Hostile:
 
 def save_pickle(value: object, path: Path) -> None:
     path.write_bytes(pickle.dumps(value))
+
+
+def load_skyrl(path: Path) -> Any:
+    """A pickle as SkyRL writes it."""
+    return load_pickle(path, CLASSES)
 
 
 SAVERS: list[tuple[Callable[..., None], Callable[[Path], Any]]] = [(save_pickle, load_skyrl), (torch.save, load_torch)]
@@ -140,7 +147,7 @@ def test_arrays_of_skyrl_that_are_none_are_refused(tmp_path: Path, state: dict[s
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
     with pytest.raises(DataError, match="column loss_mask: is no array"):
-        list(LAYOUTS["skyrl"].read(path))
+        list(read_rows(LAYOUTS["skyrl"], path))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32", "bool", "U3", "S3"])

@@ -14,7 +14,7 @@ from make_framework_dumps import WRITERS, Variant, rollouts, variant
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
-from mismatchctl.convert import convert
+from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
 
 CASES = [(name, seed) for name in WRITERS for seed in range(8)]

@@ -15,11 +15,13 @@ from mismatchctl.analyze import analyze
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, slime
-from mismatchctl.frameworks.meanings import NEVER_LOGGED, VERSIONS, Relative, relatives, resolve
+from mismatchctl.frameworks import SHELVES, load
+from mismatchctl.frameworks.meanings import NEVER_LOGGED, Relative, relatives, resolve
+from mismatchctl.frameworks.slime import metrics as slime
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
 
-TITLES = [f"{name}@{version}" for name, versions in VERSIONS.items() for version in versions]
+TITLES = [title for shelf in SHELVES for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
+"""Those that have names for metrics of the registry; the others' names are held to goldens."""
 _OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {
     "verl@2025-10-14": _OF_OCTOBER,

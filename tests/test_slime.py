@@ -12,7 +12,8 @@ from conformance_slime import configs, correcting, framework, table
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset, presets, slime
+from mismatchctl.frameworks import load, preset, presets
+from mismatchctl.frameworks.slime import metrics as slime
 
 SHIPPED = """
 use_tis: true

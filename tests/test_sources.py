@@ -19,8 +19,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mismatchctl.cli.main import app
-from mismatchctl.convert import convert
-from mismatchctl.frameworks.importers import reading
+from mismatchctl.dumps.convert import convert
+from mismatchctl.dumps.foreign import reading
 
 ROOT = Path(__file__).parent.parent
 DUMPS = Path(__file__).parent / "framework_dumps"
@@ -281,7 +281,7 @@ def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
 def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
-    from mismatchctl.frameworks.importers import registry
+    from mismatchctl.dumps.foreign import registry
 
     layout = registry.LAYOUTS["slime"]
     columns = {name: one for name, one in layout.columns.items() if name != "train_log_probs"}
@@ -361,7 +361,7 @@ def test_progress_is_told_in_bytes_and_reaches_the_total(jobs: int, logs: Path, 
 MEASURE = """
 import re, sys
 from pathlib import Path
-from mismatchctl.convert import convert
+from mismatchctl.dumps.convert import convert
 convert(Path(sys.argv[1]), Path(sys.argv[2]))
 print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """

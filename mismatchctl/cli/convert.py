@@ -34,7 +34,7 @@ def convert(
 
     Where log-probs are shifted by one token, nothing is written. docs/importers.md lists frameworks and files.
     """
-    from mismatchctl.convert import convert as run
+    from mismatchctl.dumps.convert import convert as run
 
     check_places(None, out, force=force, inputs=[source, join])
     with progress_bar(quiet, unit="bytes") as progress:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
-from mismatchctl.dumps.foreign import native
+from mismatchctl.dumps.imported import native
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems

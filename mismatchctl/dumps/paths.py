@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
+from mismatchctl.dumps.foreign.registry import candidates, rollout_only
 from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
-from mismatchctl.frameworks.importers.registry import candidates, rollout_only
 from mismatchctl.stores import Store, normal, printable, store_of
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

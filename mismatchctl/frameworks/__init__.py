@@ -1,11 +1,11 @@
-"""What frameworks call things: their presets and their column names, one module per framework.
+"""What frameworks call things, a shelf per framework: its presets, columns, configurations, numbers, names, files.
 
 Everything else in the package knows corrections and columns, never who named them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -13,81 +13,106 @@ from mismatchctl.correction import Correction
 from mismatchctl.correction import presets as generic
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import peers, slime, verl
-from mismatchctl.frameworks.framework import Framework, Loss, Replay
-from mismatchctl.frameworks.shelves import SHELVES, load_shelf
-from mismatchctl.texts.python_text import Call
+from mismatchctl.frameworks import (
+    areal,
+    miles,
+    ms_swift,
+    nemo_rl,
+    open_instruct,
+    openrlhf,
+    prime_rl,
+    roll,
+    skyrl,
+    slime,
+    tinker_cookbook,
+    trl,
+    verl,
+)
+from mismatchctl.frameworks.framework import Framework, Loss, Replay, Shelf
+from mismatchctl.frameworks.presets import read_presets
 
 __all__ = [
     "DEFAULT_CORRECTIONS",
-    "FRAMEWORKS",
+    "SHELVES",
     "Framework",
     "Loss",
     "Preset",
     "Replay",
+    "Shelf",
     "column_aliases",
     "load",
     "load_for",
     "preset",
     "presets",
     "recognize",
+    "shelf",
     "titles",
 ]
 
-LOADERS: dict[str, Callable[[str], Framework]] = {
-    "verl": verl.load,
-    "slime": slime.load_slime,
-    "miles": slime.load_miles,
-}
-"""Framework by name, given the version after the @ (empty: the newest)."""
-
-
-def _slime(native: Mapping[str, Any]) -> str | None:
-    return "" if slime.recognizes(native) else None
-
-
-RECOGNIZERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
-    "verl": verl.recognize,
-    "slime": _slime,
-    "miles": _slime,
-}
-"""By framework: the version that a configuration was written for (empty: any), None where it is of another one."""
-
-FRAMEWORKS: tuple[str, ...] = (*LOADERS, *(shelf.name for shelf, _ in SHELVES))
-"""All of them, by name."""
+SHELVES: tuple[Shelf, ...] = (
+    verl.SHELF,
+    slime.SHELF,
+    miles.SHELF,
+    trl.SHELF,
+    nemo_rl.SHELF,
+    openrlhf.SHELF,
+    prime_rl.SHELF,
+    areal.SHELF,
+    skyrl.SHELF,
+    roll.SHELF,
+    tinker_cookbook.SHELF,
+    open_instruct.SHELF,
+    ms_swift.SHELF,
+)
+"""Every framework, a line each. A configuration that could be of several is taken for the first one's."""
 
 DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Compared when nobody says what to compare: one of each kind."""
 
-
-PYTHON_CLASSES: dict[str, Callable[[Call], dict[str, Any]]] = {"RolloutCorrectionConfig": verl.keys_of}
-"""Classes whose calls say a configuration: the keys of one."""
-
-VERSIONS: dict[str, list[str]] = {
-    "verl": [version.name for version in reversed(verl.VERSIONS)],
-    "slime": [version.month for version in reversed(slime.VERSIONS) if version.framework == "slime"],
-    "miles": [version.month for version in reversed(slime.VERSIONS) if version.framework == "miles"],
+_SPELLINGS = {
+    "sampling_logprobs": "rollout_log_probs",
+    "old_logprobs": "train_log_probs",
+    "train_logprobs": "train_log_probs",
+    "current_logprobs": "current_log_probs",
+    "training_step": "step",
+    "train_step": "step",
 }
-"""Versions of each framework, the newest first."""
+"""Column names of nobody's. A name is here, or on a shelf, when it means one thing wherever it is used. Left out:
+`logprobs`: the rollout engine's here, the trainer's there;
+`prox_logp`: entry t is about token t + 1, while the columns beside it are about token t;
+`rewards`, `score`: per token, per sequence, normalized or raw, depending on who writes them;
+`response_tokens`, `completion_tokens`: ids here, a count or text there;
+`attention_mask`, `mask`: cover the prompt or the padding only;
+`weight_version`, `model_version`, `versions`: of the sampler or of the trainer, per group or per token;
+`routed_experts` and its relatives: cover the prompt too."""
+
+
+def shelf(name: str) -> Shelf:
+    """The shelf of a framework.
+
+    Raises:
+        ConfigError: there is no such framework.
+    """
+    for found in SHELVES:
+        if found.name == name:
+            return found
+    known = [found.name for found in SHELVES]
+    raise ConfigError(f"there is no framework {name!r}{suggestion(name, known)}: there are {', '.join(known)}")
 
 
 def load(name: str) -> Framework:
-    """A framework at a version: `verl`, `verl@2025-11`, `verl@3915`, `slime@2026-01`; without a version the newest.
+    """A framework at a version, `NAME` or `NAME@VERSION`; without a version what the name means by itself.
 
     Raises:
         ConfigError: there is no such framework or version.
     """
     framework, _, version = name.partition("@")
-    if (shelf := load_shelf(framework, version)) is not None:
-        return shelf
-    if framework not in LOADERS:
-        raise ConfigError(f"there is no framework {framework!r}{suggestion(framework, FRAMEWORKS)}")
-    return LOADERS[framework](version)
+    return shelf(framework).load(version)
 
 
 def titles(framework: str) -> list[str]:
     """A framework at each of its versions, the newest first."""
-    return [f"{framework}@{version}" for version in VERSIONS.get(framework, ())]
+    return shelf(framework).titles
 
 
 def load_for(native: Mapping[str, Any], name: str) -> Framework:
@@ -97,23 +122,20 @@ def load_for(native: Mapping[str, Any], name: str) -> Framework:
         ConfigError: there is no such framework or version.
     """
     framework, _, version = name.partition("@")
-    known = RECOGNIZERS.get(framework)
-    return load(f"{framework}@{version or (known(native) if known else None) or ''}".rstrip("@"))
+    found = shelf(framework)
+    return found.load(version or found.recognize(native) or "")
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
-    """The framework at the version that a configuration in its own keys was written for; None if it is of none here.
-
-    Miles has slime's keys: what could be either is taken for slime's.
-    """
-    versions = {framework: found(native) for framework, found in RECOGNIZERS.items()}
-    return next((f"{name}@{version}".rstrip("@") for name, version in versions.items() if version is not None), None)
+    """The framework at the version that a configuration in its own keys was written for; None if it is of none here."""
+    versions = ((found.name, found.recognize(native)) for found in SHELVES)
+    return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
 
 
 @cache
 def _by_name() -> dict[str, Preset]:
     found: dict[str, Preset] = {}
-    for item in (*generic.PRESETS, *verl.PRESETS, *slime.PRESETS):
+    for item in (*generic.PRESETS, *(item for one in SHELVES for item in read_presets(one))):
         if item.name in found:
             raise ValueError(f"two presets are called {item.name}")
         found[item.name] = item
@@ -139,9 +161,9 @@ def preset(name: str) -> Correction:
 
 @cache
 def _aliases() -> dict[str, str]:
-    merged: dict[str, str] = {}
-    for names in (verl.COLUMNS, slime.COLUMNS, *peers.COLUMNS.values()):
-        for alias, column in names.items():
+    merged = dict(_SPELLINGS)
+    for found in SHELVES:
+        for alias, column in found.columns.items():
             if merged.setdefault(alias, column) != column:
                 raise ValueError(f"{alias} would be {merged[alias]} and {column}")
     return merged

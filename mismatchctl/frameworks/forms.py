@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import PYTHON_CLASSES
+from mismatchctl.frameworks import SHELVES
 from mismatchctl.texts import TextError, read_data, read_text
 from mismatchctl.texts.python_text import python_calls
 from mismatchctl.texts.shell_text import looks_like_shell, parse_shell
 
 Form = Literal["data", "shell", "python"]
 _BY_SUFFIX: dict[str, Form] = {".json": "data", ".toml": "data", ".sh": "shell", ".bash": "shell", ".py": "python"}
+PYTHON_CLASSES = {name: keys_of for shelf in SHELVES for name, keys_of in shelf.classes.items()}
+"""Classes whose calls say a configuration: the keys of one."""
 _CALLED = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(PYTHON_CLASSES)})[.(]", re.MULTILINE)
 
 
@@ -61,5 +63,5 @@ def _called(path: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
 def _mapping(path: Path) -> dict[str, Any]:
     data = read_data(path)
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{path}: expected keys and values; name a configuration of verl, slime or Miles")
+        raise ConfigError(f"{path}: expected keys and values; name a configuration of a framework")
     return dict(data)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
+from mismatchctl.frameworks.layout import Layout
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.unread import Unread
 from mismatchctl.measure.metrics import Measure, Quantity
+from mismatchctl.texts.python_text import Call
 
 Dtype = Literal["float32", "float64"]
 
@@ -179,3 +181,35 @@ class Framework(ABC):
     @abstractmethod
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
         """The framework's policy loss on those rows, with its own options."""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """What one framework brings: everything of it that stands in its folder.
+
+    Attributes:
+        name: as `load` takes it.
+        versions: of its code, the newest first.
+        load: the framework at a version; empty: what the plain name means. ConfigError: there is no such version.
+        recognize: the version that a configuration was written for (empty: any), None where it is of another one.
+        presets: its file of named corrections.
+        columns: its name of a column of the contract, where that means one thing wherever it is used.
+        layouts: its files of dumps.
+        classes: classes whose calls in Python say a configuration: the keys of one.
+        factory: the keys that a factory of such a class sets at a version, for presets that are named after it.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    load: Callable[[str], Framework]
+    recognize: Callable[[Mapping[str, Any]], str | None]
+    presets: Path
+    columns: Mapping[str, str] = field(default_factory=dict)
+    layouts: tuple[Layout, ...] = ()
+    classes: Mapping[str, Callable[[Call], dict[str, Any]]] = field(default_factory=dict)
+    factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
+
+    @property
+    def titles(self) -> list[str]:
+        """Its name at each version, the newest first."""
+        return [f"{self.name}@{version}" for version in self.versions]

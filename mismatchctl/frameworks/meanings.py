@@ -10,7 +10,7 @@ from typing import Literal
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import VERSIONS, load, titles
+from mismatchctl.frameworks import SHELVES, load, titles
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, drift_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
@@ -64,8 +64,8 @@ class Resolved:
 def find_meanings(name: str) -> dict[Meaning, list[str]]:
     """What a logged or documented name means, and in which frameworks; its prefix (`train/`) may be left out."""
     found: dict[Meaning, list[str]] = {}
-    for framework in VERSIONS:
-        for title, meanings in _newest_with(framework, name):
+    for shelf in SHELVES:
+        for title, meanings in _newest_with(shelf.name, name):
             for meaning in meanings:
                 found.setdefault(meaning, []).append(title)
     return found
@@ -128,7 +128,7 @@ def resolve(name: str, framework: str = "", correction: Correction | None = None
 def _candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """What a name means in one framework at one version, or in the newest of each that has it."""
     if not framework:
-        return [found for each in VERSIONS for found in _newest_with(each, name)]
+        return [found for shelf in SHELVES for found in _newest_with(shelf.name, name)]
     title = load(framework).title
     meanings = _called(title, name)
     return [(title, meanings)] if meanings else []
@@ -185,8 +185,8 @@ def _called(title: str, name: str) -> tuple[Meaning, ...]:
 
 
 def _all_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
-    for framework in VERSIONS:
-        for title in titles(framework):
+    for shelf in SHELVES:
+        for title in shelf.titles:
             yield title, _meanings(title)
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import RECOGNIZERS, load, load_for, recognize
+from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
 from mismatchctl.frameworks.forms import keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
@@ -88,12 +88,12 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
 def _whose(path: Path, keys: dict[str, Any], framework: str, of_any: bool) -> Framework:
     """The framework that a configuration is of, or is to be read as."""
     guessed, chosen = recognize(keys), load_for(keys, framework) if framework else None
-    known = None if chosen is None else RECOGNIZERS.get(chosen.name)
-    if chosen is not None and (of_any or known is None or known(keys) is not None):
+    if chosen is not None and (of_any or shelf(chosen.name).recognize(keys) is not None):
         return chosen
     if guessed is None:
+        known = ", ".join(one.name for one in SHELVES)
         raise ConfigError(
-            f"{path}: holds no key of a correction of {', '.join(RECOGNIZERS)}: say whose it is with --framework; "
+            f"{path}: holds no key of a correction of {known}: say whose it is with --framework; "
             "what mismatchctl writes is a --correction"
         )
     if chosen is not None:

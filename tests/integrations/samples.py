@@ -95,9 +95,10 @@ def nemo_rl(snippet: Snippet) -> None:
 
 
 def skyrl(snippet: Snippet) -> None:
-    from mismatchctl.frameworks.importers.safe import load_skyrl
+    from mismatchctl.dumps.foreign.safe import load_pickle
+    from mismatchctl.frameworks.skyrl.layout import CLASSES
 
-    state = load_skyrl(PEERS / "skyrl/dumped_data/global_step_1_training_input.pkl")
+    state = load_pickle(PEERS / "skyrl/dumped_data/global_step_1_training_input.pkl", CLASSES)
     data = TrainingInputBatch()
     for name, value in state["batch_dict"].items():
         if value is not None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatchctl.batch import Bools
-from mismatchctl.frameworks.shelf import Run, exp
+from mismatchctl.frameworks.run import Run, exp
 from mismatchctl.surrogates import Array
 
 if TYPE_CHECKING:
-    from mismatchctl.frameworks.areal import Areal
+    from mismatchctl.frameworks.areal.replay import Areal
 
 
 def _summary(name: str, values: Array, where: Bools) -> dict[str, float]:

@@ -6,27 +6,25 @@ lint        traps of its arguments
 call        one micro-batch: weights and kept tokens; loss: its policy loss
 metrics     the logged names; names: their meanings in words; reduce: from tokens to the scalar of a step
 framework   replay and loss of a step
-presets     named corrections; column names
+columns     column names; layout, rollouts, zigzag: their files
 """
 
-from mismatchctl.frameworks.slime.config import recognizes
-from mismatchctl.frameworks.slime.framework import Slime, load_miles, load_slime
-from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS, NEVER_LOGGED, LoggedMetric, metric
-from mismatchctl.frameworks.slime.presets import COLUMNS, PRESETS
-from mismatchctl.frameworks.slime.versions import VERSIONS, Version
+from pathlib import Path
 
-__all__ = [
-    "COLUMNS",
-    "DOCUMENTED",
-    "METRICS",
-    "NEVER_LOGGED",
-    "PRESETS",
-    "VERSIONS",
-    "LoggedMetric",
-    "Slime",
-    "Version",
-    "load_miles",
-    "load_slime",
-    "metric",
-    "recognizes",
-]
+from mismatchctl.frameworks.framework import Shelf
+from mismatchctl.frameworks.slime.columns import COLUMNS
+from mismatchctl.frameworks.slime.config import recognize
+from mismatchctl.frameworks.slime.framework import load_slime
+from mismatchctl.frameworks.slime.layout import LAYOUT
+from mismatchctl.frameworks.slime.rollouts import LAYOUT as ROLLOUTS
+from mismatchctl.frameworks.slime.versions import months
+
+SHELF = Shelf(
+    name="slime",
+    versions=months("slime"),
+    load=load_slime,
+    recognize=recognize,
+    presets=Path(__file__).with_name("presets.yaml"),
+    columns=COLUMNS,
+    layouts=(LAYOUT, ROLLOUTS),
+)

@@ -225,9 +225,9 @@ def with_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
     return kept | dict(given)
 
 
-def recognizes(native: Mapping[str, Any]) -> bool:
-    """Whether a mapping holds mis.yaml's keys or the flags that correct."""
-    return not _SIGNS.isdisjoint(_named(native))
+def recognize(native: Mapping[str, Any]) -> str | None:
+    """Any version, of a mapping that holds mis.yaml's keys or the flags that correct."""
+    return None if _SIGNS.isdisjoint(_named(native)) else ""
 
 
 def unread(native: Mapping[str, Any]) -> Iterator[Unread]:

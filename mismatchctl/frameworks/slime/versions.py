@@ -56,6 +56,11 @@ VERSIONS = (
 """Oldest first. Miles of 2026-01 is slime of that month line for line in mis.py and in the policy loss."""
 
 
+def months(framework: str) -> tuple[str, ...]:
+    """The versions of slime or Miles by their months, the newest first."""
+    return tuple(version.month for version in reversed(VERSIONS) if version.framework == framework)
+
+
 def find_version(framework: str, word: str) -> Version:
     """The version called `word`: a name, a commit, or a month (the newest up to it); the newest when empty.
 

@@ -10,14 +10,27 @@ metrics     the logged names, each a quantity, what it is taken over, and a redu
 replay      weights, mask and logged values of a batch; debug: training/rollout_*
 losses      policy losses with verl's denominators
 factories   its RolloutCorrectionConfig as it is called in Python; presets, presets.yaml: the same with their defaults
-columns     its column names
+columns     its column names; layout: its files
 """
 
+from pathlib import Path
+
+from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.verl.columns import COLUMNS
-from mismatchctl.frameworks.verl.factories import keys_of
-from mismatchctl.frameworks.verl.framework import Verl, load
-from mismatchctl.frameworks.verl.presets import PRESETS
+from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
+from mismatchctl.frameworks.verl.framework import load
+from mismatchctl.frameworks.verl.layout import LAYOUT
 from mismatchctl.frameworks.verl.recognize import recognize
 from mismatchctl.frameworks.verl.versions import VERSIONS
 
-__all__ = ["COLUMNS", "PRESETS", "VERSIONS", "Verl", "keys_of", "load", "recognize"]
+SHELF = Shelf(
+    name="verl",
+    versions=tuple(version.name for version in reversed(VERSIONS)),
+    load=load,
+    recognize=recognize,
+    presets=Path(__file__).with_name("presets.yaml"),
+    columns=COLUMNS,
+    layouts=(LAYOUT,),
+    classes={CLASS: keys_of},
+    factory=factory_keys,
+)

@@ -133,6 +133,12 @@ FACTORIES: dict[str, dict[str, Factory]] = {
 """By version, the newest first; 2025-11-12 has those of 2025-11-25."""
 
 
+def factory_keys(version: str, name: str) -> Keys:
+    """The configuration that a factory makes at a version."""
+    factory = FACTORIES[version][name]
+    return {"rollout_correction": factory.keys(factory.defaults)}
+
+
 def keys_of(call: Call) -> Keys:
     """The configuration that a call makes.
 

@@ -1,0 +1,1 @@
+"""What frameworks already write, read as rows of the contract: the machinery. Layouts stand in the shelves."""

@@ -1,0 +1,109 @@
+"""AReaL: options as a Correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.run import Options
+
+_RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
+
+_STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
+
+_USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
+
+
+def _form(level: str, action: str, metric: str, agg: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        low, high = (
+            (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
+        )
+        rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
+        return {"rejection_sampling": rule}
+
+    return said
+
+
+class ArealDialect(PlainFramework):
+    """One rule of rejection or clamping by one statistic; M2PO before it."""
+
+    name = "areal"
+    signs = (
+        r"rejection_sampling|behave_imp_weight_\w+|use_decoupled_loss|prox_logp_method|m2_threshold"
+        r"|use_cispo_loss"
+    )
+
+    options = {
+        "rejection_sampling": None,
+        "m2_threshold": None,
+        "importance_sampling_level": "token",
+        "eps_clip": 0.2,
+        "eps_clip_higher": None,
+        "c_clip": None,
+        "use_decoupled_loss": True,
+        "prox_logp_method": "recompute",
+        "use_cispo_loss": False,
+        "ppo_n_minibatches": 1,
+    }
+
+    places = ("actor",)
+
+    forms = (
+        lambda low, high: {},
+        *(_form("token", action, "ratio", "mean") for action in ("mask", "clamp")),
+        *(_form("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
+        *(_form("token", "mask", metric, "mean") for metric in _STATISTICS),
+        *(_form("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
+    )
+
+    def read(self, native: Any) -> Options:
+        """As every shelf; the retired options are refused with what says the same."""
+        if gone := sorted({"behave_imp_weight_cap", "behave_imp_weight_mode"} & set(native)):
+            raise ConfigError(
+                f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
+            )
+        options = super().read(native)
+        rule = options["rejection_sampling"]
+        if rule is not None:
+            if unknown := sorted(set(rule) - set(_USUAL)):
+                raise ConfigError(f"areal: rejection_sampling has no {unknown[0]!r}")
+            options["rejection_sampling"] = {**_USUAL, **rule}
+        return options
+
+    def rules(self, options: Options) -> Rules:
+        """M2PO's trim, then the rule."""
+        gates: list[Gate] = []
+        if options["m2_threshold"] is not None:
+            keep = (None, options["m2_threshold"] / 2)
+            gates.append(Gate(statistic="k2", level="mean", over="batch", keep=keep, inclusive=(True, False)))
+        rule = options["rejection_sampling"]
+        if rule is None:
+            return None, tuple(gates)
+        metric, sequences, clamps = rule["metric"], rule["level"] == "sequence", rule["action"] == "clamp"
+        low, high = rule["lower"], rule["upper"]
+        raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
+        raw |= {"clamp": "none", "nonfinite": "one"}
+        gate = self._gate(rule, sees="remaining" if gates else "original")
+        if not clamps:
+            return Weight(**raw), (*gates, gate)
+        where = gate.model_copy(update={"effect": "mask", "sees": "original"}) if sequences else None
+        clip = (low or None, high) if metric != "kl_k1" else (low, high)
+        return Weight(clip=clip, bound_where=where, **raw), tuple(gates)
+
+    def _gate(self, rule: Options, sees: Any) -> Gate:
+        metric, low, high = rule["metric"], rule["lower"], rule["upper"]
+        common: dict[str, Any] = {"clamp": "none", "effect": "zero", "sees": sees}
+        sequences, agg = rule["level"] == "sequence", rule["agg"]
+        if metric == "ratio":
+            level: Any = _RATIO_LEVELS[agg] if sequences else "token"
+            return Gate(level=level, keep=(low, high), nonfinite="one", **common)
+        statistic: Any = _STATISTICS[metric]
+        if metric == "kl_k1":  # train minus rollout there
+            low, high = (None if high is None else -high), (None if low is None else -low)
+        precision: Any = "float32" if metric == "binary_kl" else "float64"
+        return Gate(
+            statistic=statistic, level=agg if sequences else "token", keep=(low, high), precision=precision, **common
+        )

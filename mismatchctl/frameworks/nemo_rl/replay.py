@@ -1,0 +1,131 @@
+"""NeMo-RL: what it computes and logs for the rows of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.frameworks.nemo_rl.columns import COLUMNS
+from mismatchctl.frameworks.nemo_rl.dialect import NemoRlDialect
+from mismatchctl.frameworks.nemo_rl.lint import TRAPS
+from mismatchctl.frameworks.run import Run, exp, k3
+from mismatchctl.surrogates import Array, Term
+
+
+class NemoRl(NemoRlDialect):
+    """Weights that are not finite become 0; the filter by sequences' error shrinks denominators."""
+
+    columns = COLUMNS
+    traps = TRAPS
+    weighs_always = True
+
+    def shown_keep(self, run: Run) -> Any:
+        """Kept tokens; what a weight of 0 leaves out is out."""
+        return run.keep & (run.weights > 0)
+
+    def _sampled(self, run: Run) -> Any:
+        """Tokens that the filter of sequences leaves."""
+        return run.counted
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, CISPO or GSPO, times the weights, over what the filter left."""
+        loss, left = run.options["loss"], self._sampled(run)
+        sequences = run.segments if loss["sequence_level_importance_ratios"] else None
+        x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
+        low, high = 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"]
+        if loss["use_cispo"]:
+            term = surrogates.cispo(run.advantages, x, run.current, low, high)
+        else:
+            term = surrogates.ppo(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
+        return [(term, run.weights * left * self._shares(run))]
+
+    def _shares(self, run: Run) -> Array:
+        left = self._sampled(run)
+        if run.options["loss"]["token_level_loss"]:
+            return run.each(1 / (left.sum() + 1e-8))
+        rows = float(self._samples(run).sum())
+        return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
+
+    def _samples(self, run: Run) -> Any:
+        """Rows that the filter leaves, those without tokens included."""
+        return ~((run.lengths > 0) & (run.segments.sum(self._sampled(run)) == 0))
+
+    def _mean(self, run: Run, values: Array) -> float:
+        left = self._sampled(run)
+        return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Errors of the sampler, weights, clips, and the filter of sequences."""
+        loss, left = run.options["loss"], self._sampled(run)
+        d, samples = run.d, self._samples(run)
+        logged: dict[str, float] = {}
+        if run.has_loss:
+            x = run.u
+            if loss["sequence_level_importance_ratios"]:
+                x = run.segments.spread(run.row_means(run.u)).astype(run.step.dtype)
+            ratio = exp(x)
+            clamped = np.clip(ratio, 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"])
+            for name, values in (("probs_ratio", ratio), ("probs_ratio_clamped", clamped)):
+                logged[name] = self._mean(run, values)
+                logged[f"{name}_min"] = float(values[left].min(initial=np.inf))
+                logged[f"{name}_max"] = float(values[left].max(initial=-np.inf))
+            logged["kl_penalty"] = 0.0
+            logged["approx_entropy"] = -self._mean(run, exp(run.v) * run.current)
+            logged["positive_nll_loss"] = 0.0
+        kind = loss["reference_policy_kl_type"]
+        estimate = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": k3}[kind]
+        logged["token_mult_prob_error"] = self._mean(run, exp(np.abs(d)))
+        logged["gen_kl_error"] = self._mean(run, estimate(d))
+        logged["policy_kl_error"] = self._mean(run, estimate(-d))
+        mixed = np.log(0.5 * exp(run.train) + 0.5 * exp(run.rollout))
+        logged["js_divergence_error"] = self._mean(run, 0.5 * (k3(run.train - mixed) + k3(run.rollout - mixed)))
+        logged["num_valid_samples"] = float(samples.sum())
+        logged["sampling_importance_ratio"] = self._mean_weight(run)
+        if loss["truncated_importance_sampling_type"] is not None and loss["use_importance_sampling_correction"]:
+            logged["is_oob_ratio"] = self._out_of_bounds(run)
+        return logged | self._filter(run, samples)
+
+    def _mean_weight(self, run: Run) -> float:
+        weights = run.weights
+        if not run.options["loss"]["use_importance_sampling_correction"]:
+            raw = exp(run.d)  # logged, not used
+            weights = np.where(np.isfinite(raw), raw, 0)
+        if not run.options["loss"]["sequence_level_importance_ratios"]:
+            return self._mean(run, weights)
+        each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
+        return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there
+
+    def _out_of_bounds(self, run: Run) -> float:
+        loss = run.options["loss"]
+        kind = loss["truncated_importance_sampling_type"]
+        low, high = loss["truncated_importance_sampling_ratio_min"] or 0.0, loss["truncated_importance_sampling_ratio"]
+        if kind == "seq-mask-tis":
+            values = exp(run.row_means(np.where(np.isfinite(run.d), run.d, 0)))
+            samples = self._samples(run)
+            outside = (values < low) | (values > high)
+            return float(outside[samples].sum() / (samples.sum() + 1e-8))
+        sequences = loss["sequence_level_importance_ratios"]
+        raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
+        raw = np.where(np.isfinite(raw), raw, 0.0)
+        outside = (raw < low) | (raw > high)
+        return self._mean(run, outside)
+
+    def _filter(self, run: Run, samples: Any) -> dict[str, float]:
+        errors = run.row_means(exp(np.abs(run.d)))
+        some = run.lengths > 0
+        found = {}
+        for when, chosen in (("", some), ("_after_mask", some & samples)):
+            for how, reduce in (("max", np.max), ("mean", np.mean), ("min", np.min)):
+                found[f"seqmask/{how}_seq_mult_prob_error{when}"] = (
+                    float(reduce(errors[chosen])) if chosen.any() else 0.0
+                )
+        rejected = some & ~samples
+        found["seqmask/num_masked_seqs"] = float(rejected.sum())
+        if run.step.has("reward"):
+            correct = run.step.table["reward"].to_numpy(zero_copy_only=False) == 1
+        else:
+            correct = run.row_means(run.advantages) > 0  # as near as it can be told without rewards
+        right = float(correct[rejected].mean()) if rejected.any() else 0.0
+        return found | {"seqmask/masked_correct_pct": right}

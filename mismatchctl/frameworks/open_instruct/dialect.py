@@ -1,0 +1,57 @@
+"""open-instruct: options as a Correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.run import Options
+
+
+class OpenInstructDialect(PlainFramework):
+    """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
+
+    name = "open-instruct"
+    signs = r"use_rho_correction|rho_(clamp|mask)_\w+"
+
+    options = {
+        "use_rho_correction": True,
+        "rho_clamp_lower_bound": 0.0,
+        "rho_clamp_upper_bound": 2.0,
+        "rho_mask_lower_bound": 0.0,
+        "rho_mask_upper_bound": 0.0,
+        "rho_mask_sequence_level": False,
+        "rho_mask_tv_divergence": False,
+        "loss_fn": "dapo",
+        "clip_lower": 0.2,
+        "clip_higher": 0.272,
+    }
+
+    forms = (
+        lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
+        lambda low, high: {
+            "rho_mask_lower_bound": low or 0.0,
+            "rho_mask_upper_bound": high or 0.0,
+            "rho_clamp_upper_bound": 0.0,
+        },
+        lambda low, high: {"use_rho_correction": False},
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""
+        if not options["use_rho_correction"]:
+            return None, ()
+        means = options["rho_mask_sequence_level"] and not options["rho_mask_tv_divergence"]
+        level: Any = "geometric" if means else "token"
+        common: dict[str, Any] = {"clamp": "token", "limit": 10.0}
+        clip = (options["rho_clamp_lower_bound"] or None, options["rho_clamp_upper_bound"] or None)
+        weight = Weight(level=level, clip=None if clip == (None, None) else clip, **common)
+        keep = (options["rho_mask_lower_bound"] or None, options["rho_mask_upper_bound"] or None)
+        if keep == (None, None):
+            return weight, ()
+        if options["rho_mask_tv_divergence"]:
+            gate = Gate(statistic="ratio_gap", level="mean", keep=keep, when="drifting", effect="zero", **common)
+        else:
+            gate = Gate(level=level, keep=keep, effect="zero", **common)
+        return weight, (gate,)

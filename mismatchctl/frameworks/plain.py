@@ -1,0 +1,318 @@
+"""A framework whose options, by name, say one weight rule and some gates: what most shelves are built from."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import PrivateAttr, ValidationError
+
+from mismatchctl.batch import Bools
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay, Shelf
+from mismatchctl.frameworks.lint import Finding, gate_findings, weight_findings
+from mismatchctl.frameworks.options import Place, Spelling, merged
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.unread import Unread
+from mismatchctl.surrogates import Array, Term, total
+from mismatchctl.texts import read_data
+
+_MOST_STACKS = 64
+"""Ways to put forms together that are tried."""
+
+Rules = tuple[Weight | None, tuple[Gate, ...]]
+
+
+class Configured(Correction):
+    """A Correction that remembers the options that it was read from: a loss and its metrics depend on more of them."""
+
+    _options: Options = PrivateAttr(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A documented trap: what options it is in, and what to tell.
+
+    Attributes:
+        caught: whether options hold it.
+        finding: what is said then.
+    """
+
+    caught: Callable[[Options], bool]
+    finding: Finding
+
+
+class PlainFramework(Framework):
+    """A framework whose options say one weight rule and some gates.
+
+    A subclass gives the tables, `rules`, `terms` and `metrics`.
+
+    Attributes:
+        options: name -> default; what is not given has it.
+        aliases: other spellings -> name.
+        places: of a full configuration, the keys under which options stand; blocks: further ones.
+        signs: what only its configurations have a key like.
+        columns: its name of a column -> the contract's.
+        traps: documented ones.
+        forms: ways to write a weight rule and gates between two bounds.
+        loss_key: how the loss is logged; None: it is not.
+        weighs_always: whether every configuration has weights.
+    """
+
+    options: Options
+    aliases: Mapping[str, str] = {}
+    places: Place = ()
+    blocks: tuple[Place, ...] = ()
+    signs: str = ""
+    columns: Mapping[str, str] = {}
+    traps: Sequence[Trap] = ()
+    forms: Sequence[Callable[[Any, Any], Options]] = ()
+    loss_key: str | None = "loss"
+    weighs_always = False
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    @property
+    def block(self) -> tuple[str, ...]:
+        """The keys that its options stand under in a full configuration."""
+        return self.places
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """How its options are spelt."""
+        places = (self.places, *self.blocks) if self.places else self.blocks
+        return Spelling(self.options, self.aliases, places, self.signs)
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """All options of a configuration, of its block, or of a full one.
+
+        Raises:
+            ConfigError: an option that there is not.
+        """
+        return self.spelling.read(native, self.title)
+
+    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+        """Keys that nothing here reads."""
+        return self.spelling.unread(native)
+
+    @abstractmethod
+    def rules(self, options: Options) -> Rules:
+        """Weight rule and gates."""
+
+    @abstractmethod
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """Terms of the loss, each with a factor per token."""
+
+    @abstractmethod
+    def metrics(self, run: Run) -> dict[str, float]:
+        """What it logs beside the loss."""
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """The step as this configuration looks at it."""
+        return Run(step, options, correction)
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """A configuration as a Correction."""
+        options = self.read(native)
+        try:
+            weight, gates = self.rules(options)
+            made = Configured(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
+        except ValidationError as error:
+            raise ConfigError("; ".join(str(item["msg"]) for item in error.errors())) from error
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"{self.title} does not take these values: {error}") from error
+        made._options = options
+        return made
+
+    def anchor(self, options: Options) -> Any:
+        """The loss that the core knows nearest to it."""
+        return "ppo"
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """The options of a Correction that came from some; else what forms of its rules say together."""
+        options = self._options_of(correction)
+        if options is not None:
+            return self.spelling.written(options), []
+        rules = ([] if correction.weight is None else ["its weight rule"]) + [gate.title for gate in correction.gates]
+        return {}, [f"{self.title} has no options for {' with '.join(rules) or 'no correction at all'}"]
+
+    def _options_of(self, correction: Correction) -> Options | None:
+        if isinstance(correction, Configured) and self._says(correction._options, correction):
+            return correction._options
+        whole = (form(*bounds) for bounds in _bounds(correction) for form in self.forms)
+        parts = product(*(self._forms_of(rule) for rule in (*correction.gates, correction.weight) if rule is not None))
+        stacks = (merged(part) for part in islice(parts, _MOST_STACKS))
+        return next((said for said in (*whole, *stacks) if self._says(said, correction)), None)
+
+    def _forms_of(self, rule: Weight | Gate) -> list[Options]:
+        """What may say one rule among others."""
+        bounds = rule.keep if isinstance(rule, Gate) else _weight_bounds(rule)
+        alone = Correction(gates=(rule,)) if isinstance(rule, Gate) else Correction(weight=rule)
+        said = [form(*bounds) for form in self.forms]
+        exact = [one for one in said if self._says(one, alone)]
+        return exact or [one for one in said if self._holds(one, rule)]
+
+    def _holds(self, options: Options, rule: Weight | Gate) -> bool:
+        """Whether a rule is among those that options say, but for what it sees of earlier ones."""
+        try:
+            weight, gates = self.rules(self.read(options))
+        except (ValidationError, ConfigError, TypeError, KeyError):
+            return False
+        given = [one.model_copy(update={"sees": rule.sees}) for one in (weight, *gates) if one is not None]
+        return rule in given
+
+    def _says(self, options: Options, correction: Correction) -> bool:
+        try:
+            return self.rules(self.read(options)) == (correction.weight, correction.gates)
+        except (ValidationError, ConfigError, TypeError, KeyError):
+            return False
+
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """The traps of a configuration."""
+        try:
+            made = self.correction(native)
+        except ConfigError as error:
+            return [Finding("error", "", str(error), "correct it", self.title)]
+        options = self.read(native)
+        found = [trap.finding for trap in self.traps if trap.caught(options)]
+        if made.weight is not None:
+            found += weight_findings(made.weight, "", self.title)
+        for gate in made.gates:
+            found += gate_findings(gate, "", self.title)
+        return found
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where each threshold stands: in the keys of the block."""
+        return [".".join(self.places)] * len(correction.gates)
+
+    def _run(self, table: pa.Table, correction: Correction, dtype: Dtype, **changes: Any) -> Run:
+        said, unsaid = self.native(correction)
+        if unsaid:
+            raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
+        options = self.read(said | changes)
+        return self.prepared(Step.read(table, dtype, self.columns), options, correction)
+
+    def replay(
+        self,
+        table: pa.Table,
+        correction: Correction,
+        dtype: Dtype = "float64",
+        micro_batch_size: int | None = None,
+        reducer: str | None = None,
+    ) -> Replay:
+        """What it computes for the rows of one step, in their order, as one batch on one rank.
+
+        Args:
+            table: one row per sequence, contract columns or the framework's.
+            correction: as from `correction`.
+            dtype: what the training computed in; all of these train in float32.
+            micro_batch_size: not taken: a step is one batch.
+            reducer: not taken.
+        """
+        run = self._run(table, correction, dtype)
+        with np.errstate(all="ignore"):
+            logged = self.metrics(run)
+            if run.has_loss and self.loss_key is not None:
+                logged[self.loss_key] = total(self.terms(run))[0]
+            by_row = run.step.by_row
+            weighs = correction.weight is not None or self.weighs_always
+            return Replay(
+                {name: float(value) for name, value in logged.items()},
+                by_row(self.shown_weights(run)) if weighs else None,
+                [flags.astype(np.bool_) for flags in by_row(self.shown_keep(run))],
+            )
+
+    def shown_weights(self, run: Run) -> Array:
+        """What the framework multiplies each token's loss with."""
+        return run.weights
+
+    def shown_keep(self, run: Run) -> Bools:
+        """Which tokens it leaves in its loss."""
+        return run.keep
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """Value, gradient by each current log-prob, and what is logged beside it.
+
+        Args:
+            table: as for `replay`, with `current_log_probs` and `advantages`.
+            correction: as from `correction`.
+            **options: the framework's own, and `dtype`.
+        """
+        dtype = options.pop("dtype", "float64")
+        run = self._run(table, correction, dtype, **options)
+        if not run.has_loss:
+            raise ConfigError("the loss needs the columns current_log_probs and advantages")
+        with np.errstate(all="ignore"):
+            value, gradient = total(self.terms(run))
+            logged = {name: float(number) for name, number in self.metrics(run).items()}
+        return Loss(
+            value, logged if self.loss_key is None else logged | {self.loss_key: value}, run.step.by_row(gradient)
+        )
+
+    def meanings(self) -> list[Meaning]:
+        """What each name stands for."""
+        return list(_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml")))
+
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One number by its name."""
+        given = correction if correction is not None else self.correction({})
+        logged = self.replay(table, given, dtype).logged
+        if name not in logged:
+            raise ConfigError(f"{self.title} logs no {name!r} for this correction{suggestion(name, logged)}")
+        return logged[name]
+
+
+@cache
+def _meanings(place: Path) -> tuple[Meaning, ...]:
+    """What names.yaml beside a framework says."""
+    return tuple(
+        Meaning(name, "", what, over, how, None, basis) for name, (what, over, how, basis) in read_data(place).items()
+    )
+
+
+def _weight_bounds(weight: Weight) -> tuple[Any, Any]:
+    return weight.clip or weight.zero or (None, weight.truncate)
+
+
+def _bounds(correction: Correction) -> Iterable[tuple[Any, Any]]:
+    """Intervals that a correction holds, of its gates before that of its weight."""
+    for gate in correction.gates:
+        yield gate.keep
+    if correction.weight is not None:
+        yield _weight_bounds(correction.weight)
+    yield None, None
+
+
+def shelf_of(kind: type[PlainFramework], versions: tuple[str, ...], default: str = "", **brought: Any) -> Shelf:
+    """What one of these brings.
+
+    Args:
+        kind: the framework.
+        versions: of its code, the newest first.
+        default: what the plain name means; empty: the newest.
+        **brought: fields of the Shelf besides.
+    """
+
+    def load(version: str) -> Framework:
+        if version and version not in versions:
+            raise ConfigError(f"{kind.name} has no version {version!r}{suggestion(version, versions)}")
+        return kind(version or default or versions[0])
+
+    def recognize(native: Mapping[str, Any]) -> str | None:
+        return "" if kind(versions[0]).spelling.recognizes(native) else None
+
+    place = Path(inspect.getfile(kind)).parent
+    return Shelf(kind.name, versions, load, recognize, place / "presets.yaml", **brought)

@@ -1,0 +1,86 @@
+"""prime-rl: options as a Correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.run import Options
+
+
+class PrimeRlDialect(PlainFramework):
+    """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
+
+    name = "prime-rl"
+    signs = r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
+
+    aliases = {"ipo_threshold": "eps"}
+    places = ("trainer", "loss")
+
+    def __init__(self, version: str) -> None:
+        super().__init__(version)
+        self.later = version in ("2026-09", "2026-10")
+        newest = version == "2026-10"
+        self.options: Options = {"type": "ipo" if self.later else "default", "kl_tau": 1e-3, "adv_tau": 1.0}
+        self.options["eps"] = 0.3 if newest else 0.1
+        if newest:
+            self.options["kl_tau"] = 0.0
+            self.options |= {"max_importance_ratio": 1e4, "score_centering": False}
+        if self.later:
+            self.options |= {"ratio_low": None, "ratio_high": None}
+        else:
+            self.options |= {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2}
+        self.forms = tuple(self._forms())
+
+    def _forms(self) -> Any:
+        yield lambda low, high: {"type": "ipo", "eps": high}
+        if self.version == "2026-10":
+            yield lambda low, high: {"type": "ppo"}
+        if self.later:
+            yield lambda low, high: {"type": "icepop", "ratio_low": low, "ratio_high": high}
+            yield lambda low, high: {"type": "cispo", "ratio_low": low or 0.0, "ratio_high": high}
+        else:
+            yield lambda low, high: {"type": "default", "dppo_mask_high": high}
+
+    def read(self, native: Any) -> Options:
+        """As every shelf, and what left the schema is refused with the name of what came."""
+        gone = {"dppo_mask_low", "dppo_mask_high"} & set(native)
+        if self.later and (gone or native.get("type") == "default"):
+            raise ConfigError(f"{self.title} has no type default and no dppo_mask_low or _high: use type ipo with eps")
+        return super().read(native)
+
+    def rules(self, options: Options) -> Rules:
+        """Tokens of which the probability moved too far are dropped, whichever way the advantage pushes or not."""
+        kind = options["type"]
+        cap = options.get("max_importance_ratio")
+        source: Any = "current/rollout"
+        weight = Weight(source=source, clamp="none", truncate=cap if kind == "ipo" else None)
+        common: dict[str, Any] = {"source": source, "effect": "zero", "clamp": "none", "nonfinite": "keep"}
+        if kind == "ipo":
+            return weight, (Gate(statistic="abs_prob_diff", keep=(None, options["eps"]), **common),)
+        if kind == "default" and not self.later:
+            high = Gate(
+                statistic="prob_diff", keep=(None, options["dppo_mask_high"]), when="positive_advantage", **common
+            )
+            low = Gate(
+                statistic="prob_diff", keep=(-options["dppo_mask_low"], None), when="nonpositive_advantage", **common
+            )
+            return weight, (high, low)
+        if kind not in ("icepop", "ppo", "cispo") or not self.later or (kind != "icepop" and self.version == "2026-09"):
+            raise ConfigError(f"{self.title} has no loss of type {kind!r}")
+        if kind == "icepop":
+            return weight, (Gate(keep=self._bounds(options), **common),)
+        if kind == "cispo":
+            low_bound, high_bound = self._bounds(options)
+            return Weight(source=source, clamp="none", clip=(low_bound, high_bound)), ()
+        return None, ()
+
+    def _bounds(self, options: Options) -> tuple[float | None, float | None]:
+        usual = {"icepop": (0.2, 5.0), "ppo": (0.8, 1.2), "cispo": (0.0, 5.0)}[options["type"]]
+        low, high = (
+            given if given is not None else default
+            for given, default in zip((options["ratio_low"], options["ratio_high"]), usual, strict=True)
+        )
+        return (low or None), high

@@ -1,0 +1,195 @@
+"""SkyRL: what it computes and logs for the rows of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import GateOutcome
+from mismatchctl.frameworks.run import Options, Run, exp
+from mismatchctl.frameworks.skyrl.columns import COLUMNS
+from mismatchctl.frameworks.skyrl.dialect import SkyRlDialect
+from mismatchctl.frameworks.skyrl.lint import TRAPS
+from mismatchctl.surrogates import Array, Term
+
+
+class SkyRl(SkyRlDialect):
+    """A fixed stack: veto, mask of tokens, weight, mask of sequences, each on what is left; denominators stay."""
+
+    columns = COLUMNS
+    traps = TRAPS
+    weighs_always = True
+
+    def _mask(self, run: Run) -> tuple[GateOutcome, ...]:
+        """What the correction's own gates reject, apart from the loss's."""
+        own = [outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout"]
+        return tuple(own)
+
+    def _left(self, run: Run) -> Any:
+        flags = np.ones(run.tokens, np.bool_)
+        for outcome in self._mask(run):
+            flags &= ~(outcome.low.expanded() | outcome.high.expanded())
+        return flags
+
+    def _loss_drops(self, run: Run) -> Any:
+        """What a loss with a mask of its own leaves out: DPPO only where the ratio moves that way."""
+        drops = np.zeros(run.tokens, np.bool_)
+        for outcome in run.applied.gates:
+            if outcome.gate.source != "current/rollout":
+                continue
+            flags = outcome.low.expanded() | outcome.high.expanded()
+            if outcome.gate.statistic == "binary_kl":
+                flags = flags & (run.v > 0 if outcome.gate.when == "positive_advantage" else run.v < 0)
+            drops |= flags
+        return drops
+
+    def shown_keep(self, run: Run) -> Any:
+        """The loss mask; what a loss of its own drops stays in it."""
+        return self._left(run)
+
+    def shown_weights(self, run: Run) -> Array:
+        """Bounded weights, those of rejected tokens too."""
+        return run.raw_weights
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """The surrogate of policy_loss_type."""
+        options, kind = run.options, run.options["policy_loss_type"]
+        low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+        share = run.each(1.0)  # the reduction stands in the advantages
+        factors = share * run.raw_weights * self._left(run)
+        advantages = run.advantages
+        if kind == "rollout_is":
+            kept = ~self._loss_drops(run) & self._left(run)
+            return [(surrogates.factor(advantages, run.current, exp(run.v.clip(-20, 20))), share * kept)]
+        if kind == "dppo":
+            return [
+                (surrogates.weighted(advantages, run.v.clip(-20, 20)), share * ~self._loss_drops(run) * self._left(run))
+            ]
+        if kind == "cispo":
+            x = self._cispo(run)
+            bounds = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
+            return [(surrogates.cispo(advantages, x, run.current, *bounds), factors)]
+        if kind == "sapo":
+            return [
+                (surrogates.sapo(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"]), factors)
+            ]
+        if kind == "importance_sampling":
+            return [(surrogates.weighted(advantages, run.u), factors)]
+        x = run.u.clip(-20, 20)
+        if kind == "gspo":
+            left = self._left(run)
+            x = run.segments.spread(run.row_means(run.u, left)).clip(-20, 10)
+        dual = options["clip_ratio_c"] if kind == "dual_clip" else None
+        return [(surrogates.ppo(advantages, x, low, high, dual=dual), factors)]
+
+    def _cispo(self, run: Run) -> Array:
+        return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Ratios with padding's zeros, what each stage rejects, and differences of log-probs."""
+        given = run.options["off_policy_correction"]
+        stages = self._stages(run, given) if self._is_on(given) else {}
+        logged = dict(stages)
+        if run.has_loss:
+            logged |= {f"loss_metrics/{name}": value for name, value in (self._loss_metrics(run) | stages).items()}
+        apart = np.abs(run.d)
+        prefix = "policy/rollout_train_logprobs_abs_diff_"
+        logged |= {
+            prefix + "max": float(apart.max(initial=0)),
+            prefix + "min": float(apart.min(initial=np.inf)),
+            prefix + "mean": run.mean(apart),
+            prefix + "std": float(np.std(apart, ddof=1)) if len(apart) > 1 else np.nan,
+        }
+        if run.has_loss:
+            moved, prefix = np.abs(run.v), "minibatch_rollout_logprobs_abs_diff_"
+            padded = len(run.step) * run.width > run.tokens  # masked entries are zeros
+            logged |= {
+                prefix + "mean": run.mean(moved),
+                prefix + "sq_mean": run.mean(moved * moved),
+                prefix + "max": float(moved.max(initial=0)),
+                prefix + "min": 0.0 if padded and not np.isnan(moved).any() else float(moved.min(initial=np.inf)),
+            }
+        return logged
+
+    @staticmethod
+    def _is_on(given: Options) -> bool:
+        outliers = [given[f"outlier_token_is_threshold_{side}"] for side in ("low", "high")]
+        masks = [given[f"token_mask_is_threshold_{side}"] for side in ("low", "high")]
+        stated = given["tis_ratio_type"] is not None or given["sequence_mask_metric"] is not None
+        return stated or outliers != [None, None] or None not in masks
+
+    def _stages(self, run: Run, given: Options) -> dict[str, float]:
+        rows = len(run.step)
+        ratio = exp(run.d.clip(-20, 20)).astype(np.float64)
+        padded = np.concatenate([ratio, np.zeros(rows * run.width - run.tokens)])
+        mean = run.mean(ratio)
+        logged = {
+            "is_ratio_mean": mean,
+            "is_ratio_std": float(np.std(padded, ddof=1)),
+            "is_ratio_max": float(padded.max()),
+            "is_ratio_min": float(padded.min()),
+        }
+        low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
+        if low is not None or high is not None:
+            sums = run.segments.sum
+            below = sums(ratio < low) > 0 if low is not None else np.zeros(rows, np.bool_)
+            above = sums(ratio > high) > 0 if high is not None else np.zeros(rows, np.bool_)
+            logged |= {
+                "outlier_seq_masked_ratio": float((below | above).mean()),
+                "outlier_seq_over_high_ratio": float(above.mean()),
+                "outlier_seq_under_low_ratio": float(below.mean()),
+            }
+        left = np.ones(run.tokens, np.bool_)
+        for outcome in self._mask(run):
+            flags = outcome.low.expanded() | outcome.high.expanded()
+            if outcome.gate.level == "token":
+                logged["token_mask_ratio"] = run.mean(flags, left)
+            left &= ~flags
+        weights = run.applied.weights
+        if weights is not None and given["tis_ratio_type"] == "token":
+            logged["tis_token_clip_high_ratio"] = self._beyond(run, weights.high)
+        elif weights is not None:
+            logged["tis_seq_clip_high_ratio"] = float(weights.high.mean())
+        if given["sequence_mask_metric"] is not None:
+            outcome = self._mask(run)[-1]
+            name = {"geometric": "geo", "product": "product"}[given["sequence_mask_metric"]] + "_sequence_mask_"
+            above, below = outcome.high.sequences, outcome.low.sequences
+            logged |= {
+                name + "masked_ratio": float((above | below).mean()),
+                name + "over_high_ratio": float(above.mean()),
+                name + "under_low_ratio": float(below.mean()),
+            }
+        return logged
+
+    def _beyond(self, run: Run, flags: Any) -> float:
+        """Over the tokens that the stages before the weight left."""
+        left = np.ones(run.tokens, np.bool_)
+        for outcome in self._mask(run):
+            if outcome.gate.sees == "original":
+                left &= ~(outcome.low.expanded() | outcome.high.expanded())
+        return run.mean(flags, left)
+
+    def _loss_metrics(self, run: Run) -> dict[str, float]:
+        options, kind = run.options, run.options["policy_loss_type"]
+        left = self._left(run)
+        if kind == "cispo":
+            ratio = exp(self._cispo(run))
+            low, high = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
+            bounded = ratio.clip(low, high)
+            return {
+                "clip_ratio": run.mean((ratio < low) | (ratio > high), left),
+                "cispo/ratio_mean": run.mean(ratio, left),
+                "cispo/ratio_clamped_mean": run.mean(bounded, left),
+                "cispo/ratio_max": float(ratio.max()),
+                "cispo/ratio_min": float(ratio.min()),
+            }
+        if kind in ("rollout_is", "dppo"):
+            return {"clip_ratio": run.mean(self._loss_drops(run), left)}
+        if kind in ("sapo", "importance_sampling"):
+            return {"clip_ratio": 0.0}
+        x = run.segments.spread(run.row_means(run.u, left)) if kind == "gspo" else run.u
+        ratio = exp(x)
+        low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+        return {"clip_ratio": run.mean(-run.advantages * ratio.clip(low, high) > -run.advantages * ratio)}

@@ -1,0 +1,45 @@
+"""tinker-cookbook: options as a Correction."""
+
+from __future__ import annotations
+
+from mismatchctl.correction import Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.run import Options
+
+_CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
+
+
+class TinkerCookbookDialect(PlainFramework):
+    """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
+
+    name = "tinker-cookbook"
+    signs = r"clip_(low|high)_threshold"
+
+    options = {
+        "loss_fn": "importance_sampling",
+        "clip_low_threshold": None,
+        "clip_high_threshold": None,
+        "training": "current_log_probs",
+    }
+
+    forms = (
+        lambda low, high: {"loss_fn": "importance_sampling"},
+        lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """REINFORCE weighted with the ratio to the sampler."""
+        kind = options["loss_fn"]
+        if kind not in ("importance_sampling", "ppo", "cispo"):
+            raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
+        weight = Weight(source="current/rollout", clamp="none")
+        if kind == "cispo":
+            low, high = self._clips(options)
+            weight = weight.model_copy(update={"clip": (low or None, high)})
+        return (None if kind == "ppo" else weight), ()
+
+    def _clips(self, options: Options) -> tuple[float, float]:
+        low, high = _CLIPS[options["loss_fn"]]
+        given = options["clip_low_threshold"], options["clip_high_threshold"]
+        return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])

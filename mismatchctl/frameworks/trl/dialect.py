@@ -1,0 +1,72 @@
+"""TRL: options as a Correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.run import Options
+
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+class TrlDialect(PlainFramework):
+    """Product of ratios at sequence level, masks that leave the denominators alone."""
+
+    name = "trl"
+    signs = r"vllm_importance_sampling_\w+|off_policy_mask_threshold"
+
+    options = {
+        "mode": "sequence_mask",
+        "cmin": None,
+        "cmax": 3.0,
+        "correct": True,
+        "opsm": None,
+        "level": "token",
+        "loss_type": "dapo",
+        "eps": (0.2, 0.2),
+        "delta": None,
+        "sapo": (1.0, 1.05),
+        "vespo": {"positive": (2.0, 3.0), "negative": (3.0, 2.0)},
+    }
+
+    aliases = {
+        "vllm_importance_sampling_mode": "mode",
+        "vllm_importance_sampling_clip_min": "cmin",
+        "vllm_importance_sampling_clip_max": "cmax",
+        "vllm_importance_sampling_cap": "cmax",
+        "vllm_importance_sampling_correction": "correct",
+        "off_policy_mask_threshold": "opsm",
+        "importance_sampling_level": "level",
+    }
+
+    forms = tuple((lambda low, high, mode=mode: {"mode": mode, "cmin": low, "cmax": high}) for mode in _MODES) + (
+        (lambda low, high: {"correct": False}),
+    )
+
+    def rules(self, options: Options) -> Rules:
+        """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""
+        gates: list[Gate] = []
+        weight = None
+        if options["correct"]:
+            mode, keep = options["mode"], (options["cmin"], options["cmax"])
+            if mode not in _MODES:
+                raise ConfigError(f"trl knows the modes {', '.join(_MODES)}, not {mode!r}")
+            level: Any = mode.partition("_")[0]
+            weight = Weight(level=level, clamp="none", clip=keep if mode.endswith("truncate") else None)
+            if mode.endswith("mask"):
+                gates.append(Gate(level=level, keep=keep, clamp="none", effect="zero", nonfinite="keep"))
+        if options["opsm"] is not None:
+            gates.append(
+                Gate(
+                    statistic="k1",
+                    level="mean",
+                    source="current/rollout",
+                    keep=(None, options["opsm"]),
+                    when="negative_advantage",
+                    effect="zero",
+                )
+            )
+        return weight, tuple(gates)
