@@ -217,15 +217,6 @@ def test_drift_in_small_steps_shows_as_a_trend() -> None:
     assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
-def test_a_trend_is_the_rise_of_the_line_of_least_squares() -> None:
-    levels = [1.0, 3.0, 2.0, 4.0]
-    results = [result(table([100 * level] * 5)) for level in levels]
-    found = judge(results[-1], rules_from_text("k3:increase=10%"), Against("history", results[:-1]))
-    trend = next(check for check in found.checks if check.kind == "rising trend")
-    assert trend.value == pytest.approx(3 * 0.8)  # slope 0.8 over three steps, by hand
-    assert trend.limit == pytest.approx(0.1 * 2.0)
-
-
 def test_a_baseline_is_small_and_the_same_bytes(tmp_path: Path) -> None:
     one, two = (
         result(noisy(40, 1e-3, 0, groups=4), steps=range(4)),

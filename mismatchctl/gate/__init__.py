@@ -146,11 +146,12 @@ def read_against(
     elif baseline is not None and not Path(baseline).exists():
         remedy = "save the first one with --save-baseline FILE --accept"
         raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
-    results = [] if history is None else read_history(Path(history), last)
-    results += [] if baseline is None else [read_result(baseline)]
+    dated = {} if history is None else read_history(Path(history), last)
+    if baseline is not None:
+        dated[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
     shared = nights or (1 if history is None else last)
-    return Against(None if name is None else str(name), results, shared, fixed_tokens)
+    return Against(None if name is None else str(name), [*dated.values()], [*dated], shared, fixed_tokens)
 
 
 def plan(

@@ -150,8 +150,8 @@ def _compact(data: Any) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def read_history(folder: Path, last: int) -> list[Result]:
-    """The last accepted Results of a folder, in the natural order of their names.
+def read_history(folder: Path, last: int) -> dict[str, Result]:
+    """The last accepted Results of a folder by name, in the natural order of their names.
 
     Raises:
         DataError: it cannot be read, or a file in it is no accepted Result.
@@ -163,4 +163,4 @@ def read_history(folder: Path, last: int) -> list[Result]:
     for path, result in zip(paths, found, strict=True):
         if result.provenance.accepted is None:
             raise DataError("was never accepted", file=str(path), remedy="save results there with --save-baseline")
-    return found
+    return {path.name: result for path, result in zip(paths, found, strict=True)}

@@ -210,6 +210,16 @@ def _influence(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, Fl
     return value, influence, sample.column(by)
 
 
+def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:
+    """K3 up to a cap, as a multiple of what the baseline's bins of probability let expect."""
+    found = expected = 0.0
+    for bins in merged_bins(old.tokens.sum(axis=0)):
+        size = float(old.tokens[:, bins].sum())
+        expected += float(old.capped[:, bins, cap].sum()) / size * float(new.tokens[:, bins].sum()) if size else 0.0
+        found += float(new.capped[:, bins, cap].sum())
+    return found / expected if expected > 0 else math.nan
+
+
 def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
     """How much more K3 there is in the bulk, the shoulder and the tail, per token, with 90 % intervals."""
     low, high = old.cap(BULK), old.cap(SHOULDER)

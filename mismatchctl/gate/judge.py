@@ -19,6 +19,7 @@ from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
+from mismatchctl.gate.nights import LEAST, LEAST_SCATTER, change
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
 from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import (
@@ -26,6 +27,8 @@ from mismatchctl.gate.verdict import (
     COMPARED,
     LOWER,
     NOT_FINITE,
+    TRENDS,
+    WITHIN_NIGHTS,
     WITHIN_NOISE,
     Check,
     Kind,
@@ -38,8 +41,6 @@ from mismatchctl.result import Result, RunResult
 
 LEVEL = 0.05
 """The chance of any false failure that is allowed for."""
-LEAST_HISTORY = 3
-"""Accepted results from which a trend is judged."""
 OTHER_TOKENS = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
 
@@ -51,19 +52,21 @@ class Against:
     Attributes:
         name: where they lie.
         results: themselves.
+        dates: what each of them is called.
         nights: how many verdicts in a row share the level.
         fixed_tokens: whether they must hold the same prompts and responses, scored again.
     """
 
     name: str | None = None
     results: Sequence[Result] = ()
+    dates: Sequence[str] = ()
     nights: int = 1
     fixed_tokens: bool = False
 
 
 @dataclass
 class _Case:
-    """A check to be made: a bound at a place, what it is compared with, and `reason` if it cannot be judged."""
+    """A bound to check at a place, what was accepted there, the newest last; `reason` if it cannot be judged."""
 
     rule: Rule
     run: str
@@ -95,7 +98,7 @@ def judge(
     against = against or Against()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
     level /= against.nights
-    judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1), fixed_tokens=against.fixed_tokens)
+    judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1), against)
     with np.errstate(all="ignore"):  # what overflows is judged as what is not finite
         checks = [judging.check(case) for case in cases]
     noisy = [check for check in checks if check.p is not None]
@@ -105,6 +108,8 @@ def judge(
             check.reason = ""
         elif check.outcome == "failed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE
+        elif check.outcome == "failed" and check.kind in TRENDS:
+            check.outcome = "passed"
         elif check.outcome == "failed":
             check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or WITHIN_NOISE
     baseline = against.results[-1] if against.results else None
@@ -145,10 +150,10 @@ def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable
         except DataError as error:
             case.reason = "" if history else str(error)
             break
-    case.accepted = history[-1:]
+    case.accepted = history if case.rule.per != "step" else history[-1:]  # a step is no night
     yield case
-    if len(history) >= LEAST_HISTORY and case.rule.per != "step" and case.is_resampled:
-        yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend", accepted=history)
+    if len(case.accepted) >= LEAST and case.is_resampled:
+        yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
 
 
 def _lacks_logged(target: Target, result: Result) -> str:
@@ -179,8 +184,8 @@ def _comparable(target: Target, name: str, result: Result, against: Against) -> 
 class _Judging:
     """Checks one case after the other, of so many that share a level."""
 
-    def __init__(self, level: float, *, fixed_tokens: bool = False) -> None:
-        self._level, self._fixed_tokens = level, fixed_tokens
+    def __init__(self, level: float, against: Against) -> None:
+        self._level, self._against = level, against
         self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
         self.notes: list[str] = []
 
@@ -210,22 +215,22 @@ class _Judging:
     def _resampled(self, check: Check, case: _Case, place: Place) -> None:
         sample, value = _drawn(place, case.target)
         others = [self._baseline(each, case.target) for each in case.accepted]
+        if case.kind in TRENDS:
+            self._over_nights(check, case, [*(other for other, _ in others), sample])
+            return
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
         if others:
             check.baseline, check.baseline_interval = _finite(others[-1][1].value), interval(others[-1][1])
             check.pairing = _pairing(sample, others[-1][0])
-        drawn = [draws for _, draws in others]
-        judged = _rise(value, drawn) if case.kind.endswith("trend") else value
-        check.value, check.interval = _finite(judged.value), interval(judged)
+        check.value, check.interval = _finite(value.value), interval(value)
         if check.reason:
             return
-        limit = _limit(case, drawn)
+        limit = _limit(case, others[-1][1] if others else None)
         check.limit = _finite(limit.value)
-        excess = limit - judged if case.kind in LOWER else judged - limit
+        excess = limit - value if case.kind in LOWER else value - limit
         exchange = Exchange(sample.keys, others[-1][0].keys, self._level) if case.kind in COMPARED else None
-        least = min([len(sample), *(len(other) for other, _ in others)])
-        check.reason = _too_little(check, case.rule, least if exchange is None else None)
-        if self._fixed_tokens and exchange is not None and check.pairing != "same tokens":
+        check.reason = _too_little(check, case.rule, len(sample) if exchange is None else None)
+        if self._against.fixed_tokens and exchange is not None and check.pairing != "same tokens":
             check.reason = check.reason or OTHER_TOKENS
         if exchange is not None and not check.reason:
             check.reason = _cannot_fail(exchange, self._level)
@@ -235,19 +240,37 @@ class _Judging:
         if check.reason:
             return
         if exchange is not None:
-            self._compared(check, case, sample, others[-1][0])
+            self._compared(check, case, sample, [other for other, _ in others])
         else:
             check.p = p_above_zero(excess)
             check.outcome = "failed" if excess.value > 0 else "passed"
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE
 
-    def _compared(self, check: Check, case: _Case, sample: Sample, baseline: Sample) -> None:
-        """A rise or fall against the baseline, by permuting clusters."""
+    def _over_nights(self, check: Check, case: _Case, samples: Sequence[Sample]) -> None:
+        """A change over the accepted nights and this one."""
         assert isinstance(case.bound, Allowance)
-        metric, lower = case.target.table, case.kind in LOWER
+        check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
+        check.reason = check.reason or _too_little(check, case.rule, None)
+        if check.reason:
+            return
+        found = change(samples, case.target.table, case.bound, lower=case.kind in LOWER)
+        check.value, check.limit, check.p = _finite(found.rise), _finite(found.room), found.p
+        check.parts = [found.part] if found.part else []
+        name = dict(enumerate(self._against.dates[1 - len(samples) :])).get(found.first)
+        check.since = f"night {found.first + 1} of {len(samples)}" + (f" ({name})" if name else "")
+        check.outcome = "failed" if found.p < 1 else "passed"
+        beyond = found.rise < found.room if case.kind in LOWER else found.rise > found.room
+        check.reason = WITHIN_NIGHTS if beyond else ""
+
+    def _compared(self, check: Check, case: _Case, sample: Sample, nights: Sequence[Sample]) -> None:
+        """A rise or fall against the baseline, the last of the nights, by permuting clusters."""
+        assert isinstance(case.bound, Allowance)
+        metric, lower, baseline = case.target.table, case.kind in LOWER, nights[-1]
         found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts = found.p, found.parts
+        if len(nights) >= LEAST_SCATTER:  # what runs differ by beside their prompts
+            check.p = max(check.p, change([*nights, sample], metric, case.bound, lower=lower).p_last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_unlayered(case.run, sample))
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
@@ -278,33 +301,13 @@ def _drawn(place: Place, target: Target) -> tuple[Sample, Draws]:
     return sample, resample([sample], [target.table])[0][0]
 
 
-def _limit(case: _Case, others: list[Draws]) -> Draws:
-    """What a value, or the rise of a trend, may reach; with the baseline's own error."""
+def _limit(case: _Case, baseline: Draws | None) -> Draws:
+    """What a value may reach; with the baseline's own error."""
     if not isinstance(case.bound, Allowance):
         return Draws(case.bound, np.array(case.bound))
-    trend = case.kind.endswith("trend")
-    reference = _mean(others) if trend else others[-1]
-    room = abs(reference) * case.bound.relative + case.bound.absolute
-    room = -room if case.kind in LOWER else room
-    return room if trend else reference + room
-
-
-def _rise(value: Draws, others: list[Draws]) -> Draws:
-    """What the line of least squares through the accepted results and this one rises by, from the first to the last."""
-    series = [*others, value]
-    places = np.arange(len(series)) - (len(series) - 1) / 2
-    slopes = places / np.sum(places**2) * (len(series) - 1)
-    total = series[0] * float(slopes[0])
-    for draws, slope in zip(series[1:], slopes[1:].tolist(), strict=True):
-        total = total + draws * slope
-    return total
-
-
-def _mean(others: list[Draws]) -> Draws:
-    total = others[0]
-    for draws in others[1:]:
-        total = total + draws
-    return total * (1 / len(others))
+    assert baseline is not None
+    room = abs(baseline) * case.bound.relative + case.bound.absolute
+    return baseline + (-room if case.kind in LOWER else room)
 
 
 def _recorded(check: Check, case: _Case, place: Place) -> None:

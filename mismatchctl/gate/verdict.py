@@ -15,8 +15,11 @@ LOWER: tuple[Kind, ...] = ("min", "decrease", "falling trend")
 """Kinds of bounds that a value may not fall below."""
 COMPARED: tuple[Kind, ...] = ("increase", "decrease")
 """Kinds of bounds that a baseline gives."""
+TRENDS: tuple[Kind, ...] = ("rising trend", "falling trend")
+"""Kinds of bounds that a history gives."""
 WITHIN_NOISE = "beyond the limit, but within noise"
 NOT_FINITE = "the value or its limit is not finite"
+WITHIN_NIGHTS = "no more than nights differ by"
 A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this size cannot judge"
 
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
@@ -48,7 +51,7 @@ class Check(_Strict):
         rule: the rule's text.
         run: which run; `place` is `overall`, `step 3` or `worker 2`.
         metric: as the rule names it, with its `title` and `unit`; `meaning` says what a framework's name stands for.
-        kind: which bound of the rule, or the trend over the accepted results of the history.
+        kind: which bound of the rule, or the trend over the accepted results of the history, `since` one of them.
         value: None where undefined, for a trend its rise; `interval` is a 90 % interval.
         limit: what the value may reach, the baseline's allowance counted in.
         allowance: as the rule gives it.
@@ -82,6 +85,7 @@ class Check(_Strict):
     pairing: Pairing = "none"
     detectable: float | None = None
     parts: list[Part] = Field(default_factory=list)
+    since: str = ""
     outcome: Outcome = "undecided"
     reason: str = ""
 

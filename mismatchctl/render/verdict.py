@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mismatchctl.escape import github, markdown
 from mismatchctl.gate import Check, Need, Verdict
-from mismatchctl.gate.verdict import LOWER, Part
+from mismatchctl.gate.verdict import LOWER, TRENDS, Part
 from mismatchctl.numbers import DASH, number
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
@@ -75,7 +75,7 @@ def statement(check: Check) -> str:
 
 def _what(check: Check) -> str:
     """What the value is, where it is not the metric itself."""
-    return "" if not check.kind.endswith("trend") else "its change over the accepted results "
+    return "" if check.kind not in TRENDS else f"its change since {clean(check.since)}, "
 
 
 def exceeds(check: Check) -> bool:
@@ -97,8 +97,8 @@ def _origin(check: Check) -> str:
     if check.kind in ("max", "min"):
         return f", the rule's {check.kind}"
     allowance = check.allowance.replace("+", " + ")
-    if check.kind.endswith("trend"):
-        return f", {allowance} of their mean"
+    if check.kind in TRENDS:
+        return f", {allowance} of what it was"
     side = "above" if check.kind == "increase" else "below"
     interval = (
         ""
