@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, model_validator
 
 OVERFLOW = "overflow: not a finite number"
@@ -15,6 +17,11 @@ LARGEST = 1e300
 def capped(value: float) -> float:
     """A sum as it is kept; one that overflowed, or came of two that did, is `LARGEST`."""
     return LARGEST if math.isnan(value) else float(min(max(value, -LARGEST), LARGEST))
+
+
+def capped_all(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same of each value."""
+    return np.clip(np.where(np.isnan(values), LARGEST, values), -LARGEST, LARGEST)
 
 
 class FiniteModel(BaseModel):

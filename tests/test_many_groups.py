@@ -56,10 +56,10 @@ def test_groups_closed_together_are_as_closed_alone() -> None:
     batch, plan = batch_of(40, 8), Plan(tuple(CORRECTIONS))
     together, alone = Accumulator(plan), Accumulator(plan)
     together.add(reduce_batch(batch, "run", plan))
-    together.close()
+    together.finish()
     for step in range(40):
         alone.add(reduce_batch(only(batch, step), "run", plan))
-        alone.close()
+        alone.finish()
     (rows,) = together.runs["run"].groups
     place = {step: number for number, step in enumerate(together.runs["run"].steps)}
     for step, row in zip(alone.runs["run"].steps, alone.runs["run"].groups, strict=True):

@@ -156,7 +156,7 @@ def analyze(
                 logged.add(done.parts)
                 logged.close(may_grow)
             causes.add(done.causes)
-        accumulator.close()
+        accumulator.finish()
         for logged in replays:
             logged.close()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)

@@ -14,7 +14,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
-from mismatchctl.finite import capped
+from mismatchctl.finite import capped, capped_all
 from mismatchctl.measure import ClusterTable, PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
@@ -346,11 +346,8 @@ class _Tables:
 
 def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
     """Rows of a cluster table with as many digits as a Result keeps of each column."""
-    digits = [LAYER_DIGITS if name in LAYERS else CLUSTER_DIGITS for name in names]
-    return [
-        [float(f"{capped(value):.{places}g}") for value, places in zip(row, digits, strict=True)]
-        for row in sums.tolist()
-    ]
+    form = " ".join(f"%.{LAYER_DIGITS if name in LAYERS else CLUSTER_DIGITS}g" for name in names)
+    return [[float(text) for text in (form % tuple(row)).split()] for row in capped_all(sums).tolist()]
 
 
 def _is_mismatch(column: str) -> bool:

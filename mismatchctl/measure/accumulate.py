@@ -1,8 +1,8 @@
-"""From the sums of units to estimates: groups are closed as soon as nothing more of them can come."""
+"""From the sums of units to estimates: groups are closed, many at once, when nothing more of them can come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -19,7 +19,7 @@ Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
 _Cells = dict[tuple[Value, ...], CellSums]
 _AT_ONCE = 1 << 22
-"""Sums of clusters that are closed at once, about: their formulas are evaluated together."""
+"""Sums of clusters and histograms that are closed at once, about: their formulas are evaluated together."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class RunTotals:
 
 
 class Accumulator:
-    """Adds up units in the order of the input; memory is that of the groups still open."""
+    """Adds up units in the order of the input; memory is that of open groups, and of some complete ones."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -52,38 +52,41 @@ class Accumulator:
         self.runs: dict[str, RunTotals] = {}
         self.factors: Factors = []
         self._open: dict[tuple[str, Value], _Cells] = {}
+        self._complete: dict[tuple[str, Value], _Cells] = {}
+        self._held = 0
 
     def add(self, sums: Sums) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
-            cells = self._open.setdefault((run, step), {})
+            cells = self._open.setdefault((run, step), self._complete.pop((run, step), {}))
             cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
             require_few(self.plan.by, len(cells))
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
 
-    def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
-        """Close every open group that cannot grow any more."""
-        of_run: dict[str, list[Value]] = {}
-        for run, step in [key for key in self._open if not may_grow(*key)]:
-            of_run.setdefault(run, []).append(step)
-        for run, steps in of_run.items():
-            for some in self._at_once(run, steps):
-                self._close_groups(run, some, [self._open.pop((run, step)) for step in some])
+    def close(self, may_grow: Callable[[str, Value], bool]) -> None:
+        """Close groups that cannot grow any more, once there are enough of them."""
+        for key in [key for key in self._open if not may_grow(*key)]:
+            cells = self._open.pop(key)
+            size = sum(cell.size for cell in cells.values())
+            if self._held + size > _AT_ONCE:
+                self._close_complete()
+            self._complete[key] = cells
+            self._held += size
 
-    def _at_once(self, run: str, steps: Sequence[Value]) -> Iterator[list[Value]]:
-        """The groups in portions that fit into memory beside each other."""
-        some: list[Value] = []
-        held = 0
-        for step in steps:
-            held += sum(cell.table.sums.size for cell in self._open[run, step].values())
-            if some and held > _AT_ONCE:
-                yield some
-                some, held = [], 0
-            some.append(step)
-        if some:
-            yield some
+    def finish(self) -> None:
+        """Close all groups: nothing more comes."""
+        self.close(lambda run, step: False)
+        self._close_complete()
+
+    def _close_complete(self) -> None:
+        of_run: dict[str, dict[Value, _Cells]] = {}
+        for (run, step), cells in self._complete.items():
+            of_run.setdefault(run, {})[step] = cells
+        self._complete, self._held = {}, 0
+        for run, steps in of_run.items():
+            self._close_groups(run, list(steps), list(steps.values()))
 
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
         totals = self.runs[run]

@@ -103,6 +103,11 @@ class CellSums:
         pairs |= {name: sums for name, sums in other.pairs.items() if name not in self.pairs}
         return CellSums(self.table + other.table, pairs)
 
+    @property
+    def size(self) -> int:
+        """How many numbers it holds, about."""
+        return self.table.sums.size + sum(3 * len(pair.histogram.places) for pair in self.pairs.values())
+
     def folded(self, cap: int) -> CellSums:
         """The same with at most `cap` clusters in each scope."""
         return CellSums(self.table.folded(cap), self.pairs)

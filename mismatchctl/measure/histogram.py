@@ -70,12 +70,20 @@ class Histogram:
 
     def magnitudes(self) -> tuple[Ints, Ints, Float64s]:
         """Buckets [B] and magnitude bins [M] that hold a token, and tokens by both [B, M]."""
-        signed = self.places % SIGNED - MAGNITUDES
-        buckets, row = np.unique(self.places // SIGNED, return_inverse=True)
-        filled, column = np.unique(np.where(signed < 0, -1 - signed, signed), return_inverse=True)
+        bucket, signed = np.divmod(self.places, SIGNED)
+        signed -= MAGNITUDES
+        buckets, row = _numbered(bucket, BUCKETS)
+        filled, column = _numbered(np.where(signed < 0, -1 - signed, signed), MAGNITUDES)
         where, tokens = row * len(filled) + column, self.tokens.astype(np.float64)
         counts: Float64s = np.bincount(where, tokens, len(buckets) * len(filled)).astype(np.float64)
         return buckets, filled, counts.reshape(len(buckets), len(filled))
+
+
+def _numbered(values: Ints, size: int) -> tuple[Ints, Ints]:
+    """Which of 0 .. size - 1 occur, ascending, and the place of each value among them: np.unique without sorting."""
+    occurs = np.zeros(size, np.bool_)
+    occurs[values] = True
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]
 
 
 class _Buffers(threading.local):

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Float64s, Ints
 from mismatchctl.measure import PairSums
 from mismatchctl.measure.bins import magnitude_edges
 
@@ -47,29 +47,36 @@ def quantiles_with_intervals(
         fewer than two buckets).
     """
     buckets, filled, counts = pair.histogram.magnitudes()
-    cumulative, middles = np.cumsum(counts, axis=1), _middles()[filled]
-    values = _read(cumulative.sum(axis=0)[None], middles, shares, largest)[0]
+    if not len(filled):
+        return [(np.nan, (np.nan, np.nan))] * len(shares)
+    cumulative, middles = np.cumsum(counts.T, axis=0), np.minimum(_middles()[filled], largest)
+    whole = np.ones((1, len(buckets)))
+    values = middles[_reached(whole, cumulative, shares)[0]]
     low = high = np.full(len(shares), np.nan)
     if len(buckets) >= 2:
-        resampled = np.sort(_read(_draws(len(buckets)) @ cumulative, middles, shares, largest), axis=0)
+        resampled = np.sort(middles[_reached(_draws(len(buckets)), cumulative, shares)], axis=0)
         outside = int((1 - INTERVAL) / 2 * RESAMPLES)
         low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
     ends = zip(low.tolist(), high.tolist(), strict=True)
     return list(zip(values.tolist(), ends, strict=True))
 
 
-def _read(cumulative: Float64s, middles: Float64s, shares: Sequence[float], largest: float) -> Float64s:
-    """Quantiles of each row of cumulative counts [N, bins]; NaN for a row without tokens."""
-    if not len(middles):
-        return np.full((len(cumulative), len(shares)), np.nan)
-    total = cumulative[:, -1:]
+def _reached(draws: Float64s, cumulative: Float64s, shares: Sequence[float]) -> Ints:
+    """The first bin at which each resample has each share of its tokens [N, shares], by bisection.
+
+    Args:
+        draws: how often each bucket is drawn [N, buckets].
+        cumulative: tokens up to each bin [bins, buckets].
+        shares: of the tokens.
+    """
+    total = (draws @ cumulative[-1])[:, None]
     wanted = np.ceil(total * np.array(shares))  # counts are whole: those that reach a share reach the next whole number
-    row = np.arange(len(cumulative))[:, None]
-    apart = (total.max() + 1) * row  # so that one search does for all rows
-    found = np.searchsorted((cumulative + apart).ravel(), (wanted + apart).ravel()).reshape(wanted.shape)
-    found -= len(middles) * row
-    values = np.minimum(middles, largest)[np.minimum(found, len(middles) - 1)]
-    return np.where(total > 0, values, np.nan)
+    low, high = np.zeros(wanted.shape, np.int64), np.full(wanted.shape, len(cumulative) - 1)
+    while np.any(low < high):
+        middle = (low + high) // 2
+        enough = np.einsum("nb,nsb->ns", draws, cumulative[middle]) >= wanted
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return low
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
