@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 
 from mismatchctl import interrupts, opening
-from mismatchctl.errors import EXIT_USAGE
+from mismatchctl.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
 
 def main() -> None:
     """Entry point of the command: signals are dealt with before anything takes time to load."""
     interrupts.install()
+    if not sys.warnoptions:  # what is not finite is told in our words
+        warnings.simplefilter("ignore", RuntimeWarning)
     try:
         text = opening.stored(sys.argv[1:])
         if text is not None:
@@ -19,8 +23,10 @@ def main() -> None:
         from mismatchctl.cli.main import main as command
 
         command()
-    except KeyboardInterrupt:
-        sys.exit(interrupts.exit_code() or 130)
+    except KeyboardInterrupt:  # before the command could deal with it, or after
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(interrupts.exit_code() or EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -1,83 +1,133 @@
-"""Runs a case of the fuzz harness and says what is wrong with how it ended: nothing, or a few words."""
+"""Runs cases of the fuzz harness and says what is wrong with how each ended: nothing, or a few words.
+
+`python tests/fuzz_check.py FIRST COUNT [SEEDS]` prints one line of JSON for each seed.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
+import pickle
+import re
 import shutil
+import sys
 import tempfile
-import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import zygote
 from fuzzing import Case, Maker
-from typer.testing import CliRunner
-
-from mismatchctl.cli.main import app
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""
+FRAME = re.compile(r'File "[^"]*?(mismatchctl/[^"]*)", line (\d+)')
 
 
-def checked(seed: int) -> tuple[Case, str]:
-    """Run the case of a seed in a folder of its own; what is wrong, or an empty text."""
-    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    before = Path.cwd()
-    try:
-        case = Maker(seed, folder).case()
-        (folder / "out").mkdir()
-        given = {path.relative_to(folder) for path in folder.rglob("*")}
-        os.chdir(folder)
-        with contextlib.redirect_stderr(None):
-            done = CliRunner().invoke(app, case.argv, env={"COLUMNS": "200", "MISMATCHCTL_THREADS": "1"})
-        os.chdir(before)
-        return case, problem(case, done, {path.relative_to(folder) for path in folder.rglob("*")} - given, folder)
-    finally:
-        os.chdir(before)
-        shutil.rmtree(folder, ignore_errors=True)
+@dataclass(frozen=True)
+class Checked:
+    """A case that was run: CPU seconds, bytes of memory, and what is wrong."""
+
+    seed: int
+    kind: str
+    argv: list[str]
+    seconds: float
+    memory: int
+    wrong: str
 
 
-def problem(case: Case, done: Any, made: set[Path], folder: Path) -> str:
+def checked(seeds: Iterable[int]) -> Iterator[Checked]:
+    """Run the case of each seed in a fork and a folder of its own."""
+    for seed in seeds:
+        folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+        try:
+            (folder / "case").mkdir()
+            ended = zygote.run(folder / "case", partial(played, seed, folder / "made"))
+            if not (folder / "made").exists():
+                yield Checked(seed, "?", [], ended.seconds, ended.memory, f"was not made: {ended.stderr[-300:]}")
+                continue
+            case, given = pickle.loads((folder / "made").read_bytes())
+            made = {path.relative_to(folder / "case") for path in (folder / "case").rglob("*")} - given
+            wrong = problem(case, ended, made, folder / "case")
+            yield Checked(seed, case.kind, case.argv, ended.seconds, ended.memory, wrong)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def played(seed: int, place: Path) -> None:
+    """Make the case of a seed in this folder, say at a place what it is, and run it."""
+    folder = Path.cwd()
+    case = Maker(seed, folder).case()
+    (folder / "out").mkdir(exist_ok=True)
+    given = {path.relative_to(folder) for path in folder.rglob("*")}
+    place.write_bytes(pickle.dumps((case, given)))
+    zygote.command(case.argv)()
+
+
+def problem(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> str:
     """What is wrong with an ending."""
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        frames = traceback.extract_tb(done.exc_info[2])
-        where = next((f for f in reversed(frames) if "mismatchctl" in f.filename), frames[-1])
-        words = f"{type(done.exception).__name__}: {str(done.exception)[:120]}"
-        return f"traceback: {words} at {where.filename}:{where.lineno}"
-    if done.exit_code not in ENDINGS:
-        return f"exit code {done.exit_code}"
-    if "Traceback" in done.stderr:
-        return "a traceback on stderr"
-    sentences = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    judged = case.argv[0] in ("gate", "lint", "schema")
-    if len(sentences) > 1 or (done.exit_code in (2, 4) and not sentences and not judged and "Usage" not in done.stderr):
-        return f"{len(sentences)} sentences for exit code {done.exit_code}: {done.stderr[:200]!r}"
+    if ended.hung or ended.seconds > zygote.SLOW:
+        return f"hangs or takes too long: {ended.seconds:.0f} s of CPU time"
+    if ended.memory > zygote.MEMORY or "there is no memory left" in ended.stderr:
+        return f"took {ended.memory >> 20:,} MB"
+    if "Traceback" in ended.stderr:
+        frames = FRAME.findall(ended.stderr)
+        return f"traceback: {ended.stderr.strip().splitlines()[-1][:120]} at {':'.join(frames[-1] if frames else '?')}"
+    if ended.code not in ENDINGS:
+        return f"exit code {ended.code}: {ended.stderr[-200:]}"
+    if "Warning: " in ended.stderr:
+        return f"a warning of a library: {ended.stderr[:300]}"
+    return of_sentences(case, ended) or of_files(case, ended, made, folder) or of_numbers(case, ended)
+
+
+def of_sentences(case: Case, ended: zygote.Ended) -> str:
+    """What is wrong with what was said."""
+    sentences = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    silent = ended.code in (2, 4) and not sentences and not judges(case) and "Usage" not in ended.stderr
+    if len(sentences) > 1 or silent:
+        return f"{len(sentences)} sentences for exit code {ended.code}: {ended.stderr[:200]!r}"
+    return ""
+
+
+def of_files(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> str:
+    """What is wrong with the files that there are now."""
     if any(part.startswith(".") for path in made for part in path.parts):
         return f"left behind: {sorted(map(str, made))}"
-    if done.exit_code in (2, 4) and made and not judged:
+    if ended.left:
+        return f"temporary files left behind: {ended.left}"
+    if ended.code in (2, 4) and made and not judges(case):
         return f"written although it failed: {sorted(map(str, made))}"
     for path in made:
-        if path.suffix == ".json":
-            strict((folder / path).read_text())
-    if "--json" in case.argv and done.stdout.strip() and done.exit_code != 2:
         try:
-            data = strict(done.stdout)
+            if path.suffix == ".json":
+                strict((folder / path).read_text(encoding="utf-8"))
+        except ValueError as error:
+            return f"{path} is no strict JSON: {error}"
+    return ""
+
+
+def of_numbers(case: Case, ended: zygote.Ended) -> str:
+    """What is wrong with what was answered."""
+    if "--json" in case.argv and ended.stdout.strip() and ended.code != 2:
+        try:
+            data = strict(ended.stdout)
         except ValueError as error:
             return f"stdout is no strict JSON: {error}"
-        if case.k3 is not None:
-            return _differs(case.k3, data)
-    elif case.k3 is not None:
-        return f"a sound dump ended with {done.exit_code}: {done.stderr[:200]!r}"
-    return ""
+        return "" if case.k3 is None else _differs(case.k3, data)
+    return "" if case.k3 is None else f"a sound dump ended with {ended.code}: {ended.stderr[:200]!r}"
+
+
+def judges(case: Case) -> bool:
+    """Whether the verb has a verdict to give, which is neither fine nor a sentence."""
+    return case.argv[0] in ("gate", "lint", "schema")
 
 
 def _differs(expected: float, data: Any) -> str:
     (run,) = data["runs"].values()
     found = run["overall"]["metrics"]["k3"]["value"]
-    return (
-        "" if found is not None and abs(found - expected) <= 1e-9 * expected + 1e-300 else f"K3 {found}, not {expected}"
-    )
+    near = found is not None and abs(found - expected) <= 1e-9 * expected + 1e-300
+    return "" if near else f"K3 {found}, not {expected}"
 
 
 def strict(text: str) -> Any:
@@ -87,3 +137,10 @@ def strict(text: str) -> Any:
         raise ValueError(word)
 
     return json.loads(text, parse_constant=refuse)
+
+
+if __name__ == "__main__":
+    zygote.warm()
+    start, count, *more = map(int, sys.argv[1:])
+    for one in checked((*range(start, start + count), *more)):
+        print(json.dumps(asdict(one)), flush=True)

@@ -77,6 +77,8 @@ NASTY: tuple[Any, ...] = (
     *([], {}, [[]], [None], {"": None}, [1, "a", None], {"a": {"b": {"c": []}}}, [[[[[[[[[[1]]]]]]]]]]),
 )
 """Values that parsers, arithmetic and terminals have stumbled over."""
+PAGES = 0.03
+"""Share of cases that ask for a page: drawing its figures takes as long as ten other cases."""
 SCALARS = (
     *(
         "!!timestamp x",
@@ -298,15 +300,24 @@ class Maker:
         """A command over dumps."""
         one = names[0]
         skip = ["--on-bad", "skip"] if self.rng.random() < 0.4 else []
+        if self.rng.random() < PAGES:
+            page = [
+                ["analyze", *names, "-o", "out/r.json", "--html", "out/r.html", "--sequences", "out/q.parquet", *skip],
+                ["compare", one, names[-1], "--html", "out/c.html", "-o", "out/c.json", *skip],
+                ["sweep", *names, "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3", "--html", "out/s.html"],
+            ]
+            return self.rng.choice(page)
         choices = [
             ["analyze", *names, "--json", *skip],
-            ["analyze", *names, "-o", "out/r.json", "--html", "out/r.html", "--sequences", "out/q.parquet", *skip],
+            ["analyze", *names, "-o", "out/r.json", "--sequences", "out/q.parquet", *skip],
             ["analyze", *names, "--by", self.rng.choice(["worker", "step", "prompt_id"]), "--json", *skip],
             ["sweep", *names, "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3", "--json", *skip],
             ["diagnose", *names, "--json"],
             ["compare", one, names[-1], "--json", *skip],
-            ["compare", one, names[-1], "--html", "out/c.html", "-o", "out/c.json", *skip],
+            ["sweep", *names, "--target-rejection", "0.1", "-c", "geo_rs", "-o", "out/s.csv", *skip],
+            ["compare", one, names[-1], "-o", "out/c.json", *skip],
             ["gate", *names, "--rule", "k3:max=1", "--json"],
+            ["advise", *names, "-o", "out/a.json", *skip],
             ["schema", "--check", one],
             ["convert", one, "out/c.parquet"],
         ]
@@ -392,10 +403,11 @@ class Maker:
                 ["gate", "r.json", "--baseline", "ok.json", "--json"],
                 ["gate", "ok.json", "--baseline", "r.json", "--rule", "k3:increase=25%", "--junit", "out/j.xml"],
                 ["gate", "r.json", "--rule", "k3:max=1,per=step", "--markdown", "-"],
-                ["report", "r.json", "--html", "out/r.html"],
                 ["compare", "r.json", "ok.json", "--json"],
             ]
         )
+        if self.rng.random() < PAGES:
+            argv = ["report", "r.json", "--html", "out/r.html"]
         return Case("Result", argv)
 
     def exchange(self, data: Any) -> None:

@@ -1,160 +1,112 @@
-"""The long form of the fuzz harness, the kills and the faults; writes docs/reliability.md with what it found.
+"""The long form of the fuzz harness, of the kills and of the faults; writes docs/reliability.md with what they found.
 
-Run `python tests/reliability.py --cases 20000 --kills 1000 --write docs/reliability.md`. Cases run in a process that is
-watched: one that takes longer than 30 s, takes more than 2 GB or dies is a failure, and the next one goes on after it.
+`python tests/reliability.py --cases 20000 --kills 1000 --write docs/reliability.md` does it all. What was found is kept
+as lines of JSON in a folder (`--log`), and a further run goes on where it ended; `--cases 0 --kills 0` only writes.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import os
 import platform
-import resource
-import shutil
-import tempfile
-import time
-import warnings
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-LONGEST, MOST_MEMORY = 30.0, 2 << 30
-ENDS = 60
-"""Words of a failure that are kept."""
+import pyarrow
 
-
-def serve(pipe: Connection) -> None:
-    """Run the cases whose seeds come through the pipe, and answer each: its kind, its CPU time, what is wrong."""
-    warnings.simplefilter("ignore")
-    from fuzz_check import checked
-
-    while (seed := pipe.recv()) is not None:
-        begun = time.process_time()
-        case, wrong = checked(seed)
-        taken = time.process_time() - begun
-        if taken > LONGEST:
-            wrong = wrong or f"took {taken:.0f} s of CPU time"
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MOST_MEMORY:
-            wrong = wrong or "took more than 2 GB"
-        pipe.send((case.kind, taken, f"{wrong} ({' '.join(case.argv)[:ENDS]})" if wrong else ""))
+HERE = Path(__file__).parent
+LIMITS = """
+- pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the
+  process; the cases found none that does. Read dumps of strangers where a crash does no harm.
+- Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.
+- pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
+  refused.
+- Nobody else should be able to write into the folder of `--cache`: its parts are checked against damage and
+  against standing under another's name, not against forgery.
+- SIGKILL between the renames of several outputs can leave some of them new and some of them old, each whole.
+"""
 
 
-def fuzz(first: int, cases: int, until: float) -> Iterator[tuple[int, str, float, str]]:
-    """Seed, kind, CPU seconds and what is wrong with each case, as many as there is time for."""
-    context = multiprocessing.get_context("spawn")
-    process = None
-    for seed in range(first, first + cases):
-        if time.time() > until:
-            break
-        if process is None:
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
-            process.start()
-            there.close()
-        here.send(seed)
-        try:
-            # Wall time on a machine that others use is no measure: a case that hangs uses none of its own either.
-            if not here.poll(10 * LONGEST):
-                raise TimeoutError
-            yield seed, *here.recv()
-        except (EOFError, ConnectionError, TimeoutError) as error:
-            words = "hangs" if isinstance(error, TimeoutError) else f"died with {process.exitcode}"
-            process.kill()
-            process = None
-            yield seed, "?", 0.0, words
-    if process is not None:
-        process.kill()
+def logged(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What one of the harnesses has found so far."""
+    path = folder / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def counted(first: int, cases: int, until: float) -> tuple[Counter[str], list[str], float]:
-    """How many cases there were of each kind, what failed, and the longest CPU time of one."""
-    kinds: Counter[str] = Counter()
-    failures: list[str] = []
-    slowest = 0.0
-    for seed, kind, taken, wrong in fuzz(first, cases, until):
-        kinds[kind] += 1
-        slowest = max(slowest, taken)
-        if wrong:
-            failures.append(f"seed {seed}, {kind}: {wrong}")
-            print(failures[-1], flush=True)
-    return kinds, failures, slowest
+def extend(folder: Path, name: str, script: str, *words: str) -> None:
+    """Run a harness and keep what it finds."""
+    with open(folder / f"{name}.jsonl", "a") as file:
+        subprocess.run(
+            [sys.executable, "-W", "default::RuntimeWarning", str(HERE / script), *words], stdout=file, check=True
+        )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=20_000)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--kills", type=int, default=1_000)
-    parser.add_argument("--minutes", type=float, default=600, help="of cases and kills, at most")
-    parser.add_argument("--write", type=Path)
-    asked = parser.parse_args()
-    until = time.time() + 60 * asked.minutes
-    with ThreadPoolExecutor(1) as beside:  # it only waits for the process that runs the cases
-        cases = beside.submit(counted, asked.first, asked.cases, until)
-        killed, lost = killing(asked.kills, until)
-        kinds, failures, slowest = cases.result()
-    faults = faulty()
-    text = document(kinds, failures, slowest, killed, lost, faults)
-    if asked.write:
-        asked.write.write_text(text, encoding="utf-8")
-    else:
-        print(text)
+def brief(words: str) -> str:
+    """The end of what is wrong, in one line."""
+    return " ".join(words.split())[-200:]
 
 
-def killing(count: int, until: float) -> tuple[Counter[str], list[str]]:
-    """How many kills there were of each verb, and what was lost or left behind."""
-    import faults
-
-    killed: Counter[str] = Counter()
-    lost: list[str] = []
-    folder = Path(tempfile.mkdtemp(prefix="kills-"))
-    try:
-        faults.prepare(folder)
-        for kill in faults.kills(folder, count, seed=0):
-            killed[kill.verb] += 1
-            if kill.partial or kill.left:
-                lost.append(f"{kill.verb}, {kill.signal}: {[*kill.partial, *kill.left]}")
-                print(lost[-1], flush=True)
-            if time.time() > until:
-                break
-    finally:
-        shutil.rmtree(folder)
-    return killed, lost
+def most(found: list[dict[str, Any]], name: str) -> Any:
+    """The largest of a number that each has."""
+    return max((one[name] for one in found), default=0)
 
 
-def faulty() -> dict[str, str]:
-    """What became of each fault: nothing, or what went wrong."""
-    import faults
+def cases(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the cases."""
+    kinds = Counter(case["kind"] for case in found)
+    failures = [
+        f"- seed {case['seed']}, {case['kind']}, `{' '.join(case['argv'])[:60]}`: {brief(case['wrong'])}"
+        for case in found
+        if case["wrong"]
+    ]
+    return [
+        "Each case follows from its seed (`tests/fuzzing.py`) and is a process of its own; sound dumps are held to",
+        "their K3. A warning of a library on stderr is a failure too.",
+        "",
+        "| input | cases |",
+        "|---|---|",
+        *(f"| {kind} | {count:,} |" for kind, count in sorted(kinds.items())),
+        f"| **all** | **{len(found):,}** |",
+        "",
+        f"Failures: {len(failures):,}. The slowest case took {most(found, 'seconds'):.1f} s of CPU time, the largest "
+        f"{most(found, 'memory') >> 20:,} MB.",
+        *(["", *failures] if failures else []),
+    ]
 
-    os.environ.setdefault("FAULTS_FILES", "10000")
-    found = {}
-    for name, fault in faults.FAULTS.items():
-        folder = Path(tempfile.mkdtemp(prefix="faults-"))
-        faults.prepare(folder)
-        try:
-            fault(folder)
-            found[name] = ""
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        print(name, "|", found[name] or "as it should be", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
-    return found
+
+def kills(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the kills."""
+    verbs, wrong = Counter(kill["verb"] for kill in found), [kill for kill in found if kill["wrong"]]
+    early = sum(kill["code"] != 0 for kill in found)
+    return [
+        "SIGKILL, SIGTERM and SIGINT at random moments of each verb and of the recorder, half of them with earlier",
+        "outputs in place. Each output is as an undisturbed run writes it or as it was before; those of one command",
+        "appear together; the exit code is the signal's; after the next run no other file is there, temporary folders",
+        "included.",
+        "",
+        "| verb | kills |",
+        "|---|---|",
+        *(f"| {verb} | {count:,} |" for verb, count in verbs.items()),
+        f"| **all** | **{len(found):,}** |",
+        "",
+        f"Lost or left behind: {len(wrong):,}. {early:,} came before the command had ended.",
+        *(["", *(f"- {one['verb']}, {one['signal']}: {brief(one['wrong'])}" for one in wrong)]),
+    ]
 
 
-def document(
-    kinds: Counter[str],
-    failures: list[str],
-    slowest: float,
-    killed: Counter[str],
-    lost: list[str],
-    faults: dict[str, str],
-) -> str:
+def faults(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the faults of the machine."""
+    outcomes = {fault["name"]: brief(fault["wrong"]) or "as it should be" for fault in found}
+    return ["| fault | outcome |", "|---|---|", *(f"| {name} | {outcome} |" for name, outcome in outcomes.items())]
+
+
+def document(folder: Path) -> str:
     """docs/reliability.md."""
-    import pyarrow
-
     lines = [
         "# Reliability",
         "<!-- Written by tests/reliability.py; run it again instead of editing. -->",
@@ -163,51 +115,30 @@ def document(
         "traceback, no hang beyond 30 s, no more than 2 GB for inputs of a few kilobytes, no output that is there in",
         "part.",
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
-        "",
-        "## Cases",
-        "",
-        "Each case follows from its seed (`tests/fuzzing.py`); sound dumps are held to their K3.",
-        "",
-        "| input | cases |",
-        "|---|---|",
-        *(f"| {kind} | {count:,} |" for kind, count in sorted(kinds.items())),
-        f"| **all** | **{sum(kinds.values()):,}** |",
-        "",
-        f"Failures: {len(failures):,}. The slowest case took {slowest:.1f} s of CPU time.",
-        *(["", *(f"- {failure}" for failure in failures)] if failures else []),
-        "",
-        "## Kills",
-        "",
-        "SIGKILL, SIGTERM and SIGINT at random moments of each verb and of the recorder. An output is as an",
-        "undisturbed run writes it or not there; after the next run no other file is.",
-        "",
-        "| verb | kills |",
-        "|---|---|",
-        *(f"| {verb} | {count:,} |" for verb, count in killed.items()),
-        f"| **all** | **{sum(killed.values()):,}** |",
-        "",
-        f"Lost or left behind: {len(lost):,}.",
-        *(["", *(f"- {one}" for one in lost)] if lost else []),
-        "",
-        "## Faults of the machine",
-        "",
-        "| fault | outcome |",
-        "|---|---|",
-        *(f"| {name} | {wrong or 'as it should be'} |" for name, wrong in faults.items()),
-        "",
-        "## Limits",
-        "",
-        "- pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the",
-        "  process; the cases found none that does. Read dumps of strangers where a crash does no harm.",
-        "- Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.",
-        "- pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is",
-        "  refused.",
-        "- Nobody else should be able to write into the folder of `--cache`: its parts are checked against damage and",
-        "  against standing under another's name, not against forgery.",
-        "- Cases are random and structure-aware, not guided by coverage.",
-        "",
+        *("", "## Cases", "", *cases(logged(folder, "cases"))),
+        *("", "## Kills", "", *kills(logged(folder, "kills"))),
+        *("", "## Faults of the machine", "", *faults(logged(folder, "faults"))),
+        *("", "## Limits", LIMITS),
     ]
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=20_000, help="further ones; their seeds follow those of the log")
+    parser.add_argument("--kills", type=int, default=1_000, help="further ones")
+    parser.add_argument("--log", type=Path, default=Path("/tmp/mismatchctl-reliability"), help="where lines are kept")
+    parser.add_argument("--write", type=Path)
+    asked = parser.parse_args()
+    asked.log.mkdir(parents=True, exist_ok=True)
+    first, seed = len(logged(asked.log, "cases")), len(logged(asked.log, "kills"))
+    os.environ.setdefault("FAULTS_FILES", "10000")
+    with ThreadPoolExecutor(2) as pool:  # its threads only wait for processes
+        pool.submit(extend, asked.log, "cases", "fuzz_check.py", str(first), str(asked.cases)).result()
+        pool.submit(extend, asked.log, "kills", "kills.py", str(seed), str(asked.kills)).result()
+    extend(asked.log, "faults", "faults.py")
+    text = document(asked.log)
+    asked.write.write_text(text, encoding="utf-8") if asked.write else print(text)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -228,11 +229,18 @@ def test_arguments_out_of_range(tmp_path: Path, given: dict[str, Any]) -> None:
 
 
 def test_a_killed_writer_loses_only_its_file(tmp_path: Path) -> None:
+    """What it had begun is swept by the next one; what a living one has begun, another rank or a user, stays."""
     (tmp_path / ".step_00000.parquet.tmp").write_bytes(b"PAR1")
-    with Recorder(tmp_path) as recorder:
-        path = recorder.write(step=0, **COLUMNS)
-    assert path is not None and path.name == "step_00000_001.parquet"
-    assert sorted(tmp_path.glob("*.parquet")) == [path]
+    others = [tmp_path / name for name in (".step_00000_rank00003.parquet.tmp", ".step_0.txt.tmp", ".mine.tmp")]
+    for other in others:
+        other.write_bytes(b"")
+    with open(tmp_path / ".step_00001.parquet.tmp", "xb") as living, Recorder(tmp_path) as recorder:
+        fcntl.flock(living, fcntl.LOCK_EX)
+        paths = [recorder.write(step=step, **COLUMNS) for step in (0, 1)]
+    names = [path.name for path in paths if path is not None]
+    assert names == ["step_00000.parquet", "step_00001_001.parquet"]
+    kept = {*names, ".step_00001.parquet.tmp", *(other.name for other in others)}
+    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 RECORD = """if True:

@@ -183,7 +183,9 @@ def _content(rows: Rows) -> Hashes:
     for probe in range(_PROBES):
         tokens = rows.segments.offsets[some] + last * probe // (_PROBES - 1)
         for values in (rows.rollout, rows.train):
-            hashes[some] = mix(hashes[some], (values[tokens] + 0.0).astype(np.float64).view(np.uint64))
+            with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
+                plain = (values[tokens] + 0.0).astype(np.float64)
+            hashes[some] = mix(hashes[some], plain.view(np.uint64))
     return hashes
 
 

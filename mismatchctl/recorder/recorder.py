@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import operator
 import os
@@ -13,11 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from mismatchctl.recorder.formats import write_arrow, write_parquet
+from mismatchctl.recorder.names import published, sweep
 from mismatchctl.recorder.table import table_of
 
 log = logging.getLogger("mismatchctl.recorder")
@@ -226,35 +226,13 @@ class Recorder:
         """Write the table under a temporary name beside its final one, then rename it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         step = table["step"][0].as_py()
-        final, partial, handle = self._reserve(step)
-        try:
-            with handle:
-                write_parquet(table, handle) if self.format == "parquet" else write_arrow(table, handle)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(partial, final)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        if not self._files:
+            sweep(self.folder, self.rank)
+        stem = f"step_{step:05d}" if self.rank is None else f"step_{step:05d}_rank{self.rank:05d}"
+        with published(self.folder, stem, self.format, self._files[step]) as (final, handle):
+            write_parquet(table, handle) if self.format == "parquet" else write_arrow(table, handle)
         self._files[step] += 1
         return final
-
-    def _reserve(self, step: int) -> tuple[Path, Path, BinaryIO]:
-        """Find the next free name of `step`; whoever creates its temporary file, returned open, owns it."""
-        stem = f"step_{step:05d}" if self.rank is None else f"step_{step:05d}_rank{self.rank:05d}"
-        for earlier in itertools.count(self._files[step]):
-            final = self.folder / (f"{stem}_{earlier:03d}" if earlier else stem)
-            final = final.with_name(f"{final.name}.{self.format}")
-            partial = final.with_name(f".{final.name}.tmp")
-            try:
-                handle = open(partial, "xb")  # noqa: SIM115 (the caller closes it)
-            except FileExistsError:
-                continue
-            if not final.exists():
-                break
-            handle.close()  # an earlier write, or another process, has the name
-            partial.unlink()
-        return final, partial, handle
 
 
 def _whole(step: Any) -> int:

@@ -33,7 +33,8 @@ def logit_noise(rollout: Float64s, train: Float64s) -> LogitNoise | None:
         rollout: log-probs of valid tokens [T], nats, finite.
         train: the same tokens by the trainer [T].
     """
-    squares = float(np.square(train - rollout).sum())
+    with np.errstate(over="ignore"):
+        squares = float(np.square(train - rollout).sum())
     doubt = float(np.square(-np.expm1(np.minimum(rollout, 0.0))).sum())
     if not rollout.size or doubt <= 0 or not np.isfinite(squares):
         return None
