@@ -29,9 +29,25 @@ for (const table of document.querySelectorAll("table.sortable")) {
     head.insertBefore(button, unit);
   });
 }
+for (const table of document.querySelectorAll("table[data-csv]")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "CSV";
+  button.setAttribute("aria-label", "Save these numbers as CSV: " + table.dataset.csv);
+  button.addEventListener("click", () => {
+    const cell = ({ textContent: text }) => (/[",\n]/.test(text) ? '"' + text.replaceAll('"', '""') + '"' : text);
+    const lines = [...table.rows].map((row) => [...row.cells].map(cell).join(",") + "\n");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob(lines, { type: "text/csv" }));
+    link.download = table.dataset.csv + ".csv";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+  table.closest("details").querySelector("summary").after(button);
+}
 let folded = [];
 addEventListener("beforeprint", () => {
-  folded = [...document.querySelectorAll("details:not([open])")];
+  folded = [...document.querySelectorAll("details:not([open], .numbers)")];
   folded.forEach((part) => (part.open = true));
 });
 addEventListener("afterprint", () => folded.forEach((part) => (part.open = false)));

@@ -59,7 +59,7 @@ def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: 
 def test_dark_is_dark_and_print_is_light(browser: Any, pages: dict[str, str]) -> None:
     visit(browser, pages["plain"], dark=True)
     assert max(background(browser, "body")) < 60
-    line = "return getComputedStyle(document.querySelector('figure svg path[style*=\"--s0\"]')).stroke"
+    line = "return getComputedStyle(document.querySelector('figure svg path.l-s0')).stroke"
     dark = browser.execute_script(line)
     visit(browser, pages["plain"])
     assert min(background(browser, "body")) > 230

@@ -190,11 +190,11 @@ def test_presets_are_named_on_the_curves(page: str) -> None:
 
 def test_figures_of_axes_and_maps(found: Sweep) -> None:
     one, two = prepare(found).runs[0].studies
-    assert [drawn.figure.title for _, drawn in one.curves] == [
+    assert [drawn.figure.subject for _, drawn in one.curves] == [
         "Rejected", "Effective sample size after", "K3 of what is kept",
     ]  # fmt: skip
     assert [axis for axis, _ in two.curves] == [0, 0, 0, 1, 1, 1]
-    assert [figure.title for figure in two.figures] == [
+    assert [figure.subject for figure in two.figures] == [
         "Rejected tokens", "Effective sample size of tokens after", "Points that no other beats",
     ]  # fmt: skip
     assert two.curves[0][1].place.low < 1.1 < 4 < two.curves[0][1].place.high

@@ -20,8 +20,11 @@ from mismatchctl.render.compare_words import (
     signed_percent,
     verdict,
 )
-from mismatchctl.render.figures.canvas import SHADES, Figure
-from mismatchctl.render.figures.overlays import breakdowns_figure, contributions_figure, distributions_figure
+from mismatchctl.render.figures import Figure
+from mismatchctl.render.figures.breakdowns import breakdowns_figure
+from mismatchctl.render.figures.contributions import contributions_figure
+from mismatchctl.render.figures.distributions import distributions_figure
+from mismatchctl.render.figures.theme import SHADES
 from mismatchctl.render.page import render_page
 from mismatchctl.render.run_tables import place_cells, place_heads
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, amount, words

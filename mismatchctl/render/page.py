@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 import mismatchctl
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import estimate, missing, number
+from mismatchctl.render.figures.theme import page_css
 from mismatchctl.render.findings import example_text, fact_text
 from mismatchctl.render.text import clean
 
@@ -41,7 +42,7 @@ def frame(own: str = "") -> Frame:
         "\n".join(templates_folder().joinpath(f"{name}.{kind}").read_text("utf-8") for name in names)
         for kind in ("css", "js")
     )
-    return Frame(Markup(css), Markup(script), _policy(script))
+    return Frame(Markup(f"{page_css()}\n{css}"), Markup(script), _policy(script))
 
 
 def render_page(template: str, page: Any, own: str = "") -> str:

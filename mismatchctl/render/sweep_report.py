@@ -9,8 +9,9 @@ from typing import Any
 from markupsafe import Markup
 
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import Figure, percent
-from mismatchctl.render.figures.sweeps import checks_figure
+from mismatchctl.render.figures import Figure
+from mismatchctl.render.figures.fronts import checks_figure
+from mismatchctl.render.figures.scales import percent
 from mismatchctl.render.notes import left_out_notes
 from mismatchctl.render.page import render_page
 from mismatchctl.render.predictions import TITLES, check_sentence, interval

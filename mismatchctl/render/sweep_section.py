@@ -12,8 +12,11 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.numbers import number
-from mismatchctl.render.figures import sweeps as draw
-from mismatchctl.render.figures.canvas import Figure, percent
+from mismatchctl.render.figures import Figure
+from mismatchctl.render.figures import curves as draw
+from mismatchctl.render.figures.fronts import Front, front_figure
+from mismatchctl.render.figures.maps import Map, map_figure
+from mismatchctl.render.figures.scales import percent
 from mismatchctl.render.sweep import MOST_PRESETS, WISHES, telling, thinned, threshold
 from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
 from mismatchctl.render.text import clean, label
@@ -211,8 +214,8 @@ def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Fi
     ):
         if study.correction.gates or not gated:
             values = _floats(rows, key).reshape(*study.shape[:2], -1)[:, :, held]
-            shown = draw.Map(title, sides[0], sides[1], values, "In percent.")
-            found.append(draw.map_figure(shown, f"{anchor}-map-{key}"))
+            shown = Map(title, sides[0], sides[1], values, "In percent.")
+            found.append(map_figure(shown, f"{anchor}-map-{key}"))
     return found
 
 
@@ -223,7 +226,7 @@ def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
     name = "|bias of the bound|" if study.correction.weight is not None else "K3 of what is kept"
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
-    front = draw.Front(
+    front = Front(
         "Points that no other beats",
         ("tokens rejected", rejected) if rejects else (name, bias),
         ("effective sample size of tokens", ess),
@@ -234,7 +237,7 @@ def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
         f"{name.strip('|')}. Some are named by their thresholds.",
         rejects,
     )
-    return draw.front_figure(front, f"{anchor}-front")
+    return front_figure(front, f"{anchor}-front")
 
 
 def _points(

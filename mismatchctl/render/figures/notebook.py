@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as MatplotlibFigure
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.render.figures import run_figures
+from mismatchctl.render.figures.canvas import painted
 from mismatchctl.result import RunResult
 
+_CALLED = {"steps": "k3"}
 
-def figure_of(run: RunResult, name: str) -> Figure:
-    """`distribution`, `steps`, or `k3_by_` a quantity that the run is broken down by.
+
+def figure_of(run: RunResult, name: str) -> MatplotlibFigure:
+    """A figure of a report by its name: `k3` (or `steps`), `distribution`, `k3_by_position`, `rejected`, ...
+
+    Its axes are matplotlib's, to be changed at will; it shows itself in a notebook.
 
     Raises:
         ConfigError: there is no such figure.
     """
-    known = ["distribution", "steps", *(f"k3_by_{quantity}" for quantity in run.breakdowns)]
-    if name not in known:
-        raise ConfigError(f"there is no figure {name!r}{suggestion(name, known)}: there are {', '.join(known)}")
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.add_subplot()
-    {"distribution": _distribution, "steps": _steps}.get(name, _breakdown)(axes, run, name)
-    return figure
-
-
-def _distribution(axes: Any, run: RunResult, name: str) -> None:
-    found = run.distribution
-    axes.stairs(found.tokens, found.edges)
-    axes.set(xlabel="log ratio (train minus rollout)", ylabel="tokens", yscale="log")
-
-
-def _steps(axes: Any, run: RunResult, name: str) -> None:
-    series = run.groups.metrics["k3"]
-    axes.errorbar(range(len(series.value)), _floats(series.value), yerr=_floats(series.se or []) or None)
-    axes.set_xticks(range(len(series.value)), [str(label) for label in run.groups.labels])
-    axes.set(xlabel="step", ylabel="K3")
-
-
-def _breakdown(axes: Any, run: RunResult, name: str) -> None:
-    found = run.breakdowns[name.removeprefix("k3_by_")]
-    axes.errorbar(range(len(found.low)), _floats(found.k3), yerr=_floats(found.k3_se), marker="o")
-    labels = [
-        f"{low:g} to {high:g}" if high is not None else f"{low:g} +"
-        for low, high in zip(found.low, found.high, strict=True)
-    ]
-    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
-    axes.set(xlabel=found.quantity, ylabel="K3")
-
-
-def _floats(values: Any) -> list[float]:
-    return [float("nan") if value is None else float(value) for value in values]
+    found = {figure.name.partition("-")[2]: figure for figure in run_figures(run, "run")}
+    wanted = _CALLED.get(name, name)
+    if wanted not in found:
+        raise ConfigError(
+            f"there is no figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}"
+        )
+    figure = found[wanted]
+    with painted(figure.paint, figure.layout, keep=True) as canvas:
+        canvas.axes.set_title(figure.title, fontsize="small", wrap=True)
+        shown: MatplotlibFigure = canvas.figure
+        return shown

@@ -10,14 +10,20 @@ from itertools import pairwise
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.render.figures.canvas import MUTED, SERIES, Canvas, Figure, percent, power, round_ticks
+from mismatchctl.render.figures.canvas import Canvas, Layout, legend_height, line_key, rule_key
+from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.scales import percent, plain, power, round_ticks
+from mismatchctl.render.figures.theme import SERIES
+from mismatchctl.render.figures.words import described, extremes, outside
 from mismatchctl.render.series import Column, column
 from mismatchctl.render.text import label, short
 from mismatchctl.result import Groups, Series
 
 BAND = "The band is ± 2 standard errors, or the 90 % interval of a quantile."
 _SMALLEST_SPAN = 1e-12
-_POINTS = 40  # up to so many steps each value is marked
+_LIMIT = "limit"
+_TICK = 46.0
+"""Points that the name of a step takes."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +32,14 @@ class Line:
 
     key: str
     name: str
-    dashed: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What one figure over the steps shows."""
+    """What one figure over the steps shows; `scale` is log, linear or share, `about` what is taken off the values."""
 
     key: str
-    title: str
+    subject: str
     axis: str
     lines: tuple[Line, ...]
     scale: str = "log"
@@ -46,7 +51,7 @@ CHARTS = (
     Chart("k3", "K3 over the steps", "K3 (nats/token)", (Line("k3", "K3"),), caption="The headline of the mismatch."),
     Chart(
         "abs", "Size of the log-prob difference", "|log-prob difference| (nats)",
-        (Line("abs_diff_mean", "mean"), Line("abs_diff_p99", "p99"), Line("abs_diff_max", "largest", True)),
+        (Line("abs_diff_mean", "mean"), Line("abs_diff_p99", "p99"), Line("abs_diff_max", "largest")),
         caption="If only the largest rises, a few tokens are wrong; if the mean rises, all of them drift.",
     ),
     Chart(
@@ -64,7 +69,7 @@ CHARTS = (
     ),
     Chart(
         "khat", "Pareto k-hat", "k-hat",
-        (Line("khat_token", "tokens"), Line("khat_sequence", "sequences"), Line("khat_sequence_limit", "limit", True)),
+        (Line("khat_token", "tokens"), Line("khat_sequence", "sequences"), Line("khat_sequence_limit", _LIMIT)),
         "linear", caption="Above the limit, means of ratios cannot be trusted at this sample size.",
     ),
 )  # fmt: skip
@@ -87,57 +92,119 @@ DRIFT_CHARTS = (
 class Steps:
     """The horizontal axis: numeric steps to scale, others side by side."""
 
-    def __init__(self, groups: Groups) -> None:
-        labels = groups.labels
+    def __init__(self, labels: Sequence[str | int | float | bool | None]) -> None:
         numbers = [float(x) for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool)]
         self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         self.places = np.array(numbers if self.numeric else range(len(labels)), np.float64)
-        self._names = [short(label(value), 10) for value in labels]
+        self.names = [short(label(value), 10) for value in labels]
 
     def draw(self, canvas: Canvas) -> None:
         """Ticks and limits of the axis."""
         low, high = float(self.places[0]), float(self.places[-1])
         margin = 0.03 * (high - low) or 0.5
-        canvas.axes.set_xlim(low - margin, high + margin)
         ticks = [tick for tick in round_ticks(low, high, 8) if tick == int(tick)] or [low]
+        limits = low - margin, high + margin
         if self.numeric:
-            canvas.ticks(
-                "x", ticks, lambda value: f"{value:,.10g}".replace(",", "") if abs(value) < 1e9 else power(value)
-            )
+            canvas.ticks("x", ticks, _step_text, limits)
         else:
-            canvas.ticks("x", ticks[:: math.ceil(len(ticks) / 6)], lambda value: self._names[int(value)])
+            left, _, right, _ = canvas.layout.box
+            most = max(1, int((right - left) / _TICK))
+            canvas.ticks("x", ticks[:: math.ceil(len(ticks) / most)], lambda at: self.names[int(at)], limits)
 
 
-def trend_figure(chart: Chart, groups: Groups, name: str) -> Figure | None:
-    """One chart of a run; None where it has nothing to show."""
+def _step_text(value: float) -> str:
+    return f"{value:.10g}" if abs(value) < 1e9 else power(value)
+
+
+def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> Figure | None:
+    """One chart of a run; None where it has nothing to show. `message`: its title, else what lines run between."""
     columns = {line: column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
     columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
-    if all(line.name == "limit" for line in columns) or (
+    if all(line.name == _LIMIT for line in columns) or (
         chart.scale == "log" and not any(map(_positive, columns.values()))
     ):
         return None
-    canvas, steps = Canvas(name), Steps(groups)
-    steps.draw(canvas)
-    low, high = _vertical(canvas, chart, list(columns.values()))
-    if chart.about:
-        canvas.line(canvas.axes.get_xlim(), [0.0, 0.0], MUTED, dashed=True, width=1.0)
-    for index, (line, found) in enumerate(columns.items()):
-        color = MUTED if line.name == "limit" else SERIES[index]
-        canvas.band(steps.places, np.clip(found.low, low, high), np.clip(found.high, low, high), color)
-        points = len(steps.places) <= _POINTS and line.name != "limit"
-        values = np.where(found.values > 0, found.values, np.nan) if chart.scale == "log" else found.values
-        canvas.line(steps.places, values, color, dashed=line.dashed, points=points)
-    if len(columns) > 1:
-        colors = [MUTED if line.name == "limit" else SERIES[index] for index, line in enumerate(columns)]
-        canvas.legend([(line.name, color, line.dashed) for line, color in zip(columns, colors, strict=True)])
-    canvas.labels("step", chart.axis)
+    steps = Steps(groups.labels)
+
+    def paint(canvas: Canvas) -> None:
+        steps.draw(canvas)
+        low, high = _vertical(canvas, chart, list(columns.values()))
+        if chart.about:
+            canvas.rule([steps.places[0], steps.places[-1]], [0.0, 0.0])
+        for index, (line, found) in enumerate(columns.items()):
+            if line.name == _LIMIT:
+                canvas.rule(steps.places, found.values)
+                continue
+            values = np.where(found.values > 0, found.values, np.nan) if chart.scale == "log" else found.values
+            canvas.band(steps.places, np.clip(found.low, low, high), np.clip(found.high, low, high), SERIES[index])
+            canvas.series(index, steps.places, values)
+        canvas.labels("step", chart.axis)
+        if len(columns) > 1:
+            keys = [rule_key() if line.name == _LIMIT else line_key(index) for index, line in enumerate(columns)]
+            canvas.legend([(line.name, key) for line, key in zip(columns, keys, strict=True)], columns=3)
+
     below = chart.scale == "log" and any((found.values <= 0).any() for found in columns.values())
     left_out = " Steps at or below 0 are left out." if below else ""
-    return canvas.finish(chart.title, f"{chart.caption}{left_out} {BAND}")
+    shown = {line.name: found for line, found in columns.items()}
+    return Figure(
+        name=name,
+        title=message or _message(chart, shown, steps),
+        subject=f"{chart.subject}, {chart.axis}" if chart.axis.startswith("share") else chart.subject,
+        caption=f"{chart.caption}{left_out} {BAND}",
+        alt=described(chart.axis, steps.names, {name: found.values for name, found in shown.items()}),
+        data=_data(groups, shown, chart.axis),
+        paint=paint,
+        layout=Layout(below=legend_height(len(columns), 3)),
+    )
 
 
 def _positive(found: Column) -> bool:
     return bool((found.values > 0).any())
+
+
+def _message(chart: Chart, shown: Mapping[str, Column], steps: Steps) -> str:
+    """What the values say by themselves, without a model of them."""
+    if chart.about:
+        (found,) = shown.values()
+        return outside(f"{chart.subject} off 1", found.values, found.low, found.high, steps.names)
+    first = {name: found.values for name, found in shown.items() if name != _LIMIT}
+    limit = shown.get(_LIMIT)
+    if limit is not None:
+        above = {name: int(np.nansum(values > limit.values)) for name, values in first.items()}
+        said = " and ".join(f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count)
+        return f"Above the limit at {said}" if said else "Below the limit at every step"
+    name = next(iter(first)) if chart.scale != "share" else min(first, key=lambda key: float(np.nanmin(first[key])))
+    called = chart.axis.partition(" (")[0] if len(first) == 1 else f"{_UNDER.get(chart.key, chart.subject)} {name}"
+    return extremes(called, first[name], steps.names, lowest=chart.scale == "share", share=chart.scale == "share")
+
+
+_UNDER = {
+    "abs": "Log-prob difference,", "chi2": "Chi-square of", "ess": "Effective sample size of", "drift-k3": "K3 of",
+}  # fmt: skip
+
+
+def _data(groups: Groups, shown: Mapping[str, Column], axis: str) -> Data:
+    """A row per step: each line, and its band where it has one."""
+    heads, columns = ["step"], []
+    for name, found in shown.items():
+        heads.append(f"{name} ({axis})" if name not in axis else axis)
+        columns.append(found.values)
+        if bool(np.isfinite(found.low).any()) and not np.array_equal(found.low, found.values, equal_nan=True):
+            heads += [f"{name} from", f"{name} to"]
+            columns += [found.low, found.high]
+    return table(
+        [label(value) if not isinstance(value, (int, float)) else value for value in groups.labels], heads, columns
+    )
+
+
+def table(first: Sequence[str | int | float], heads: Sequence[str], columns: Sequence[Float64s]) -> Data:
+    """A row per name, with a value of each column."""
+    values = zip(*(column.tolist() for column in columns), strict=True)
+    rows = [
+        (name, *(value if math.isfinite(value) else None for value in row))
+        for name, row in zip(first, values, strict=True)
+    ]
+    return Data(tuple(heads), tuple(rows))
 
 
 def _vertical(canvas: Canvas, chart: Chart, columns: Sequence[Column]) -> tuple[float, float]:
@@ -169,52 +236,84 @@ def _padded(columns: Sequence[Column], values: Float64s, with_zero: bool) -> tup
     return low - margin, high + margin
 
 
-def correction_trend(key: str, title: str, axis: str, caption: str, groups: Groups, name: str) -> Figure | None:
-    """One metric of all corrections over the steps, one line each."""
+@dataclass(frozen=True)
+class Taken:
+    """One metric of all corrections over the steps."""
+
+    key: str
+    subject: str
+    axis: str
+    caption: str
+    lowest: bool = False
+
+
+def correction_trend(taken: Taken, groups: Groups, name: str) -> Figure | None:
+    """One line for each correction; None where none has a value."""
     series: Mapping[str, Mapping[str, Series]] = groups.corrections
-    columns = {correction: column(found, key, len(groups.labels)) for correction, found in series.items()}
+    columns = {correction: column(found, taken.key, len(groups.labels)) for correction, found in series.items()}
     columns = {correction: found for correction, found in columns.items() if found.known}
     if not columns:
         return None
-    rows = math.ceil(len(columns) / 2)
-    canvas = Canvas(name, height=3.3 + 0.22 * rows, bottom=14.0 * rows + 4)
-    steps = Steps(groups)
-    steps.draw(canvas)
-    values = np.concatenate([found.values for found in columns.values()])
-    top = float(np.nanmax(values))
-    share = top <= 1.0
-    canvas.linear("y", -0.02 * (top or 1.0), 1.06 * (top or 1.0), percent if share else None)
-    for index, found in enumerate(columns.values()):
-        color = SERIES[index % len(SERIES)]
-        canvas.line(steps.places, found.values, color, dashed=index >= len(SERIES), points=len(steps.places) <= _POINTS)
-    entries = [
-        (short(correction, 26), SERIES[index % len(SERIES)], index >= len(SERIES))
-        for index, correction in enumerate(columns)
-    ]
-    canvas.legend(entries, columns=2 if len(columns) > 1 else 1, below=True)
-    canvas.labels("step", axis)
-    return canvas.finish(title, caption)
+    steps, names = Steps(groups.labels), [short(correction, 22) for correction in columns]
+    top = float(np.nanmax([np.nanmax(found.values) for found in columns.values()]))
+
+    def paint(canvas: Canvas) -> None:
+        steps.draw(canvas)
+        canvas.linear("y", -0.02 * (top or 1.0), 1.06 * (top or 1.0), percent if top <= 1.0 else plain)
+        for index, found in enumerate(columns.values()):
+            canvas.series(index, steps.places, found.values)
+        canvas.names(names)
+        canvas.labels("step", taken.axis)
+
+    pick, best = (np.nanmin, min) if taken.lowest else (np.nanmax, max)
+    chosen = best(columns, key=lambda correction: float(pick(columns[correction].values)))
+    values = {correction: found.values for correction, found in columns.items()}
+    said = extremes(short(chosen, 40), values[chosen], steps.names, lowest=taken.lowest, share=True)
+    below = legend_height(max(len(names), 2))
+    heads = ["step", *(f"{correction} ({taken.axis})" for correction in columns)]
+    first = [label(value) if not isinstance(value, (int, float)) else value for value in groups.labels]
+    return Figure(
+        name, said, taken.subject, taken.caption, described(taken.axis, steps.names, values),
+        table(first, heads, list(values.values())), paint, Layout(height=236 + below, below=below),
+    )  # fmt: skip
 
 
 def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
     """K3 of several runs over their steps, in one figure; only where all their steps are numbers."""
-    known = {run: (Steps(groups), column(groups.metrics, "k3", len(groups.labels))) for run, groups in runs.items()}
+    known = {
+        run: (Steps(groups.labels), column(groups.metrics, "k3", len(groups.labels))) for run, groups in runs.items()
+    }
     if not all(steps.numeric for steps, _ in known.values()):
         return None
     positive = [value for _, found in known.values() for value in found.values if value > 0]
     if not positive:
         return None
-    rows = math.ceil(len(known) / 2)
-    canvas = Canvas(name, height=3.6 + 0.22 * rows, bottom=14.0 * rows + 4)
     everywhere = np.unique(np.concatenate([steps.places for steps, _ in known.values()]))
-    Steps(Groups(labels=[*everywhere.tolist()], metrics={}, corrections={})).draw(canvas)
     limits = min(positive) / 1.6, max(positive) * 1.6
-    canvas.log("y", *limits)
-    for index, (steps, found) in enumerate(known.values()):
-        color = SERIES[index % len(SERIES)]
-        canvas.band(steps.places, np.clip(found.low, *limits), np.clip(found.high, *limits), color, 0.12)
-        canvas.line(steps.places, found.values, color, points=len(steps.places) <= _POINTS)
-    entries = [(short(run, 26), SERIES[index % len(SERIES)], False) for index, run in enumerate(known)]
-    canvas.legend(entries, columns=2, below=True)
-    canvas.labels("step", "K3 (nats/token)")
-    return canvas.finish("K3 of all runs", f"The same axis for every run. {BAND}")
+
+    def paint(canvas: Canvas) -> None:
+        Steps(everywhere.tolist()).draw(canvas)
+        canvas.log("y", *limits)
+        for index, (steps, found) in enumerate(known.values()):
+            band = np.clip(found.low, *limits), np.clip(found.high, *limits)
+            canvas.band(steps.places, *band, SERIES[index % len(SERIES)], 0.12)
+            canvas.series(index, steps.places, found.values)
+        canvas.names([short(run, 22) for run in known])
+        canvas.labels("step", "K3 (nats/token)")
+
+    names = [_step_text(step) for step in everywhere]
+    values = {run: _spread(steps.places, found.values, everywhere) for run, (steps, found) in known.items()}
+    worst = max(values, key=lambda run: float(np.nanmax(values[run])))
+    below = legend_height(max(len(known), 2))
+    return Figure(
+        name, extremes(f"K3 of {short(worst, 40)}", values[worst], names), "K3 of all runs",
+        f"The same axis for every run. {BAND}", described("K3 (nats/token)", names, values),
+        table(everywhere.tolist(), ["step", *(f"{run} (nats/token)" for run in values)], list(values.values())),
+        paint, Layout(height=250 + below, below=below),
+    )  # fmt: skip
+
+
+def _spread(places: Float64s, values: Float64s, everywhere: Float64s) -> Float64s:
+    spread = np.full(len(everywhere), np.nan)
+    spread[np.searchsorted(everywhere, places)] = values
+    return spread

@@ -1,0 +1,107 @@
+"""A figure as data: its message, what it shows in words and in numbers, and how it is painted, once it is looked at."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from mismatchctl import __version__
+from mismatchctl.escape import csv as safe_cell
+from mismatchctl.render.figures.canvas import WIDTH, Layout, Paint, painted
+from mismatchctl.render.figures.inline import InlineRenderer
+from mismatchctl.render.figures.theme import file_css
+
+Cell = float | int | str | None
+
+
+@dataclass(frozen=True)
+class Data:
+    """The numbers behind a figure: heads with units, rows; None where a value is not known."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def csv(self) -> str:
+        """As CSV; text that a spreadsheet would run as a formula is quoted."""
+        stream = io.StringIO()
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerows([[_cell(cell) for cell in row] for row in (self.heads, *self.rows)])
+        return stream.getvalue()
+
+    def texts(self) -> list[list[str]]:
+        """Rows as a page shows them."""
+        return [["" if cell is None else str(_cell(cell)) for cell in row] for row in self.rows]
+
+
+def _cell(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return safe_cell(cell)
+    return f"{cell:.6g}" if isinstance(cell, float) else cell
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure; nothing is drawn before it is asked for.
+
+    Attributes:
+        name: unique on its page, and its name as a file.
+        title: its message, in a sentence.
+        subject: what it shows, with units.
+        caption: how to read it.
+        alt: what a reader who does not see it is told.
+        data: the numbers behind it.
+        paint: paints it on a canvas of this layout.
+    """
+
+    name: str
+    title: str
+    subject: str
+    caption: str
+    alt: str
+    data: Data
+    paint: Paint
+    layout: Layout = field(default_factory=Layout)
+
+    @cached_property
+    def svg(self) -> Markup:
+        """As an element of a page, whose style has the theme's classes."""
+        return Markup(f'<svg viewBox="{self._box}" role="img" aria-label="{escape(self.alt)}">{self._elements}</svg>')
+
+    @property
+    def _box(self) -> str:
+        return f"0 0 {WIDTH:g} {self.layout.height:g}"
+
+    @cached_property
+    def _elements(self) -> str:
+        with painted(self.paint, self.layout) as canvas:
+            renderer = InlineRenderer(WIDTH, self.layout.height)
+            canvas.figure.draw(renderer)
+            return renderer.elements
+
+    def file(self, kind: str) -> bytes:
+        """As a file of its own, `svg`, `png` or `pdf`; the same figure gives the same bytes."""
+        if kind == "svg":
+            return self._svg_file().encode()
+        stream = io.BytesIO()
+        made: dict[str, Any] = {"Creator": None, "Producer": _TOOL, "CreationDate": None, "Title": self.title}
+        with painted(self.paint, self.layout) as canvas:
+            canvas.figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": _TOOL})
+        return stream.getvalue()
+
+    def _svg_file(self) -> str:
+        style = f"text {{ font-family: DejaVu Sans, sans-serif }}\n{file_css()}"
+        size = f'width="{WIDTH:g}" height="{self.layout.height:g}"'
+        return (
+            f"<!-- {_TOOL} -->\n"
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{self._box}" {size} role="img">\n'
+            f"<title>{escape(self.title)}</title>\n<desc>{escape(self.alt)}</desc>\n<style>{style}</style>\n"
+            f'<rect class="f-surface" width="100%" height="100%"/>{self._elements}</svg>\n'
+        )
+
+
+_TOOL = f"mismatchctl {__version__}"

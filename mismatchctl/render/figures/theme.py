@@ -1,0 +1,80 @@
+"""The colours of figures, in one place: what matplotlib draws with, and the CSS that a page shows instead.
+
+A colour has a name. Files for papers have it as it is in the light; in a page it is a class, whose colour follows the
+reader's scheme. Lines differ by dash and mark too, and the ramp rises in lightness, so that all can be told in grey.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+LIGHT = {
+    "ink": "#1b2330", "muted": "#566172", "grid": "#e3e7ec", "surface": "#ffffff",
+    "s0": "#2166ac", "s1": "#c4570f", "s2": "#1b7f5c", "s3": "#8e4aa8", "s4": "#9a6f05", "s5": "#c2366b",
+    "s6": "#2f83ad", "s7": "#7a6a53", "s8": "#5f7d14", "s9": "#6565d0",
+    "r0": "#dcebf7", "r1": "#c3dcf0", "r2": "#a5cae7", "r3": "#82b4da", "r4": "#5f9ccb", "r5": "#4184ba",
+    "r6": "#2a6ba5", "r7": "#18528a", "r8": "#0a3767",
+}  # fmt: skip
+"""Text, secondary text, grid lines, the page; lines; a sequence from little to much."""
+DARK = {
+    "ink": "#e4e9f0", "muted": "#9fabba", "grid": "#2b333e", "surface": "#1a2028",
+    "s0": "#6db0f2", "s1": "#f0955a", "s2": "#53c79c", "s3": "#c792e0", "s4": "#dcb24b", "s5": "#f07fa8",
+    "s6": "#6fc3e6", "s7": "#bfae93", "s8": "#a9c653", "s9": "#a3a3f5",
+    "r0": "#1f3247", "r1": "#24435f", "r2": "#2a567b", "r3": "#336b99", "r4": "#4183b6", "r5": "#599dd0",
+    "r6": "#7fb8e4", "r7": "#add4f2", "r8": "#e3f1fc",
+}  # fmt: skip
+PRINT = LIGHT | {"ink": "#000000", "muted": "#444c58"}
+
+INK, MUTED, GRID, SURFACE = (LIGHT[name] for name in ("ink", "muted", "grid", "surface"))
+SERIES = tuple(LIGHT[f"s{index}"] for index in range(10))
+RAMP = tuple(LIGHT[f"r{index}"] for index in range(9))
+SHADES = (0, 1, 2, 3, 6, 7, 8)
+"""Steps of the ramp on which text can be read, little to much."""
+DASHES = ("-", "--", "-.", ":")
+MARKS = ("o", "s", "^", "D")
+"""Lines differ by these, too; after the last, the first comes again."""
+
+_NAMES = {color: name for name, color in LIGHT.items()}
+
+
+def name_of(color: str) -> str:
+    """The name of a colour that figures are drawn in.
+
+    Raises:
+        KeyError: it is none of the theme.
+    """
+    return _NAMES[color]
+
+
+def page_css() -> str:
+    """The colours as variables of a page that is light, dark or printed, and the classes that stand for them."""
+    dark = f"@media (prefers-color-scheme: dark) {{ {_variables(DARK)} }}"
+    printed = f"@media print {{ {_variables(PRINT)} }}"
+    return "\n".join([_variables(LIGHT), dark, printed, _classes({name: f"var(--{name})" for name in LIGHT})])
+
+
+def file_css() -> str:
+    """The same for a file that stands alone: colours as they are, other ones in the dark."""
+    return f"{_classes(LIGHT)}\n@media (prefers-color-scheme: dark) {{ {_classes(DARK)} }}"
+
+
+def _variables(palette: dict[str, str]) -> str:
+    return f":root {{ {' '.join(f'--{name}: {color};' for name, color in palette.items())} }}"
+
+
+def _classes(colors: dict[str, str]) -> str:
+    return " ".join(f".l-{name} {{ stroke: {color} }} .f-{name} {{ fill: {color} }}" for name, color in colors.items())
+
+
+@cache
+def settings() -> dict[str, Any]:
+    """What matplotlib draws by: the style sheet and these colours, whatever a user's matplotlibrc says."""
+    from matplotlib import rc_params_from_file
+
+    sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
+    colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "grid.color": GRID}
+    colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
+    kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
+    return kept | colors | {"legend.labelcolor": INK, "axes.facecolor": SURFACE, "figure.facecolor": SURFACE}

@@ -1,0 +1,107 @@
+"""Figures as data: a message, words, numbers, and the same bytes every time; in pages, papers, notebooks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import matplotlib
+import numpy as np
+import pytest
+from make_result import make_result
+
+from mismatchctl.render.figures import Figure, run_figures
+from mismatchctl.render.figures.figure import Data
+from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
+from mismatchctl.result import RunResult
+from mismatchctl.result.story import story_of
+
+
+@pytest.fixture(scope="module")
+def run() -> RunResult:
+    return make_result().runs["run-a"]
+
+
+@pytest.fixture(scope="module")
+def figures(run: RunResult) -> dict[str, Figure]:
+    return {figure.name: figure for figure in run_figures(run, "f0")}
+
+
+def test_each_has_a_message_words_units_and_numbers(figures: dict[str, Figure]) -> None:
+    assert len(figures) > 15
+    for figure in figures.values():
+        assert figure.title and figure.title not in (figure.subject, figure.caption)
+        assert len(figure.alt) > 40
+        assert figure.data.rows
+        assert all(len(row) == len(figure.data.heads) for row in figure.data.rows)
+        rows = list(csv.reader(io.StringIO(figure.data.csv())))
+        assert len(rows) == len(figure.data.rows) + 1
+        assert any(unit in " ".join(rows[0]) for unit in ("(", "probability", "tokens", "ratio")), rows[0]
+
+
+def test_the_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, Figure]) -> None:
+    k3 = figures["f0-k3"].data
+    assert k3.heads[:2] == ("step", "K3 (nats/token)")
+    assert [row[1] for row in k3.rows] == run.groups.metrics["k3"].value
+    assert figures["f0-k3"].title == f"K3 {story_of(run).growth.text}"
+    position = figures["f0-k3_by_position"].data
+    assert [row[2] for row in position.rows] == run.breakdowns["position"].k3
+    tokens = sum(int(row[2] or 0) for row in figures["f0-distribution"].data.rows)  # type: ignore[arg-type]
+    assert tokens == sum(run.distribution.tokens)
+
+
+def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -> None:
+    css = page_css()
+    for figure in figures.values():
+        root = ET.fromstring(figure.svg)
+        assert root.attrib["aria-label"] == figure.alt
+        used = {name for element in root.iter() for name in element.get("class", "").split()}
+        assert used and all(f".{name} {{" in css for name in used)
+        assert "#" not in re.sub(r">[^<]*<", "><", str(figure.svg).partition(">")[2])
+
+
+def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
+    again = {figure.name: figure for figure in run_figures(run, "f0")}
+    order = list(again.values())
+    for figure in reversed(order):  # the one canvas keeps nothing of the figure before
+        assert figure.svg == figures[figure.name].svg
+    for kind in ("svg", "png", "pdf"):
+        assert order[0].file(kind) == figures[order[0].name].file(kind)
+        assert b"mismatchctl" in order[0].file(kind)
+
+
+def test_nobodys_settings_change_them_nor_they_others(run: RunResult) -> None:
+    plain = str(run_figures(run, "f0").trends[0].svg)
+    with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9}):
+        assert str(run_figures(run, "f0").trends[0].svg) == plain
+        assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_it_can_be_told_in_grey() -> None:
+    def lightness(color: str) -> float:
+        red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for palette in (LIGHT, DARK):
+        steps = [lightness(palette[f"r{index}"]) for index in range(len(RAMP))]
+        assert np.all(np.diff(steps) < 0) or np.all(np.diff(steps) > 0)
+    assert [name_of(color) for color in SERIES] == [f"s{index}" for index in range(10)]
+    assert len(set(LIGHT.values())) == len(LIGHT)
+
+
+def test_lines_differ_by_more_than_colour(figures: dict[str, Figure]) -> None:
+    lines = re.findall(r"<path[^>]*l-s[01]\b[^>]*fill=\"none\"[^>]*>", str(figures["f0-chi2"].svg))
+    assert len({"stroke-dasharray" in line for line in lines}) == 2
+
+
+def test_text_in_numbers_is_no_formula() -> None:
+    assert Data(("name", "x"), (("=1+1", 1.0), ('a"b', None))).csv() == 'name,x\n\'=1+1,1\n"a""b",\n'
+
+
+def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
+    figure = run.figure("k3_by_position")
+    assert isinstance(figure, matplotlib.figure.Figure)
+    assert figure.axes[0].get_yscale() == "log"
+    assert run.figure("steps") is not run.figure("steps")
