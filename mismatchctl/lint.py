@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mismatchctl.advise import Advice, advise
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -15,10 +16,13 @@ from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
 from mismatchctl.frameworks.native import read_written
 from mismatchctl.result import RunResult
+from mismatchctl.result.story import is_hopeless
 from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar
 
 MUCH = 0.5
 """Share of tokens from which rejection is called too much."""
+WORTH_IT = 1.1
+"""Times the error of the gradient of what is advised, from which yours is told to have more."""
 
 
 def lint(
@@ -116,7 +120,25 @@ def _on_dumps(
         ]
         whole = _rejection(measured, together, f"{run}: all gates together", ", ".join(dict.fromkeys(places)))
         told += rejections or ([] if whole is None else [whole])
-    return told
+    advice = advise(dumps, framework=framework.dated, yours=[correction], rename=rename)
+    return [*told, *(finding for run, found in advice.items() for finding in _advised(run, found))]
+
+
+def _advised(run: str, advice: Advice) -> Iterator[Finding]:
+    """What is to be fixed before any correction helps, and yours against what is advised."""
+    if advice.fix_first is not None and is_hopeless(advice.fix_first):
+        yield Finding(
+            "advice", "", f"{run}: {advice.fix_first.summary}", advice.fix_first.advice, "`mismatchctl advise`"
+        )
+    for own in advice.yours if advice.advice else ():
+        best = advice.advice[0]
+        if not own.ties and own.mse > WORTH_IT * best.mse:
+            consequence = (
+                f"{run}: in an update of {advice.batch:,} sequences, {own.mse / best.mse:.2g} times the error of the "
+                f"gradient that {best.name} has, which is advised"
+            )
+            fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
+            yield Finding("advice", "", consequence, fix, "`mismatchctl advise`")
 
 
 def _change(run: RunResult, now: Correction, instead: Correction) -> str:

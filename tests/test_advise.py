@@ -71,6 +71,31 @@ def test_rejecting_everything_is_no_advice(candidates: str) -> None:
     assert any("out of the question" in note for note in found["notes"])
 
 
+def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
+    """The same correction measured as a candidate and as yours has the same error; it is not ranked, nor limited."""
+    dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
+    config.write_text(
+        "rollout_is: token\nrollout_is_threshold: 2.0\nrollout_rs: geometric\nrollout_rs_threshold: 1.001"
+    )
+    found = run(dump, "--for", "verl", "--config", str(config))
+    (yours,) = found["yours"]
+    assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
+    assert "yours: verl" not in [own["name"] for own in found["advice"]]
+    assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
+    linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
+    told = [each for each in json.loads(linted.stdout)["findings"] if "which is advised" in each["consequence"]]
+    assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
+
+
+def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
+    dump, config = str(TRUTH / "stale_8"), tmp_path / "verl.yaml"
+    config.write_text(yaml.safe_dump(run(dump, "--for", "verl")["advice"][0]["config"]))
+    (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
+    assert yours["ties"]
+    linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
+    assert "which is advised" not in linted.stdout
+
+
 def test_limits_hold(candidates: str) -> None:
     dump = str(TRUTH / "stale_8")
     for own in run(dump, "-c", candidates, "--max-rejection", "5%", "--min-ess", "0.6")["advice"]:

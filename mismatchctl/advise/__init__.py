@@ -26,6 +26,7 @@ def advise(
     *,
     framework: str = "",
     corrections: Sequence[Correction] = (),
+    yours: Sequence[Correction] = (),
     batch: int | None = None,
     limits: Limits | None = None,
     rename: Mapping[str, str] | None = None,
@@ -37,6 +38,7 @@ def advise(
         paths: files, folders, globs; each is a run unless a `run` column says otherwise.
         framework: whose corrections and whose syntax; empty: all that is known here.
         corrections: the candidates; empty: what the framework can do, over grids of thresholds.
+        yours: what is held against the ranking.
         batch: sequences of one update; None: those of the dump per step.
         limits: what is out of the question.
         rename: canonical column -> name in the files.
@@ -53,7 +55,7 @@ def advise(
     if len(result) < len(fixes):
         for run, sample in read(paths, rename, progress).items():
             if run not in result:
-                advice = rank(sample, candidates, batch, limits or Limits(), known)
+                advice = rank(sample, candidates, batch, limits or Limits(), known, yours)
                 result[run] = advice.model_copy(update={"fix_first": fixes[run]})
         _look_ahead(result, paths, rename)
     return {run: result[run] for run in fixes}
@@ -61,7 +63,7 @@ def advise(
 
 def _look_ahead(result: Mapping[str, Advice], paths: Sequence[str], rename: Mapping[str, str] | None) -> None:
     """What each advised correction would reject of the next batch, and at twice the length."""
-    named = {own.name: own.correction for advice in result.values() for own in advice.advice}
+    named = {own.name: own.correction for advice in result.values() for own in (*advice.advice, *advice.yours)}
     if not named:
         return
     corrections = [correction_from_mapping({**mapping, "name": name}) for name, mapping in named.items()]
@@ -69,7 +71,7 @@ def _look_ahead(result: Mapping[str, Advice], paths: Sequence[str], rename: Mapp
     for run, advice in result.items():
         sample = whole.of_run(run)
         twice = 2 * round(float(sample.tokens.mean())) if len(sample) else 0
-        for own in advice.advice:
+        for own in (*advice.advice, *advice.yours):
             place = list(named).index(own.name)
             own.next_batch = _ahead(batch_rejection(sample, place, advice.batch))
             own.twice_the_length = _ahead(at_length(sample, corrections[place], twice)[0])

@@ -18,7 +18,10 @@ _FEWEST_BATCHES = 8
 
 @dataclass(frozen=True)
 class Choice:
-    """Candidates from best to worst, by name; those of `better` beat no correction beyond noise."""
+    """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
+
+    Errors and moments are also those of what was looked at beside them.
+    """
 
     order: tuple[str, ...]
     better: frozenset[str]
@@ -45,22 +48,25 @@ class Choice:
         return difference <= SURE * error
 
 
-def choose(gradients: Mapping[str, Float64s], reference: Float64s, scale: float) -> Choice:
+def choose(
+    gradients: Mapping[str, Float64s], reference: Float64s, scale: float, beside: Mapping[str, Float64s] | None = None
+) -> Choice:
     """Rank candidates by the mean squared error of their gradient.
 
     Args:
         gradients: of each batch, by candidate [batches, features]; `none` among them.
         reference: those of the correction that stands for no bias.
         scale: sequences of one batch here over those of one update.
+        beside: gradients of what is measured without being ranked.
     """
-    found = {name: moments(own, reference) for name, own in gradients.items()}
+    found = {name: moments(own, reference) for name, own in {**gradients, **(beside or {})}.items()}
     mse = {name: max(own.bias2, 0.0) + own.variance * scale for name, own in found.items()}
     better = frozenset(name for name in found if mse[name] < mse["none"] and _surely_better(found, name))
 
     def rank(name: str) -> tuple[int, float]:
         return (0 if name in better else 1 if name == "none" else 2), mse[name]
 
-    return Choice(tuple(sorted(mse, key=rank)), better, mse, found)
+    return Choice(tuple(sorted(gradients, key=rank)), better, mse, found)
 
 
 def _surely_better(found: Mapping[str, Moments], name: str) -> bool:

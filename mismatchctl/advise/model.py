@@ -56,6 +56,7 @@ class Advice(_Model):
     Attributes:
         fix_first: a bug that no correction mends; then the ranking, where there is one, is for the time until then.
         advice: at most five corrections.
+        yours: what was to be held against them, in the same units, whatever the limits.
         batch: sequences of one update that the errors are at.
         sequences, prompts: what the sample holds.
         basis: what the ranking rests on; none where nothing can be ranked.
@@ -68,6 +69,7 @@ class Advice(_Model):
 
     fix_first: Finding | None = None
     advice: list[Advised] = Field(default_factory=list)
+    yours: list[Advised] = Field(default_factory=list)
     batch: int = 0
     sequences: int = 0
     prompts: int = 0

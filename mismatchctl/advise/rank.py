@@ -44,9 +44,17 @@ class Candidate:
 
 
 def rank(
-    sample: Sample, corrections: Sequence[Correction], batch: int | None, limits: Limits, framework: Framework | None
+    sample: Sample,
+    corrections: Sequence[Correction],
+    batch: int | None,
+    limits: Limits,
+    framework: Framework | None,
+    yours: Sequence[Correction] = (),
 ) -> Advice:
-    """Rank corrections by the error of the gradient of one update of `batch` sequences (None: the dump's per step)."""
+    """Rank corrections by the error of the gradient of one update of `batch` sequences (None: the dump's per step).
+
+    What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
+    """
     update = batch or max(round(len(sample) / (int(sample.step.max(initial=0)) + 1)), 1)
     advice = Advice(batch=update, sequences=len(sample), prompts=sample.clusters, k_hat=_sequence_tail(sample))
     needed = {"token_ids": sample.token_ids, "advantages or rewards": sample.advantages}
@@ -64,22 +72,26 @@ def rank(
     reference, lower_bound = _reference(sample)
     unbiased = _gradients(surrogate, correct(reference, sample))
     usable = {name: own for name, own in candidates.items() if name == "none" or not own.refused}
-    gradients = {name: _gradients(surrogate, own.applied) for name, own in usable.items()}
+    own = {f"yours: {each.name}": _candidate(each, sample, Limits()) for each in yours if not _lacks(each, sample)}
+    gradients, beside = (
+        {name: _gradients(surrogate, found.applied) for name, found in some.items()} for some in (usable, own)
+    )
     scale = len(sample) / (int(layout.max()) + 1) / update
-    choice = choose(gradients, unbiased, scale)
-    refused = {correction.name: why for correction in corrections if (why := _lacks(correction, sample))}
+    choice = choose(gradients, unbiased, scale, beside)
+    refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))}
     refused |= {name: own.refused for name, own in candidates.items() if name not in usable}
     return advice.model_copy(
         update={
             "basis": "gradient",
             "advice": [_advised(name, usable[name], choice, sample, framework) for name in choice.order[:MOST_ADVISED]],
+            "yours": [_advised(name, own[name], choice, sample, framework) for name in own],
             "reference": reference.name,
             "lower_bound": lower_bound,
             "stable": stability(gradients, unbiased, scale),
             "notes": _notes(sample, lower_bound, reference.name, advice.k_hat, refused),
             "front": {
-                name: (own.bias2, own.variance * scale, usable[name].rejected_tokens)
-                for name, own in choice.moments.items()
+                name: (found.bias2, found.variance * scale, (usable | own)[name].rejected_tokens)
+                for name, found in choice.moments.items()
             },
         }
     )
@@ -169,6 +181,8 @@ def _why(name: str, choice: Choice) -> str:
         return f"less {' and '.join(less)} than no correction" if less else "less error than no correction"
     if choice.ties(name):
         return "cannot be told from the first on this sample"
+    if choice.mse[name] < choice.mse[choice.first]:
+        return "less error than the first"
     more = [
         word
         for word, worse in (

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Configs, Corrections, Json, Paths, Quiet, renamed
+from mismatchctl.cli.flags import Columns, Corrections, Json, Paths, Quiet, renamed
 from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, write
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
 
+Yours = Annotated[
+    list[str] | None,
+    typer.Option("--config", help="Your configuration, in a framework's own keys, held against the ranking; repeat."),
+]
 _LIMITS = "What is out of the question"
 
 
@@ -23,7 +27,7 @@ def advise(
         str, typer.Option("--for", help="Whose corrections, and whose syntax: verl, slime, miles, ...")
     ] = "",
     correction: Corrections = None,
-    config: Configs = None,
+    config: Yours = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of one update; else those of the dump per step.")
     ] = None,
@@ -52,13 +56,14 @@ def advise(
     from mismatchctl.advise import advise as run
 
     limits = Limits(_share(max_rejection), min_ess, no_rejection, parse_fixed(fixed or []))
-    named = correction or config
-    chosen = chosen_corrections(correction or [], RuleFlags(), config or [], quiet=quiet) if named else []
+    chosen = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
+    yours = chosen_corrections([], RuleFlags(), config, quiet=quiet) if config else []
     with progress_bar(quiet) as progress:
         found = run(
             paths,
             framework=framework,
             corrections=chosen,
+            yours=yours,
             batch=batch,
             limits=limits,
             rename=renamed(column),

@@ -22,6 +22,8 @@ def render_advice(found: Mapping[str, Advice], console: Console) -> None:
             console.print(Text(f"  do: {glyphs.text(advice.fix_first.advice)}"))
         if advice.advice:
             console.print(_table(advice, glyphs))
+        for own in advice.yours if advice.advice else ():
+            console.print(Text(f"  {glyphs.text(against_yours(own, advice.advice[0]))}."))
         if advice.stable is not None and advice.advice:
             console.print(Text(f"  {advice.stable:.0%} of random halves of the prompts advise the same, up to ties."))
         for note in advice.notes:
@@ -48,6 +50,14 @@ def headline(advice: Advice) -> str:
     return f"{until}{best.name}: {best.gain:.0%} less error of the gradient than no correction {size}; {cost}"
 
 
+def against_yours(own: Advised, best: Advised) -> str:
+    """What you have against the first, in one sentence."""
+    if own.ties:
+        return f"{own.name} cannot be told from {best.name}"
+    times = own.mse / best.mse if best.mse else 1.0
+    return f"{own.name} has {times:.2g} times the error of the gradient that {best.name} has: {own.why}"
+
+
 def _table(advice: Advice, glyphs: Glyphs) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("", justify="right")
@@ -55,10 +65,14 @@ def _table(advice: Advice, glyphs: Glyphs) -> Table:
     for heading in ("error", "bias²", "variance", "rejected", "ESS", "next batch", "twice as long"):
         table.add_column(glyphs.text(heading), justify="right", no_wrap=True)
     table.add_column("", overflow="fold", style="dim")
-    scale = max(own.mse for own in advice.advice) or 1.0
-    for place, own in enumerate(advice.advice, start=1):
+    every = [
+        *((f"{place}", own) for place, own in enumerate(advice.advice, start=1)),
+        *(("", own) for own in advice.yours),
+    ]
+    scale = max(own.mse for _, own in every) or 1.0
+    for place, own in every:
         table.add_row(
-            f"{place}",
+            place,
             glyphs.text(own.name),
             f"{own.mse / scale:.3f}",
             f"{max(own.bias2, 0.0) / scale:.3f}",
