@@ -20,6 +20,7 @@ ORDER = (
     "finite",
     "numbers",
     "files",
+    "marks",
     "texts",
     "stores",
     "contract",

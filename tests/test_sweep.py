@@ -211,7 +211,11 @@ def test_outputs_hold_the_same_rows(tmp_path: Path) -> None:
     assert set(table["scope"]) == {"overall", "group", "worker"}
     assert csv["rejected_tokens"].to_list() == table["rejected_tokens"].to_list()
     assert {"rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"} <= set(table.columns)
-    assert "exists already" in run(*words, "-o", str(tmp_path / "a.csv")).stderr
+    for name in ("a.parquet", "a.csv", "a.json"):
+        assert run(*words, "-q", "-o", str(tmp_path / name)).exit_code == 0  # its own are written anew
+        (tmp_path / name).write_text("mine")
+        assert "exists already" in run(*words, "-o", str(tmp_path / name)).stderr
+    assert run(*words, "-o", "-").stdout == printed.stdout
 
 
 @pytest.mark.parametrize("columns", ["80", "140"])

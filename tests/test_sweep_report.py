@@ -275,6 +275,8 @@ def test_the_flag_writes_the_page_and_refuses_to_overwrite(tmp_path: Path) -> No
     done = CliRunner().invoke(app, flags)
     assert done.exit_code == 0, done.output
     assert data_of(place.read_text())["studies"][0]["axes"][0]["texts"] == ["1.01", "1.02"]
+    assert CliRunner().invoke(app, flags).exit_code == 0  # its own is written anew
+    place.write_text("mine")
     again = CliRunner().invoke(app, flags)
     assert again.exit_code == 2
     assert "--force" in again.stderr

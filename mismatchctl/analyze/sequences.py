@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.dumps import DumpFile
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.files import remove, replaced_when_done, scratch_folder
+from mismatchctl.marks import PARQUET
 from mismatchctl.measure import Plan
 from mismatchctl.measure.accumulate import Factors
 
@@ -73,7 +74,7 @@ class SequenceFile:
         if self._join is not None:
             frame = self._joined(frame, self._scan(self._join))
         with replaced_when_done(self._path) as temporary:
-            frame.sink_parquet(temporary)
+            frame.sink_parquet(temporary, metadata=PARQUET)
 
     def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         paths = np.array([file.path for file in self._files], object)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatchctl import __version__
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Corrections, Json, Paths, Quiet, renamed
-from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, write
+from mismatchctl.cli.flags import Columns, Corrections, Force, Json, Paths, Quiet, renamed
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, write
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
@@ -46,11 +47,13 @@ def advise(
     ] = None,
     column: Columns = None,
     json: Json = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON).")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON); - is stdout.")] = None,
+    force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Which correction, at which threshold, or what to fix first; and how sure that is."""
-    check_places(output, force=False, inputs=paths)
+    output, json = or_stdout(output, json)
+    check_places(output, force=force, inputs=paths)
 
     from mismatchctl.advise import Limits, parse_fixed
     from mismatchctl.advise import advise as run
@@ -86,7 +89,8 @@ def advise(
 def _as_json(found: dict[str, Advice]) -> dict[str, Any]:
     """The advice of one run as it is; of several by name."""
     data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
-    return next(iter(data.values())) if len(data) == 1 else {"runs": data}
+    said = next(iter(data.values())) if len(data) == 1 else {"runs": data}
+    return {"tool": "mismatchctl", "version": __version__} | said
 
 
 def _share(text: str) -> float:

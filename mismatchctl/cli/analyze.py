@@ -31,7 +31,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,15 +150,13 @@ def analyze(
     veto: Veto = None,
 ) -> None:
     """Measure the mismatch of dumps and what corrections would do, in one pass."""
-    to_stdout = str(output) == "-"
-    if json and to_stdout:
-        raise ConfigError("--json and -o - both write to stdout: give one of them")
+    output, json = or_stdout(output, json)
     if against is not None and not framework:
         raise ConfigError("--against needs --framework, whose names the log has")
     if not framework and (reducer or replay_dtype is not Dtype.float64):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     read = [*paths, *(config or []), against, join]
-    check_places(None if to_stdout else output, html, sequences, force=force, inputs=read)
+    check_places(output, html, sequences, force=force, inputs=read)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
@@ -188,10 +186,10 @@ def analyze(
             )
         if verbose:
             _explain(result)
-        _write(result, None if to_stdout else output, html)
+        _write(result, output, html)
     asked = bool(correction or config or rule != RuleFlags())
-    _show(result, quiet, as_json=json or to_stdout, asked=asked)
-    if log is not None and not (quiet or json or to_stdout):
+    _show(result, quiet, as_json=json, asked=asked)
+    if log is not None and not (quiet or json):
         from mismatchctl.render.against import render_against
 
         render_against(result, console())

@@ -26,8 +26,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
-from mismatchctl.errors import ConfigError
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
 
 Paths = Annotated[
     list[str],
@@ -69,11 +68,9 @@ def compare(
 
     It describes, and exits with 0 whatever it finds. The shape of the JSON: docs/comparison.schema.json.
     """
-    to_stdout = str(output) == "-"
-    if json and to_stdout:
-        raise ConfigError("--json and -o - both write to stdout: give one of them")
+    output, json = or_stdout(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
-    check_places(None if to_stdout else output, html, force=force, inputs=inputs)
+    check_places(output, html, force=force, inputs=inputs)
 
     corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
 
@@ -95,11 +92,11 @@ def compare(
         from mismatchctl.render.compare_page import render_comparison_page
 
         files.append((html, render_comparison_page(found).encode()))
-    if output is not None and not to_stdout:
+    if output is not None:
         files.append((output, found.to_json().encode()))
     with outputs(quiet):
         write(files)
-    if json or to_stdout:
+    if json:
         for warning in found.warnings:
             say(f"warning: {warning}", quiet)
         typer.echo(found.to_json(), nl=False)

@@ -36,7 +36,7 @@ def convert(
     """
     from mismatchctl.dumps.convert import convert as run
 
-    check_places(None, out, force=force, inputs=[source, join])
+    check_places(out, force=force, inputs=[source, join])
     with progress_bar(quiet, unit="bytes") as progress:
         done = run(source, out, framework, join=join, jobs=jobs, progress=progress)
     if json:

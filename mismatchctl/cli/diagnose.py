@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatchctl import __version__
 from mismatchctl.cli.flags import (
     Address,
     Cache,
     Columns,
     EngineChoice,
     EngineName,
+    Force,
     Json,
     MemoryLimit,
     Quiet,
@@ -20,7 +22,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, say, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,12 +50,14 @@ def diagnose(
     address: Address = None,
     cache: Cache = None,
     json: Json = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the findings (JSON).")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
+    force: Force = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
-    check_places(output, force=False, inputs=paths)
+    output, json = or_stdout(output, json)
+    check_places(output, force=force, inputs=paths)
 
     from mismatchctl.diagnose import diagnose as run
     from mismatchctl.frameworks.layers import read_layers
@@ -88,11 +92,13 @@ def _as_json(found: Diagnosed, layers: Sequence[LayerReport]) -> dict[str, Any]:
     """All findings in one list; each names its run where there are several."""
     several = len(found.runs) > 1
     data: dict[str, Any] = {
+        "tool": "mismatchctl",
+        "version": __version__,
         "findings": [
             ({"run": name} if several else {}) | finding.model_dump(mode="json")
             for name, findings in found.runs.items()
             for finding in findings
-        ]
+        ],
     }
     if found.sides:
         data["sides"] = {name: sides.model_dump(mode="json") for name, sides in found.sides.items()}

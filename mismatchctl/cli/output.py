@@ -16,6 +16,7 @@ import typer
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import terminal
+from mismatchctl.marks import is_ours
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,21 +28,21 @@ LEAST_WIDTH = 40
 """Narrower than this, nothing can be read."""
 
 
-def check_places(
-    result: Path | None, *reports: Path | None, force: bool, inputs: Iterable[str | Path | None] = ()
-) -> None:
+def check_places(*named: Path | None, force: bool, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
 
-    A Result may replace a Result; everything else needs `--force`. What is read is never replaced.
+    What mismatchctl wrote may be replaced; everything else needs `--force`. What is read is never replaced.
 
     Raises:
         ConfigError: a place that cannot be written, that is given twice, or that is read.
     """
-    places = [place for place in (result, *reports) if place is not None]
+    places = [place for place in named if place is not None]
     for place in places:
         _check_place(place)
-        if place.exists() and not force and not (place == result and _holds_json(place)):
-            raise ConfigError(f"{place}: exists already; name another file, or overwrite it with --force")
+        if place.exists() and not force and not is_ours(place):
+            raise ConfigError(
+                f"{place}: exists already and is not mismatchctl's; name another file, or overwrite it with --force"
+            )
     names = [os.path.realpath(place) for place in places]
     twice = next((place for place, name in zip(places, names, strict=True) if names.count(name) > 1), None)
     if twice is not None:
@@ -50,6 +51,19 @@ def check_places(
     read = next((place for place in places if place.exists() and any(_reads(text, place) for text in given)), None)
     if read is not None:
         raise ConfigError(f"{read}: is read as well; an output never replaces an input, name another file")
+
+
+def or_stdout(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
+    """The file of `-o`, and whether JSON goes to stdout: by `--json`, or by `-o -`.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    if str(output) != "-":
+        return output, as_json
+    if as_json:
+        raise ConfigError("--json and -o - both write to stdout: give one of them")
+    return None, True
 
 
 def _reads(text: str, place: Path) -> bool:
@@ -90,15 +104,6 @@ def _check_place(place: Path) -> None:
         raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
     if not os.access(place.parent, os.W_OK):
         raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
-
-
-def _holds_json(place: Path) -> bool:
-    """Whether a file looks like a Result, or is empty."""
-    try:
-        with place.open("rb") as file:
-            return file.read(1) in (b"{", b"")
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

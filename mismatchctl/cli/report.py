@@ -18,7 +18,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Render a Result again: the summary, and the report with --html. The dump is not needed."""
-    check_places(None, html, force=force, inputs=[result])
+    check_places(html, force=force, inputs=[result])
     from mismatchctl.result import read_result
 
     found = read_result(result)

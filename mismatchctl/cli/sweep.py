@@ -29,7 +29,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, outputs, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ def sweep(
 
     Without --correction, --sweep or a shortcut: token weights, sequence and geometric rejection, and the veto.
     """
-    check_places(None, output, html, force=force, inputs=[*paths, *(config or []), study_file])
+    output, json = or_stdout(output, json)
+    check_places(output, html, force=force, inputs=[*paths, *(config or []), study_file])
     wishes = _wishes(target_rejection or [], target_ess or [])
     flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
     named = {name: text for name, text in flags.items() if text is not None}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import FORMULA
 from mismatchctl.files import replaced_when_done
+from mismatchctl.marks import PARQUET
 from mismatchctl.sweep.model import Sweep
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def write(sweep: Sweep, path: Path) -> None:
         elif path.suffix == ".csv":
             _plain(rows(sweep)).sink_csv(temporary)
         else:
-            rows(sweep).sink_parquet(temporary, compression="zstd")
+            rows(sweep).sink_parquet(temporary, compression="zstd", metadata=PARQUET)
 
 
 def rows(sweep: Sweep) -> pl.LazyFrame:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from mismatchctl.dumps.foreign.rows import read_rows, schema_of
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layout import Layout, Row
+from mismatchctl.marks import signed
 from mismatchctl.recorder.formats import parquet_settings
 
 ROWS, TOKENS = 512, 1 << 21
@@ -23,8 +24,8 @@ _REFER = (".pt", ".pkl")
 
 
 def parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """A writer with the recorder's settings."""
-    return pq.ParquetWriter(place, schema, **parquet_settings(schema))
+    """A writer with the recorder's settings, whose file is known again as mismatchctl's."""
+    return pq.ParquetWriter(place, schema.with_metadata(signed(schema.metadata)), **parquet_settings(schema))
 
 
 def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:

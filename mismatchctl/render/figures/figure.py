@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from mismatchctl import __version__
 from mismatchctl.escape import csv as safe_cell
+from mismatchctl.marks import TOOL
 from mismatchctl.render.figures.canvas import WIDTH, Layout, Paint, painted
 from mismatchctl.render.figures.inline import InlineRenderer
 from mismatchctl.render.figures.theme import file_css
@@ -88,20 +88,17 @@ class Figure:
         if kind == "svg":
             return self._svg_file().encode()
         stream = io.BytesIO()
-        made: dict[str, Any] = {"Creator": None, "Producer": _TOOL, "CreationDate": None, "Title": self.title}
+        made: dict[str, Any] = {"Creator": None, "Producer": TOOL, "CreationDate": None, "Title": self.title}
         with painted(self.paint, self.layout) as canvas:
-            canvas.figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": _TOOL})
+            canvas.figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": TOOL})
         return stream.getvalue()
 
     def _svg_file(self) -> str:
         style = f"text {{ font-family: DejaVu Sans, sans-serif }}\n{file_css()}"
         size = f'width="{WIDTH:g}" height="{self.layout.height:g}"'
         return (
-            f"<!-- {_TOOL} -->\n"
+            f"<!-- {TOOL} -->\n"
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{self._box}" {size} role="img">\n'
             f"<title>{escape(self.title)}</title>\n<desc>{escape(self.alt)}</desc>\n<style>{style}</style>\n"
             f'<rect class="f-surface" width="100%" height="100%"/>{self._elements}</svg>\n'
         )
-
-
-_TOOL = f"mismatchctl {__version__}"

@@ -1,0 +1,75 @@
+"""What mismatchctl wrote is known again, kind by kind, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from make_result import make_result
+from test_cli import write_dump
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+from mismatchctl.marks import is_ours
+from mismatchctl.render.figures import run_figures
+
+KINDS = {
+    "r.json": ["analyze", "dump", "-o"],
+    "r.html": ["analyze", "dump", "--html"],
+    "q.parquet": ["analyze", "dump", "--sequences"],
+    "d.json": ["diagnose", "dump", "-o"],
+    "a.json": ["advise", "dump", "-o"],
+    "s.json": ["sweep", "dump", "--geo", "1.01,1.02", "-o"],
+    "s.csv": ["sweep", "dump", "--geo", "1.01,1.02", "-o"],
+    "s.parquet": ["sweep", "dump", "--geo", "1.01,1.02", "-o"],
+    "j.xml": ["gate", "dump", "--rule", "k3:max=9", "--on-undecided", "pass", "--junit"],
+    "g.md": ["gate", "dump", "--rule", "k3:max=9", "--on-undecided", "pass", "--markdown"],
+    "c.parquet": ["convert", "dump"],
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_dump(tmp_path / "dump")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> None:
+    words = [*KINDS[name], name]
+    for _ in range(2):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    (here / name).write_text('{"precious": "mismatchctl"}\n')
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, "--force" in refused.stderr) == (2, True), refused.output
+    assert (here / name).read_text() == '{"precious": "mismatchctl"}\n'
+
+
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf"])
+def test_pictures_are_signed(tmp_path: Path, kind: str) -> None:
+    figure = run_figures(make_result().runs["run-a"], "f").trends[0]
+    place = tmp_path / f"a.{kind}"
+    place.write_bytes(figure.file(kind))
+    assert is_ours(place)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"<html>mismatchctl",
+        b"%PDF-1.4 mismatchctl",
+        b"PAR1PAR1",
+        b"\x89PNG\r\n\x1a\n",
+        b"a,b\n",
+        b"# notes on mismatchctl",
+    ],
+)
+def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    assert not is_ours(tmp_path / "x")
+    (tmp_path / "p.parquet").unlink(missing_ok=True)
+    pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "p.parquet")
+    assert not is_ours(tmp_path / "p.parquet")
