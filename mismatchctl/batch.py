@@ -96,7 +96,7 @@ class Segments:
         return self._reduce(np.maximum, values, -np.inf, None)
 
     def mean(self, values: NDArray[Any]) -> Float64s:
-        """Mean of `values` [T] over each segment, [S]; 0 where the segment is empty, as verl and slime do."""
+        """Mean of `values` [T] over each segment, [S]; 0 where the segment is empty, as trainers do."""
         return self.sum(values) / np.maximum(self.lengths, 1)
 
     def from_host(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -54,7 +54,7 @@ COLUMNS: tuple[Column, ...] = (
         "train_log_probs",
         Kind.LOG_PROBS,
         "nats",
-        "the trainer's recomputation for the same tokens with the weights that sampled them (verl's old_log_probs)",
+        "the trainer's recomputation for the same tokens with the weights that sampled them",
         required=True,
     ),
     Column(
@@ -88,7 +88,7 @@ COLUMNS: tuple[Column, ...] = (
         "rollout_ids",
         Kind.ID,
         "-",
-        "which rollout the sequence is a part of, where one is split into several; slime's means are over rollouts",
+        "which rollout the sequence is a part of, where one is split into several; means may be over rollouts",
     ),
     Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
     Column("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),

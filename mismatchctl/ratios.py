@@ -16,7 +16,7 @@ import numpy as np
 from mismatchctl.batch import Float64s, Floats, Ints, Segments
 
 LOG_RATIO_BOUND = 20.0
-"""Log ratios are clamped to +-20 before they become ratios (verl and slime: SAFETY_BOUND)."""
+"""Log ratios are clamped to +-20 before they become ratios, as trainers do."""
 
 _SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]

@@ -65,7 +65,7 @@ def ppo(
         x: log ratio [T].
         low: lower bound of the ratio.
         high: upper bound of the ratio.
-        cap: a bound on the unclipped ratio too (two-sided clipping; TRL's delta); None: none.
+        cap: a bound on the unclipped ratio too (two-sided clipping); None: none.
         dual: for negative advantages the loss is at most -dual A (dual clip); None: none.
         mean_over: as of a Term.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mismatchctl"
+
+FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("*/presets.yaml"))
+"""The shelves."""
 
 ORDER = (
     "errors",
@@ -145,14 +149,24 @@ def test_the_recorder_needs_numpy_and_pyarrow_only() -> None:
     assert {module.split(".")[0] for module in imports(PACKAGE / "__init__.py")} <= sys.stdlib_module_names
 
 
-def test_frameworks_are_named_in_their_room_only() -> None:
-    """The core knows no framework; a metric's source may cite one."""
+def test_frameworks_are_named_on_their_shelves_only() -> None:
+    """Outside of `frameworks/` neither code, text nor comment knows one; what advice says of them is a shelf's."""
+    names = {name.replace("_", "[-_ ]?") for name in FRAMEWORKS}
+    named = re.compile(rf"(?<![a-z])({'|'.join(names - {'roll'})})(?![a-z])", re.IGNORECASE)
     for path in sources():
-        if room(path) in ("frameworks", "contract", "cli") or "metrics" in path.parts:
+        if room(path) != "frameworks":
+            lines = [line for line in path.read_text().splitlines() if named.search(line)]
+            assert not lines, f"{path}: {lines}"
+
+
+def test_a_shelf_knows_no_other_shelf() -> None:
+    for path in sources():
+        shelf = path.relative_to(PACKAGE / "frameworks").parts[0] if room(path) == "frameworks" else ""
+        if shelf not in FRAMEWORKS:
             continue
-        code = ast.parse(path.read_text())
-        names = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-        assert not {name for name in names if "verl" in name.lower() or "slime" in name.lower()}, path
+        others = {module.split(".")[2] for module in imports(path) if module.startswith("mismatchctl.frameworks.")}
+        forked = {"slime"} if shelf == "miles" else set()
+        assert not (others & set(FRAMEWORKS)) - {shelf} - forked, path
 
 
 def test_reference_documents_are_those_that_the_code_gives() -> None:

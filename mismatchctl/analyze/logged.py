@@ -60,7 +60,7 @@ class ReplayOptions:
     Attributes:
         micro_batch_size: rows per micro-batch, where the dump does not name micro-batches; None: all of a step.
         dtype: what the framework computed in.
-        reducer: `token_mean` (slime's --calculate-per-token-loss); None: the framework's default.
+        reducer: `token_mean`, where it has that choice; None: the framework's default.
     """
 
     micro_batch_size: int | None = None

@@ -25,7 +25,7 @@ _LIMITS = "What is out of the question"
 def advise(
     paths: Paths,
     framework: Annotated[
-        str, typer.Option("--for", help="Whose corrections, and whose syntax: verl, slime, miles, ...")
+        str, typer.Option("--for", help="Whose corrections, and whose syntax: NAME or NAME@VERSION.")
     ] = "",
     correction: Corrections = None,
     config: Yours = None,

@@ -66,7 +66,7 @@ FrameworkName = Annotated[
     str,
     typer.Option(
         "--framework",
-        help="Replay what it logs, a step in memory at a time; read --config as its: verl, verl@2025-11, slime, ...",
+        help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
     ),
 ]
 MicroBatch = Annotated[
@@ -74,7 +74,7 @@ MicroBatch = Annotated[
 ]
 ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
 ReplayReducer = Annotated[
-    Reducer | None, typer.Option("--reducer", help="token_mean: slime with --calculate-per-token-loss.")
+    Reducer | None, typer.Option("--reducer", help="How the framework sums up a step, where it has a choice.")
 ]
 Against = Annotated[
     Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")

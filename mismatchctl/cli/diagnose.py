@@ -41,7 +41,7 @@ def diagnose(
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(help="A report of a layer-wise comparator (SGLang, slime, Miles, msprobe), or a folder; repeat."),
+        typer.Option(help="A report of a layer-wise comparator, or a folder; repeat."),
     ] = None,
     column: Columns = None,
     threads: Threads = None,

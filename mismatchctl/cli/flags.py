@@ -45,9 +45,7 @@ Corrections = Annotated[
 ]
 Configs = Annotated[
     list[str] | None,
-    typer.Option(
-        "--config", help="What configures verl, slime or Miles (YAML, JSON, script) as one more correction; repeat."
-    ),
+    typer.Option("--config", help="What configures a framework (YAML, JSON, script) as one more correction; repeat."),
 ]
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
 Threads = Annotated[

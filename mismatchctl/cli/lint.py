@@ -22,7 +22,7 @@ def lint(
     ] = None,
     framework: Annotated[
         str,
-        typer.Option(help="Whose configuration it is: verl, verl@2025-11, slime, miles; default: as its keys tell."),
+        typer.Option(help="Whose configuration it is, NAME or NAME@VERSION; default: as its keys tell."),
     ] = "",
     column: Columns = None,
     json: Json = False,

@@ -14,7 +14,7 @@ from mismatchctl.errors import ConfigError
 def metrics(
     name: Annotated[
         str | None,
-        typer.Argument(help="A metric's key, or the name that verl, slime or Miles logs; without it, all are listed."),
+        typer.Argument(help="A metric's key, or the name that a framework logs; without it, all are listed."),
     ] = None,
     json: Json = False,
 ) -> None:

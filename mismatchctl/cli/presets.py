@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import Json
+from mismatchctl.cli.flags import Columns, Json
 from mismatchctl.cli.output import console, print_json
 from mismatchctl.errors import ConfigError
 
@@ -17,12 +17,23 @@ app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", 
 def presets_or_list(
     ctx: typer.Context,
     table: Annotated[bool, typer.Option("--table", help="Side by side: what each does, costs and assumes.")] = False,
+    method: Annotated[
+        str, typer.Option("--method", help="One method across frameworks: tis, icepop, geometric-mask, opsm, ...")
+    ] = "",
+    on: Annotated[
+        list[str] | None, typer.Option("--on", help="With --method: what differs in the result on these dumps; repeat.")
+    ] = None,
+    column: Columns = None,
     json: Json = False,
 ) -> None:
-    """Corrections by name: all of them, or one as YAML with `show NAME`."""
+    """Corrections by name: all of them, one as YAML with `show NAME`, or one method as each framework has it."""
     if ctx.invoked_subcommand is not None:
-        if table or json:
-            raise ConfigError("--table and --json before a command: they are of the list; leave the command out")
+        if table or json or method or on:
+            raise ConfigError("options before a command are of the list: leave the command out")
+    elif on and not method:
+        raise ConfigError("--on says what differs between frameworks in one method: name it with --method")
+    elif method:
+        _show_method(method, on or [], column, json)
     elif table:
         _show_table(json)
     else:
@@ -37,6 +48,30 @@ def _show_table(json: bool) -> None:
         print_json(methods_data(presets()))
     else:
         render_methods(presets(), console())
+
+
+def _show_method(method: str, dumps: list[str], column: list[str] | None, json: bool) -> None:
+    from mismatchctl.analyze.across import across, results
+    from mismatchctl.cli.flags import renamed
+    from mismatchctl.render.across import render_across
+
+    rows = across(method)
+    found = results(method, dumps, renamed(column)) if dumps else {}
+    if json:
+        print_json({"method": method, "presets": rows, "results": found})
+    else:
+        render_across(method, rows, found, console())
+
+
+@app.command("frameworks")
+def list_frameworks(json: Json = False) -> None:
+    """All frameworks with their versions, and what is known of each."""
+    from mismatchctl.render.across import frameworks_data, render_frameworks
+
+    if json:
+        print_json(frameworks_data())
+    else:
+        render_frameworks(console())
 
 
 @app.command("list")
@@ -54,9 +89,7 @@ def list_presets(json: Json = False) -> None:
 @app.command("show")
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name, or a file of corrections.", show_default=False)],
-    framework: Annotated[
-        str, typer.Option("--as", help="In the syntax of this framework: verl, verl@2025-11, slime, miles, ...")
-    ] = "",
+    framework: Annotated[str, typer.Option("--as", help="In the syntax of this framework, NAME or NAME@VERSION.")] = "",
     nearest: Annotated[
         bool, typer.Option("--nearest", help="With --as: what the framework cannot say exactly, as near as it can.")
     ] = False,

@@ -67,7 +67,7 @@ class Gate(_Strict):
     ] = Field(
         default="ratio",
         description="what is measured on each token, train and rollout standing for the two policies of the source: "
-        "k1 is rollout minus train (verl's sign), k3_reversed that of rollout over train, prob_diff train minus "
+        "k1 is rollout minus train, k3_reversed that of rollout over train, prob_diff train minus "
         "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
         "(rollout from train; binary_kl_max: the larger direction)",
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.dumps import Rows
+from mismatchctl.frameworks import settings
 from mismatchctl.result import Confidence, Fact
 
 CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
@@ -64,7 +65,7 @@ class Cause:
         title: what it is called in a report.
         shows: how it shows in a dump.
         test: looks for it in a case that earlier causes have been taken out of.
-        advice: what to check or change.
+        advice: what to check or change; `{settings}`: where frameworks have it.
         pointless: which corrections make no sense until it is fixed.
         columns: optional columns of the dump that the test looks at.
         flags: tokens that the pass counts over the whole dump, by name.
@@ -78,3 +79,9 @@ class Cause:
     pointless: str = ""
     columns: tuple[str, ...] = ()
     flags: Callable[[Rows], Mapping[str, Bools]] = no_flags
+
+    @property
+    def advised(self) -> str:
+        """The advice, with what frameworks call it."""
+        known = settings(self.id)
+        return self.advice.replace("{settings}", f" ({'; '.join(known)})" if known else "")

@@ -105,7 +105,7 @@ def _finding(found: _Found, files: Sequence[str]) -> Finding:
         evidence=list(diagnosis.evidence),
         where=dict(diagnosis.where),
         examples=list(_examples(diagnosis, found.case, files)),
-        advice=cause.advice,
+        advice=cause.advised,
         pointless=cause.pointless,
         rivals=[Rival(cause=rival, tell=tell) for rival, tell in diagnosis.rivals.items()],
     )

@@ -7,29 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction import presets as generic
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import (
-    areal,
-    miles,
-    ms_swift,
-    nemo_rl,
-    open_instruct,
-    openrlhf,
-    prime_rl,
-    roll,
-    skyrl,
-    slime,
-    tinker_cookbook,
-    trl,
-    verl,
-)
 from mismatchctl.frameworks.framework import Framework, Loss, Replay, Shelf
 from mismatchctl.frameworks.presets import read_presets
+from mismatchctl.texts import read_data
 
 __all__ = [
     "DEFAULT_CORRECTIONS",
@@ -45,25 +32,28 @@ __all__ = [
     "preset",
     "presets",
     "recognize",
+    "settings",
     "shelf",
     "titles",
 ]
 
-SHELVES: tuple[Shelf, ...] = (
-    verl.SHELF,
-    slime.SHELF,
-    miles.SHELF,
-    trl.SHELF,
-    nemo_rl.SHELF,
-    openrlhf.SHELF,
-    prime_rl.SHELF,
-    areal.SHELF,
-    skyrl.SHELF,
-    roll.SHELF,
-    tinker_cookbook.SHELF,
-    open_instruct.SHELF,
-    ms_swift.SHELF,
+_FOLDERS = (
+    "verl",
+    "slime",
+    "miles",
+    "trl",
+    "nemo_rl",
+    "openrlhf",
+    "prime_rl",
+    "areal",
+    "skyrl",
+    "roll",
+    "tinker_cookbook",
+    "open_instruct",
+    "ms_swift",
 )
+
+SHELVES: tuple[Shelf, ...] = tuple(import_module(f"{__name__}.{folder}").SHELF for folder in _FOLDERS)
 """Every framework, a line each. A configuration that could be of several is taken for the first one's."""
 
 DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
@@ -157,6 +147,13 @@ def preset(name: str) -> Correction:
     if name not in known:
         raise ConfigError(f"there is no preset {name!r}{suggestion(name, known)}")
     return known[name].correction
+
+
+@cache
+def settings(cause: str) -> tuple[str, ...]:
+    """Where frameworks have what the advice on a cause of mismatch speaks of: advice.yaml on the shelves."""
+    said = ((found.presets.with_name("advice.yaml")) for found in SHELVES)
+    return tuple(words[cause] for place in said if place.exists() and cause in (words := read_data(place)))
 
 
 @cache

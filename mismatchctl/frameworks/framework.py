@@ -133,6 +133,10 @@ class Framework(ABC):
     def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
         """A Correction in the framework's own keys, as far as it can be said there; and what cannot."""
 
+    def holds(self, native: Mapping[str, Any]) -> bool:
+        """Whether a configuration that is said to be its own may be: one by which nobody is recognized."""
+        return False
+
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys of a configuration that nothing reads; `correction` refuses those that are of a correction."""
         return []

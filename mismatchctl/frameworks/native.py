@@ -88,7 +88,7 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
 def _whose(path: Path, keys: dict[str, Any], framework: str, of_any: bool) -> Framework:
     """The framework that a configuration is of, or is to be read as."""
     guessed, chosen = recognize(keys), load_for(keys, framework) if framework else None
-    if chosen is not None and (of_any or shelf(chosen.name).recognize(keys) is not None):
+    if chosen is not None and (of_any or shelf(chosen.name).recognize(keys) is not None or chosen.holds(keys)):
         return chosen
     if guessed is None:
         known = ", ".join(one.name for one in SHELVES)

@@ -93,21 +93,21 @@ class Spelling:
         return made
 
     def written(self, options: Options) -> dict[str, Any]:
-        """Options that are no defaults, as the framework spells them."""
+        """Options as the framework spells them; those that are null by default and here are left out."""
         spelt: dict[str, str] = {}
         for key, name in self.aliases.items():
             spelt.setdefault(name, key)
         return {
             spelt.get(name, name): _less(value, self.options.get(name))
             for name, value in options.items()
-            if value != self.options.get(name)
+            if value is not None or self.options.get(name) is not None
         }
 
 
 def _less(value: Any, usual: Any) -> Any:
-    """Of a block what is no default."""
+    """Of a block what is not null by default and here."""
     if isinstance(value, Mapping) and isinstance(usual, Mapping):
-        return {key: one for key, one in value.items() if key not in usual or one != usual[key]}
+        return {key: one for key, one in value.items() if one is not None or usual.get(key) is not None}
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -125,7 +125,7 @@ def merged(parts: Iterable[Options]) -> Options:
         for name, value in part.items():
             before = made.get(name)
             if isinstance(before, dict) and isinstance(value, dict):
-                value = before | value
+                value = before | {key: one for key, one in value.items() if one is not None or key not in before}
             elif isinstance(before, list) and isinstance(value, list):
                 value = before + value
             made[name] = value

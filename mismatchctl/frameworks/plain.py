@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from mismatchctl.frameworks.unread import Unread
 from mismatchctl.surrogates import Array, Term, total
 from mismatchctl.texts import read_data
 
+_BRACES = re.compile(r"\{([^}]*)\}")
 _MOST_STACKS = 64
 """Ways to put forms together that are tried."""
 
@@ -102,6 +104,10 @@ class PlainFramework(Framework):
         """
         return self.spelling.read(native, self.title)
 
+    def holds(self, native: Mapping[str, Any]) -> bool:
+        """Whether a key is an option, a common word too."""
+        return any(True for _ in self.spelling.find(native))
+
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys that nothing here reads."""
         return self.spelling.unread(native)
@@ -149,7 +155,7 @@ class PlainFramework(Framework):
 
     def _options_of(self, correction: Correction) -> Options | None:
         if isinstance(correction, Configured) and self._says(correction._options, correction):
-            return correction._options
+            return {name: value for name, value in correction._options.items() if value != self.options.get(name)}
         whole = (form(*bounds) for bounds in _bounds(correction) for form in self.forms)
         parts = product(*(self._forms_of(rule) for rule in (*correction.gates, correction.weight) if rule is not None))
         stacks = (merged(part) for part in islice(parts, _MOST_STACKS))
@@ -262,7 +268,7 @@ class PlainFramework(Framework):
 
     def meanings(self) -> list[Meaning]:
         """What each name stands for."""
-        return list(_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml")))
+        return list(_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml"), self.version))
 
     def measure(
         self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
@@ -276,11 +282,19 @@ class PlainFramework(Framework):
 
 
 @cache
-def _meanings(place: Path) -> tuple[Meaning, ...]:
-    """What names.yaml beside a framework says."""
-    return tuple(
-        Meaning(name, "", what, over, how, None, basis) for name, (what, over, how, basis) in read_data(place).items()
-    )
+def _meanings(place: Path, version: str) -> tuple[Meaning, ...]:
+    """What names.yaml says of a version: `{a,b}` in a name stands for each, `{}` in the words for the last of them."""
+    said: dict[str, Any] = read_data(place)
+    own = {name: words for name, words in said.items() if not name.startswith("@")}
+    own |= said.get(f"@{version}", {})
+    found = []
+    for pattern, (what, over, how, basis) in own.items():
+        ends = [part.split(",") for part in _BRACES.findall(pattern)]
+        form = _BRACES.sub("{}", pattern)
+        for chosen in product(*ends):
+            reduction = how.format(chosen[-1]) if chosen else how
+            found.append(Meaning(form.format(*chosen), "", what, over, reduction, None, basis))
+    return tuple(found)
 
 
 def _weight_bounds(weight: Weight) -> tuple[Any, Any]:

@@ -63,7 +63,7 @@ class Rule(_Strict):
     """One rule: a metric, where it is judged, and at least one bound on it."""
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
-    framework: str = Field(default="", description="whose name it is: verl, verl@2025-11, slime, ...; empty: of any")
+    framework: str = Field(default="", description="whose name it is, NAME or NAME@VERSION; empty: of any")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
     per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
     max: Number | None = Field(default=None, description="largest value")

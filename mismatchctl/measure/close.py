@@ -17,7 +17,7 @@ _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, a
 _LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
 _OF_LOSS = ("loss", "gradient_product", "squared_gradient")
 _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
-_SMALLEST_FACTOR = 1e-8  # below it verl and slime leave weights as they are
+_SMALLEST_FACTOR = 1e-8  # below it trainers leave weights as they are
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Columns that add of the policy loss: with each correction, and against the loss without any.
 
 The loss is PPO's clipped surrogate anchored on the trainer's log-probs (on the rollout's for `ppo_bypass`), or
-weighted REINFORCE for `policy_gradient`; clips at 0.8 and 1.2, as verl and slime have it by default. The gradient
+weighted REINFORCE for `policy_gradient`; clips at 0.8 and 1.2, the usual default. The gradient
 is that of each token's loss by its current log-prob, weights held fixed.
 """
 

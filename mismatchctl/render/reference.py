@@ -95,7 +95,7 @@ def name_lines(metric: Metric) -> dict[str, list[str]]:
 
 
 def _versions(titles: Sequence[str]) -> str:
-    """verl@2026-08, verl@2025-10, slime@2026-08 as "verl 2026-08 2025-10, slime 2026-08"."""
+    """a@2026-08, a@2025-10, b@2026-08 as "a 2026-08 2025-10, b 2026-08"."""
     by_framework: dict[str, list[str]] = {}
     for title in titles:
         framework, _, version = title.partition("@")

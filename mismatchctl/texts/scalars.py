@@ -1,6 +1,6 @@
 """What an unquoted word is: a number, a truth value, nothing, or text.
 
-YAML 1.1, as OmegaConf reads it, since that is how verl's configurations are read: `1e-4` is a number, which YAML 1.1
+YAML 1.1, as OmegaConf reads it, since that is how configurations for Hydra are read: `1e-4` is a number, which YAML 1.1
 alone takes for text, and a date is text.
 """
 

@@ -104,9 +104,7 @@ CAUSE = Cause(
     shows="Within a response the difference falls with the distance from its start, or from a gap between turns.",
     test=_test,
     advice="Compare the prompt's token ids of both sides: chat template applied twice or not at all, a system "
-    "prompt or BOS "
-    "missing, truncated prompts (verl data.truncation, TRL max_prompt_length), thinking stripped from earlier "
-    "turns, images "
+    "prompt or BOS missing, truncated prompts{settings}, thinking stripped from earlier turns, images "
     "left out, position ids that count padding.",
     pointless="importance weights: they would train a policy under a context that nobody samples from",
 )

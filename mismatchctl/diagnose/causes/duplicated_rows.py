@@ -67,7 +67,6 @@ CAUSE = Cause(
     shows="Rows with equal log-probs that two samples would share with a probability below e^-14.",
     test=_test,
     advice="Look at what writes the dump: every data-parallel rank writing the whole batch, a resumed run "
-    "writing a step "
-    "again, or rows repeated to fill a batch (verl pads batches to a multiple of the world size). Keep one of each.",
+    "writing a step again, or rows repeated to fill a batch{settings}. Keep one of each.",
     pointless="nothing is wrong with corrections, but standard errors are too small by the repeats",
 )

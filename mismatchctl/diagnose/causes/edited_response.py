@@ -129,9 +129,7 @@ CAUSE = Cause(
     shows="Agreement at the level of noise up to a position, gross differences from there to the end.",
     test=_test,
     advice="Train on the token ids that the engine returned. Decoding to text and tokenizing again, stripping "
-    "white space, "
-    "cutting at a stop string or repairing JSON changes tokens (verl agent loops: keep response_ids; slime: "
-    "pass tokens, not "
-    "text; vLLM return_token_ids, SGLang output_ids).",
+    "white space, cutting at a stop string or repairing JSON changes tokens; vLLM return_token_ids and "
+    "SGLang output_ids give them{settings}.",
     pointless="importance weights and vetoes: they act on tokens that were never sampled",
 )

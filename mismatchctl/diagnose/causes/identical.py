@@ -65,10 +65,9 @@ CAUSE = Cause(
     title="Both columns are the same",
     shows="All log ratios are exactly 0; or whole sequences are, among others that are not.",
     test=_test,
-    advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy: verl with "
-    "rollout_correction.bypass_mode=true and slime with --use-rollout-logprobs take the engine's log-probs as the "
-    "trainer's; make sure that the dump holds a recomputation. Truly bitwise engines (batch-invariant kernels) "
-    "look the same.",
+    advice="Nothing to correct, if the trainer recomputed these. Often the column is a copy of the engine's log-"
+    "probs, taken as the trainer's{settings}; make sure that the dump holds a recomputation. Truly "
+    "bitwise engines (batch-invariant kernels) look the same.",
     pointless="every correction: all ratios are 1",
     flags=_flags,
 )

@@ -120,8 +120,8 @@ CAUSE = Cause(
     shows="Masked tokens agree and valid ones do not; or responses begin with a constant, or with the same "
     "improbable tokens.",
     test=_test,
-    advice="Print token_ids of a row beside its mask. Masks are 1 on sampled tokens: TRL's assistant_masks, slime's "
-    "loss_mask and verl's response_mask all are; attention_mask is not one.",
+    advice="Print token_ids of a row beside its mask. Masks are 1 on sampled tokens{settings}; attention_mask is"
+    " not one.",
     pointless="every correction: it would weigh tokens that nobody sampled",
     columns=("token_ids",),
 )

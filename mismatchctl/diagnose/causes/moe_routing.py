@@ -123,9 +123,8 @@ CAUSE = Cause(
     shows="With both sides' experts recorded: K3 where they differ against K3 where they agree. Without: far "
     "tails over small noise.",
     test=_test,
-    advice="Replay the engine's routing in the trainer: Miles and slime --use-rollout-routing-replay (R3), verl "
-    "router_replay mode R3; compute the router in float32 on both sides. Record rollout_experts and "
-    "train_experts to measure it.",
+    advice="Replay the engine's routing in the trainer{settings}; compute the router in float32 on both sides. "
+    "Record rollout_experts and train_experts to measure it.",
     pointless="",
     columns=("rollout_experts", "train_experts"),
 )

@@ -172,10 +172,9 @@ CAUSE = Cause(
     shows="Log ratios grow with the version lag; or they are tied to tokens, along the direction in which the "
     "policy moves next.",
     test=_test,
-    advice="Expected in asynchronous training: bound the lag (verl trainer staleness_threshold, slime and Miles "
-    "--update-weights-interval, TRL num_iterations and steps_per_generation), and check that every weight sync "
-    "arrived. Where "
-    "it is wanted, this is what importance weights are for: truncated token weights, or a decoupled three-policy loss.",
+    advice="Expected in asynchronous training: bound the lag{settings}, and check that every weight sync "
+    "arrived. Where it is wanted, this is what importance weights are for: truncated token weights, or a "
+    "decoupled three-policy loss.",
     pointless="",
     columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
 )

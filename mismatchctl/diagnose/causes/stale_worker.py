@@ -73,10 +73,9 @@ CAUSE = Cause(
     shows="The level of one value of a column stands out from the others of the same steps.",
     test=_test,
     advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. "
-    "Compare weight "
-    "checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. verl and slime "
-    "update all "
-    "engines of a step: one that missed NCCL's broadcast stays behind without an error.",
+    "Compare weight checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and "
+    "restart it. Where all engines of a step are updated at once, one that missed NCCL's broadcast stays "
+    "behind without an error{settings}.",
     pointless="thresholds for the whole batch: they would reject this worker's data and hide that it is broken",
     columns=("worker",),
 )

@@ -69,9 +69,8 @@ CAUSE = Cause(
     shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "
     "sampled.",
     test=_test,
-    advice="Divide the trainer's logits by the sampling temperature before log_softmax (verl "
-    "actor_rollout_ref.rollout.temperature "
-    "reaches both sides, slime --rollout-temperature, TRL temperature), or sample at temperature 1.",
+    advice="Divide the trainer's logits by the sampling temperature before log_softmax{settings}, or sample at "
+    "temperature 1.",
     pointless="importance weights would train the untempered policy on tempered samples, and geometric "
     "rejection drops nearly everything",
 )

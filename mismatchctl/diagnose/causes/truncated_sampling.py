@@ -86,9 +86,7 @@ CAUSE = Cause(
     title="Top-k or top-p on the rollout side only",
     shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",
     test=_test,
-    advice="Sample with top_p=1 and top_k=-1 while training (verl actor_rollout_ref.rollout.top_p and top_k, slime "
-    "--rollout-top-p and --rollout-top-k, TRL top_p and top_k), or have the trainer apply the same truncation "
-    "(slime does for "
-    "top-p). vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
+    advice="Sample with top_p=1 and top_k=-1 while training{settings}, or have the trainer apply the same "
+    "truncation. vLLM logprobs_mode=raw_logprobs only hides it: the samples stay truncated.",
     pointless="truncated importance sampling and geometric rejection: all ratios are below 1 by construction",
 )

@@ -58,8 +58,8 @@ CAUSE = Cause(
     title="Tokens that nobody sampled are not masked",
     shows="Runs of one constant log-prob inside a response, where the other side says that the token was unlikely.",
     test=_test,
-    advice="Set the mask to 0 on tool output, templates and forced text: verl's response_mask in agent loops, slime's "
-    "loss_mask of the custom generate function, TRL's tool_mask. Engines report 0 or nothing for such tokens.",
+    advice="Set the mask to 0 on tool output, templates and forced text{settings}. Engines report 0 or nothing "
+    "for such tokens.",
     pointless="every correction: weights on such tokens are noise, and rejection would drop every sequence that "
     "uses a tool",
 )

@@ -53,6 +53,7 @@ class ArealDialect(PlainFramework):
 
     forms = (
         lambda low, high: {},
+        lambda low, high: {"m2_threshold": None if high is None else 2 * high},
         *(_form("token", action, "ratio", "mean") for action in ("mask", "clamp")),
         *(_form("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
         *(_form("token", "mask", metric, "mean") for metric in _STATISTICS),

@@ -54,6 +54,7 @@ class NemoRlDialect(PlainFramework):
 
     forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
         lambda low, high: {},
+        lambda low, high: {"seq_logprob_error_threshold": high},
     )
 
     def rules(self, options: Options) -> Rules:

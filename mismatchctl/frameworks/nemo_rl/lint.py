@@ -10,6 +10,19 @@ SOURCE = "NVIDIA-NeMo/RL@7ea279abfbeb"
 
 TRAPS = (
     Trap(
+        lambda o: (
+            o["loss"]["truncated_importance_sampling_type"] is not None
+            and not o["loss"]["use_importance_sampling_correction"]
+        ),
+        Finding(
+            "error",
+            "loss_fn.truncated_importance_sampling_type",
+            "without use_importance_sampling_correction no weight is computed: the type does nothing",
+            "set use_importance_sampling_correction true",
+            SOURCE,
+        ),
+    ),
+    Trap(
         lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
         Finding(
             "info",

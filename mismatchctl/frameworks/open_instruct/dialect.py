@@ -35,6 +35,17 @@ class OpenInstructDialect(PlainFramework):
             "rho_mask_upper_bound": high or 0.0,
             "rho_clamp_upper_bound": 0.0,
         },
+        lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0},
+        lambda low, high: {
+            "rho_mask_lower_bound": low or 0.0,
+            "rho_mask_upper_bound": high or 0.0,
+            "rho_mask_tv_divergence": True,
+        },
+        lambda low, high: {
+            "rho_mask_lower_bound": low or 0.0,
+            "rho_mask_upper_bound": high or 0.0,
+            "rho_mask_sequence_level": True,
+        },
         lambda low, high: {"use_rho_correction": False},
     )
 

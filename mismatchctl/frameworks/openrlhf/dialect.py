@@ -30,19 +30,19 @@ class OpenRlhfDialect(PlainFramework):
     }
 
     aliases = {
+        "is_correction_enable": "correct",
         "is_correction_type": "type",
         "vllm_is_correction_type": "type",
         "is_correction_threshold": "threshold",
         "vllm_is_truncated_threshold": "threshold",
-        "is_correction_enable": "correct",
         "enable_vllm_is_correction": "correct",
     }
 
     places = ("algo", "advantage")
 
-    forms = tuple((lambda low, high, kind=kind: {"type": kind, "threshold": (low, high)}) for kind in _TYPES) + (
-        lambda low, high: {"correct": False},
-    )
+    forms = tuple(
+        (lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}) for kind in _TYPES
+    ) + (lambda low, high: {"correct": False},)
 
     def rules(self, options: Options) -> Rules:
         """A weight for every token, bounded; or raw, with a mask."""

@@ -32,6 +32,8 @@ class PrimeRlDialect(PlainFramework):
             self.options |= {"ratio_low": None, "ratio_high": None}
         else:
             self.options |= {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2}
+        if self.later:  # the old name is gone
+            self.aliases = {}
         self.forms = tuple(self._forms())
 
     def _forms(self) -> Any:

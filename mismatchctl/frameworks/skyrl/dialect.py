@@ -37,6 +37,21 @@ def _form(**names: str) -> Any:
     return said
 
 
+def _rollout_is(low: Any, high: Any) -> Options:
+    ends = {"eps_clip_low": None if low is None else 1 - low, "eps_clip_high": None if high is None else high - 1}
+    return {"policy_loss_type": "rollout_is"} | {
+        name: None if value is None else round(value, 12) for name, value in ends.items()
+    }
+
+
+def _dppo_form(kind: str, side: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        delta = high if kind == "binary_kl" or side == "high" else None if low is None else -low
+        return {"policy_loss_type": "dppo", "dppo": {"dppo_type": kind, f"delta_{side}": delta}}
+
+    return said
+
+
 class SkyRlDialect(PlainFramework):
     """A fixed stack: veto, mask of tokens, weight, mask of sequences, each on what is left; denominators stay."""
 
@@ -67,6 +82,8 @@ class SkyRlDialect(PlainFramework):
         _form(sequence_mask_metric="product", low="product_mask_low", high="product_mask_high"),
         _form(low="token_mask_is_threshold_low", high="token_mask_is_threshold_high"),
         _form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
+        _rollout_is,
+        *(_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
     )
 
     def rules(self, options: Options) -> Rules:

@@ -42,9 +42,9 @@ class TrlDialect(PlainFramework):
         "importance_sampling_level": "level",
     }
 
-    forms = tuple((lambda low, high, mode=mode: {"mode": mode, "cmin": low, "cmax": high}) for mode in _MODES) + (
-        (lambda low, high: {"correct": False}),
-    )
+    forms = tuple(
+        (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
+    ) + ((lambda low, high: {"correct": False}),)
 
     def rules(self, options: Options) -> Rules:
         """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""

@@ -95,7 +95,8 @@ _COMMON: tuple[Metric, ...] = (
         "normalization_factor", "normalization factor", "ratio",
         "the mean weight that weights are divided by, over the group or micro-batch, mask before rejection; "
         "averaged over tokens where there are several",
-        "What normalization corrects; 1 changes nothing. Standard errors of weights take it as given.", "verl, slime",
+        "What normalization corrects; 1 changes nothing. Standard errors of weights take it as given.",
+        "as trainers log",
         "weights are not normalized", formula=lambda t: t["factor"] / t["tokens"], better="one",
     ),
     Metric(
@@ -199,12 +200,13 @@ _VETO = (
     Metric(
         "catastrophic_tokens", "catastrophic tokens", "fraction",
         "share of valid tokens with a ratio (not clamped) below the bound of the first veto",
-        "Single tokens that reject their whole sequence.", "verl, slime", NO_TOKEN, per_token("catastrophic_tokens"),
+        "Single tokens that reject their whole sequence.", "as trainers log",
+        NO_TOKEN, per_token("catastrophic_tokens"),
         measure=Measure(Quantity.CATASTROPHIC),
     ),
     Metric(
         "catastrophic_sequences", "catastrophic sequences", "fraction", "share of sequences with a catastrophic token",
-        "What the veto costs.", "verl, slime", NO_TOKEN, per_sequence("catastrophic_sequences"),
+        "What the veto costs.", "as trainers log", NO_TOKEN, per_sequence("catastrophic_sequences"),
         measure=Measure(Quantity.CATASTROPHIC, SEQUENCES),
     ),
 )  # fmt: skip
@@ -248,7 +250,7 @@ _LOSS = (
         "sum of the applied weight times the token's loss over kept tokens / tokens in the loss's denominator; PPO "
         "anchored on train, on rollout for ppo_bypass (whose own ratio weights of current/rollout are: not applied "
         "again), clips 0.8 and 1.2; weighted REINFORCE for policy_gradient",
-        "What the trainer minimizes with this correction, as a token mean.", "verl, slime", _NO_LOSS,
+        "What the trainer minimizes with this correction, as a token mean.", "as trainers log", _NO_LOSS,
         lambda t: t["loss"] / t["loss_counted"], better="",
         measure=Measure(Quantity.LOSS, KEPT, basis="current/anchor"),
     ),
@@ -259,7 +261,7 @@ _LOSS = (
     ),
     Metric(
         "loss_clip_fraction", "tokens clipped by PPO", "fraction", "share of kept tokens whose loss PPO's clip decides",
-        "Tokens that give no gradient.", "verl actor/pg_clipfrac, slime pg_clipfrac", _NO_LOSS,
+        "Tokens that give no gradient.", "as trainers log", _NO_LOSS,
         lambda t: t["loss_clipped"] / t["loss_kept"], better="",
         measure=Measure(Quantity.CLIPPED, KEPT, basis="current/anchor"),
     ),

@@ -19,7 +19,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 _ROUNDING = 1e-13  # a variance below this share of the mean square is a constant's rounding
 
 NOT_COUNTED = f"more than {GROUP_CAP:,} clusters in a group: not counted"
-_VERL = "verl, off-policy metrics of rollout correction"
+_OFF_POLICY = "off-policy metrics, as trainers log them"
 _SCHULMAN = "Schulman 2020, Approximating KL Divergence"
 
 
@@ -107,13 +107,13 @@ def _log_ppl(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[M
             f"{which}_log_ppl", f"{which} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
             f"How surprised the {which} is by the responses; both sides should agree.",
-            _VERL, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, SEQUENCES),
+            _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, SEQUENCES),
         ),
         Metric(
             f"{which}_ppl", f"{which} perplexity", "perplexity",
             f"mean over sequences of exp(minus the mean of {policy})",
             "The same as a perplexity, averaged over sequences.",
-            _VERL, NO_TOKEN, per_sequence(f"{name}_ppl"), better="", measure=Measure(ppl, SEQUENCES),
+            _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_ppl"), better="", measure=Measure(ppl, SEQUENCES),
         ),
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "abs_diff_mean", "mean |log-prob difference|", "nats", "mean of |x| over tokens",
-        "The typical disagreement of one token.", "slime train_rollout_logprob_abs_diff", NO_TOKEN, per_token("abs"),
+        "The typical disagreement of one token.", "as trainers log it", NO_TOKEN, per_token("abs"),
         measure=Measure(Quantity.ABS),
     ),
     *(
@@ -185,55 +185,55 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "ppl_ratio", "perplexity ratio", "ratio", "mean over sequences of exp(mean of -x)",
         "Train over rollout perplexity, sequence by sequence; 1 when they agree.",
-        _VERL, NO_TOKEN, per_sequence("ppl_ratio"), better="one",
+        _OFF_POLICY, NO_TOKEN, per_sequence("ppl_ratio"), better="one",
         measure=Measure(Quantity.PPL_RATIO, SEQUENCES),
     ),
     Metric(
         "log_ppl_diff", "log-perplexity difference", "nats", "mean over sequences of the mean of -x",
         "Signed drift of whole sequences: positive when the trainer finds them less likely.",
-        _VERL, NO_TOKEN, per_sequence("log_ppl_diff"),
+        _OFF_POLICY, NO_TOKEN, per_sequence("log_ppl_diff"),
         measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES),
     ),
     Metric(
         "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
-        "Size of that drift, whatever its sign.", _VERL, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
+        "Size of that drift, whatever its sign.", _OFF_POLICY, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
         measure=Measure(Quantity.LOG_PPL_ABS_DIFF, SEQUENCES),
     ),
     Metric(
         "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
-        "The sequence that the trainer finds more likely than any other does.", _VERL, NO_TOKEN,
+        "The sequence that the trainer finds more likely than any other does.", _OFF_POLICY, NO_TOKEN,
         extreme=largest("-log_ppl_diff", -1.0), better="",
         measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "min"),
     ),
     Metric(
         "log_ppl_diff_max", "largest log-perplexity difference", "nats", "max over sequences of the mean of -x",
-        "The sequence that the trainer finds least likely compared with the rollout.", _VERL, NO_TOKEN,
+        "The sequence that the trainer finds least likely compared with the rollout.", _OFF_POLICY, NO_TOKEN,
         extreme=largest("log_ppl_diff"),
         measure=Measure(Quantity.LOG_PPL_DIFF, SEQUENCES, "max"),
     ),
     Metric(
         "prob_diff_mean", "mean probability difference", "probability",
         "mean of |exp(train) - exp(rollout)| over tokens",
-        "Disagreement in probability: rare tokens weigh little.", "verl calculate_debug_metrics",
+        "Disagreement in probability: rare tokens weigh little.", "debug metrics of trainers",
         NO_TOKEN, per_token("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF),
     ),
     Metric(
         "prob_diff_max", "largest probability difference", "probability", "max of |exp(train) - exp(rollout)|",
-        "The worst token in probability.", "verl calculate_debug_metrics", NO_TOKEN, extreme=largest("prob_diff"),
+        "The worst token in probability.", "debug metrics of trainers", NO_TOKEN, extreme=largest("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF, reduction="max"),
     ),
     Metric(
         "prob_diff_std", "std of the probability difference", "probability",
         "population standard deviation of |exp(train) - exp(rollout)| over tokens",
-        "How uneven the disagreement is.", "verl calculate_debug_metrics (which divides by n - 1)",
+        "How uneven the disagreement is.", "debug metrics of trainers (dividing by n - 1)",
         NO_TOKEN, std("prob_diff"),
         measure=Measure(Quantity.PROB_DIFF, reduction="standard deviation (n)"),
     ),
     Metric(
         "prob_corr", "correlation of the probabilities", "correlation",
         "Pearson correlation of exp(train) and exp(rollout) over tokens",
-        "Near 1 in a healthy run; a misaligned or wrong column falls far below.", "verl calculate_debug_metrics",
+        "Near 1 in a healthy run; a misaligned or wrong column falls far below.", "debug metrics of trainers",
         "one of the two probabilities is constant", _prob_corr, better="high",
         measure=Measure(Quantity.PROBS, reduction="Pearson correlation"),
     ),
@@ -245,14 +245,14 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
-        "Variance of the token ratio: what token importance sampling pays.", _VERL, NO_TOKEN,
+        "Variance of the token ratio: what token importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("excess", "tokens"),
         measure=Measure(Quantity.SQUARED_RATIO),
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
-        "Variance of the sequence ratio: what sequence importance sampling pays.", _VERL, NO_TOKEN,
+        "Variance of the sequence ratio: what sequence importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("product_excess", "sequences"),
         measure=Measure(Quantity.SQUARED_PRODUCT, SEQUENCES),
     ),
