@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100]
 FOLDER is that of gate_calibration.py, whose `*_noise_both_bf16` are drawn from. A night is 16 prompts, either the same
-ones with another half of their responses, or others; the first is the baseline, and what passes is accepted. Runs that
-differ have the K3 of all their tokens times the exponential of a normal number of that spread.
+ones with another half of their responses, or others; the first is the baseline, and what does not fail is accepted.
+Runs that differ have the K3 of all their tokens times the exponential of a normal number of that spread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gate_calibration import OUT, Run, percent, some, table
 
 from mismatchctl.gate import LEVEL, Allowance
 from mismatchctl.gate.comparison import compare
-from mismatchctl.gate.nights import LEAST, LEAST_SCATTER, change
+from mismatchctl.gate.nights import LEAST, change
 from mismatchctl.measure.layers import CAPPED, TOKENS
 from mismatchctl.resample import Layers, Sample, find_metric, holm
 
@@ -59,7 +59,7 @@ def first_failure(nights: Iterator[Sample]) -> int:
         p = [compare(tonight, accepted[-1], metric, none, level=level / 2).p]
         if len(accepted) >= LEAST:
             found = change([*accepted, tonight], metric, none)
-            p = [max(p[0], found.p_last if len(accepted) >= LEAST_SCATTER else 0.0), found.p]
+            p = [max(p[0], found.p_last), found.p]
         if min(holm(p)) <= level:
             return number
         accepted.append(tonight)

@@ -10,7 +10,7 @@ from test_gate import result, table
 from test_gate_comparison import K3, by_hand, sample, tokens
 
 from mismatchctl.gate import Against, Allowance, judge, rules_from_text
-from mismatchctl.gate.nights import LEAST_SCATTER, change
+from mismatchctl.gate.nights import change
 
 NONE = Allowance()
 
@@ -78,7 +78,7 @@ def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:
     tonight = result(table([1.35] * 8, hashes=range(900, 908)))
     rules = rules_from_text("k3:increase=0%")
     assert judge(tonight, rules, Against("b", accepted[-1:])).outcome == "failed"
-    found = judge(tonight, rules, Against("history", accepted, dates=[f"{n}.json" for n in range(LEAST_SCATTER)]))
+    found = judge(tonight, rules, Against("history", accepted, dates=[f"{n}.json" for n in range(5)]))
     assert [check.outcome for check in found.checks] == ["undecided", "passed"]
     worse = judge(result(table([9.0] * 8, hashes=range(900, 908))), rules, Against("history", accepted))
     assert worse.checks[0].outcome == "failed" and worse.checks[1].since == "night 6 of 6"

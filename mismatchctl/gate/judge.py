@@ -19,7 +19,7 @@ from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
-from mismatchctl.gate.nights import LEAST, LEAST_SCATTER, change
+from mismatchctl.gate.nights import LEAST, change
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
 from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import (
@@ -269,7 +269,7 @@ class _Judging:
         metric, lower, baseline = case.target.table, case.kind in LOWER, nights[-1]
         found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts = found.p, found.parts
-        if len(nights) >= LEAST_SCATTER:  # what runs differ by beside their prompts
+        if len(nights) >= LEAST:  # what runs differ by beside their prompts
             check.p = max(check.p, change([*nights, sample], metric, case.bound, lower=lower).p_last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_unlayered(case.run, sample))

@@ -24,9 +24,7 @@ from mismatchctl.measure.table import mix
 from mismatchctl.resample import Layers, Sample, TableMetric
 
 LEAST = 3
-"""Accepted nights from which a change is looked for."""
-LEAST_SCATTER = 5
-"""Accepted nights from which their scatter is known well enough to be held against tonight."""
+"""Accepted nights from which their scatter is known: a change is looked for, and tonight held against it."""
 _DRAWS = 1 << 15
 _SALT = np.uint64(0x6E6967687473)
 _PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
