@@ -47,6 +47,7 @@ ORDER = (
     "advise",
     "compare",
     "gate",
+    "watch",
     "lint",
     "doctor",
     "render",

@@ -26,6 +26,7 @@ from mismatchctl.cli import (
     report,
     schema,
     sweep,
+    watch,
 )
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import read_settings
@@ -125,6 +126,7 @@ app.command("sweep")(sweep.sweep)
 app.command("advise")(advise.advise)
 app.command("compare")(compare.compare)
 app.command("gate")(gate.gate)
+app.command("watch")(watch.watch)
 app.command("convert")(convert.convert)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)

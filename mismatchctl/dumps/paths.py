@@ -5,12 +5,14 @@ Everything here is about names. Where they lie is asked of a store; what a file 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import glob
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -66,6 +68,19 @@ class _Argument:
         return self.files == (self.shown,)
 
 
+_passed_over: ContextVar[frozenset[str]] = ContextVar("_passed_over", default=frozenset())
+
+
+@contextlib.contextmanager
+def passing_over(locations: Iterable[str]) -> Iterator[None]:
+    """Discover no file at these places in this block: they are still being written."""
+    token = _passed_over.set(frozenset(locations))
+    try:
+        yield
+    finally:
+        _passed_over.reset(token)
+
+
 def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
     """Find the files behind the path arguments, in canonical order, and what to warn about.
 
@@ -82,6 +97,7 @@ def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
         for name, argument in runs
         for file in argument.files
     ]
+    found = [one for one in found if one.location not in _passed_over.get()]
     return found, [*warnings, *_hints([argument for _, argument in runs], found)]
 
 

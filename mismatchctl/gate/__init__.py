@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
@@ -59,6 +60,7 @@ def open_result(
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
+    on_bad: Literal["error", "skip"] = "error",
 ) -> Result:
     """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
 
@@ -69,6 +71,7 @@ def open_result(
         rename: canonical column -> name in the dumps.
         progress: called with (tokens read, tokens expected).
         engine: where dumps are read.
+        on_bad: whether bad rows and files stop it or are left out and counted.
 
     Raises:
         DataError: what is named cannot be read or used.
@@ -96,6 +99,7 @@ def open_result(
         framework=framework,
         every_cluster=True,
         engine=engine,
+        on_bad=on_bad,
     )
 
 

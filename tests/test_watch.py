@@ -1,0 +1,108 @@
+"""watch: a line per step as it arrives, whole files only, rules that end it or run a command, a page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_cli import write_dump
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+from mismatchctl.watch import Look, Watch
+
+
+def steps(folder: Path) -> list[bytes]:
+    """Files of one step each, as bytes."""
+    made = []
+    for seed in range(3):
+        (file,) = write_dump(folder / str(seed), seed=seed, steps=1).iterdir()
+        made.append(file.read_bytes())
+    return made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    return steps(tmp_path_factory.mktemp("steps"))
+
+
+class Arrivals:
+    """What happens between two looks; time passes as it is slept."""
+
+    def __init__(self, *events: object) -> None:
+        self.events, self.now = list(events), 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.events:
+            self.events.pop(0)()  # type: ignore[operator]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def looks(folder: Path, *events: object) -> list[Look | None]:
+    arrivals = Arrivals(*events)
+    watch = Watch([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
+    return list(watch.looks())
+
+
+def test_each_look_tells_what_is_new(tmp_path: Path, files: list[bytes]) -> None:
+    dump = tmp_path / "dump"
+
+    def begin() -> None:
+        dump.mkdir()
+        (dump / "a.parquet").write_bytes(files[0])
+
+    found = looks(dump, begin, lambda: None, lambda: (dump / "b.parquet").write_bytes(files[1]))
+    assert found[0] is None
+    first, second = found[1:]
+    assert first is not None and second is not None
+    assert len(first.steps) == 1 and not first.again and first.answered
+    assert len(second.steps) == 1
+    tokens = [look.result.runs["dump"].overall.metrics["tokens"].value for look in (first, second)]
+    assert tokens[1] > tokens[0]  # type: ignore[operator]
+
+
+def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0])
+    half = tmp_path / "b.parquet"
+    half.write_bytes(files[1][: len(files[1]) // 2])
+    found = looks(tmp_path, lambda: None, lambda: half.write_bytes(files[1]))
+    assert [look and look.waiting for look in found] == [(str(half),), ()]
+    assert all(look is not None and not look.result.provenance.left_out for look in found)
+
+
+def run(*words: object) -> object:
+    return CliRunner().invoke(app, ["watch", *map(str, words), "--every", "0.1s", "--until-idle", "0s"])
+
+
+def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
+    page = tmp_path / "now.html"
+    done = run(tmp_path / "dump", "--html", page)
+    assert done.exit_code == 0, done.output  # type: ignore[attr-defined]
+    out = done.stdout.splitlines()  # type: ignore[attr-defined]
+    assert out[0].split()[0] == "step" and "K3" in out[0]
+    assert any(line.startswith("  how bad: K3") for line in out)
+    assert "mismatchctl" in page.read_text()[:3000]
+
+
+def test_a_rule_that_fails_ends_it_or_runs_a_command(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "dump").mkdir()
+    (tmp_path / "dump" / "a.parquet").write_bytes(files[0])
+    failed = run(tmp_path / "dump", "--rule", "tokens:max=1")
+    assert failed.exit_code == 3, failed.output  # type: ignore[attr-defined]
+    assert "failed: " in failed.stderr  # type: ignore[attr-defined]
+    told = tmp_path / "told"
+    program = f"import os; open({str(told)!r}, 'a').write(os.environ['MISMATCHCTL_FAILED'])"
+    went_on = run(tmp_path / "dump", "--rule", "tokens:max=1", "--exec", f'{sys.executable} -c "{program}"')
+    assert went_on.exit_code == 0, went_on.output  # type: ignore[attr-defined]
+    assert "tokens" in told.read_text().lower()
+
+
+@pytest.mark.parametrize("words", [["--until-idle", "soon"], ["--exec", "true"]])
+def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
+    assert CliRunner().invoke(app, ["watch", str(tmp_path), *words]).exit_code == 2
