@@ -45,6 +45,42 @@ for (const table of document.querySelectorAll("table[data-csv]")) {
   });
   table.closest("details").querySelector("summary").after(button);
 }
+// One cursor over all figures of steps: the step under the pointer is marked in each, and its numbers are told.
+const overSteps = [...document.querySelectorAll("figure[data-steps]")].map((figure) => {
+  const svg = figure.querySelector("svg");
+  const [left, top, right, bottom, low, high] = figure.dataset.steps.split(" ").map(Number);
+  const rows = [...figure.querySelectorAll(".numbers tr")].map((row) => [...row.cells].map((cell) => cell.textContent));
+  const heads = rows.shift() ?? [];
+  const numeric = rows.every((row) => row[0] !== "" && !Number.isNaN(Number(row[0])));
+  const steps = rows.map((row, index) => (numeric ? Number(row[0]) : index));
+  const said = figure.querySelector(".subject");
+  const place = (step) => left + ((step - low) / (high - low)) * (right - left);
+  return { svg, said, was: said.textContent, heads, rows, steps, place, top, bottom, at: (x) => low + ((x - left) / (right - left)) * (high - low) };
+});
+const clearSteps = () => {
+  for (const { svg, said, was } of overSteps) {
+    svg.querySelector(".cursor")?.remove();
+    said.textContent = was;
+  }
+};
+for (const here of overSteps) {
+  here.svg.addEventListener("pointermove", (event) => {
+    const box = here.svg.getBoundingClientRect();
+    const step = here.at(((event.clientX - box.left) / box.width) * here.svg.viewBox.baseVal.width);
+    clearSteps();
+    for (const { svg, said, heads, rows, steps, place, top, bottom } of overSteps) {
+      if (!steps.length) continue;
+      const near = steps.reduce((best, other, index) => (Math.abs(other - step) < Math.abs(steps[best] - step) ? index : best), 0);
+      const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+      const x = place(steps[near]);
+      for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
+      svg.append(line);
+      const told = rows[near].slice(1).map((text, index) => [heads[index + 1], text]).filter(([head, text]) => text !== "" && !/ (from|to)$/.test(head));
+      said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + text).join(", ");
+    }
+  });
+  here.svg.addEventListener("pointerleave", clearSteps);
+}
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = [...document.querySelectorAll("details:not([open], .numbers)")];

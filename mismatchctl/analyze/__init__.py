@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from mismatchctl.analyze.against import RunLog, agreement, carried, require_shared_steps
 from mismatchctl.analyze.build import build_result
+from mismatchctl.analyze.lags import lag_of
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
@@ -166,7 +167,9 @@ def analyze(
         if unnamed and micro_batches is None:
             warn_of_steps(result, corrections)
         if framework is not None:
-            _add_logged(result, framework, replays, log)
+            _add_logged(result, framework, replays)
+        if log is not None:
+            _add_log(result, log, replays)
         rows.finish(accumulator.factors)
     return result
 
@@ -180,20 +183,24 @@ def _replays(
     return [LoggedSteps(framework, corrections, each) for each in wanted]
 
 
-def _add_logged(result: Result, framework: Framework, replays: Sequence[LoggedSteps], log: RunLog | None) -> None:
+def _add_logged(result: Result, framework: Framework, replays: Sequence[LoggedSteps]) -> None:
     logged = replays[0]
     result.provenance.framework = framework.title
     result.provenance.replay = logged.options.given
     result.warnings += [f"{framework.title} does not replay {name}: {why}" for name, why in logged.refused.items()]
     for name, run in result.runs.items():
         run.logged = logged.of_run(name, run.groups.labels)
-    if log is None:
-        return
+
+
+def _add_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
+    """Keep what the run logged, how K3 follows it, and how what a framework would have logged agrees with it."""
     result.provenance.log = log.path
     require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
     for name, run in result.runs.items():
-        labels, rounded = run.groups.labels, replays[-1].of_run(name, run.groups.labels)
+        labels, k3 = run.groups.labels, run.groups.metrics.get("k3")
         run.log = carried(log, labels)
+        run.lags = {} if k3 is None else {key: lag_of(k3.value, values) for key, values in run.log.items()}
+        rounded = replays[-1].of_run(name, labels) if replays else {}
         run.against = {
             correction: agreement(log, labels, values, rounded.get(correction, {}))
             for correction, values in run.logged.items()

@@ -15,6 +15,8 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from mismatchctl.analyze.exports import STEPS, of_csv
+from mismatchctl.analyze.tfevents import event_files, is_event_file, scalars
 from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
 from mismatchctl.result import AgainstLog, Agreement
@@ -29,7 +31,6 @@ SPREAD = 2.0
 EXACT = 1e-9
 """Relative: what sums in float64 differ by."""
 _FEW_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
-_STEPS = ("step", "_step", "global_step", "training/global_step")
 _PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
 
@@ -86,12 +87,54 @@ class RunLog:
 
 
 def read_log(path: str | Path) -> RunLog:
-    """Rows of JSON, each with a step and its values: `{step, data: {name: value}}` or `{step, name: value, ...}`.
+    """Scalars by step: rows of JSON, TensorBoard's event files (one, or a folder of them), or an export as CSV.
 
-    Rows of one step add to each other; what is no finite number is passed over.
+    A row of JSON is `{step, data: {name: value}}` or `{step, name: value, ...}`. Rows of one step add to each other;
+    what is no finite number is passed over.
 
     Raises:
         DataError: the file cannot be read, a line is no such row, or there is none.
+    """
+    place = Path(path)
+    if place.is_dir() or is_event_file(place):
+        return _collected(path, _events(place))
+    if place.suffix.lower() == ".csv":
+        return _collected(path, of_csv(decoded(_content(place)), str(path)))
+    return _json_log(path)
+
+
+def _content(place: Path) -> bytes:
+    try:
+        return read_regular(place, MOST_BYTES)
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise DataError(problem, file=str(place), remedy="name the run's log: JSON lines, events or CSV") from None
+
+
+def _events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
+    for file in event_files(place):
+        for step, name, value in scalars(_content(file), str(file)):
+            yield str(step), name, value
+
+
+def _collected(path: str | Path, found: Iterator[tuple[str, str, Decimal]]) -> RunLog:
+    rows: dict[str, dict[str, Decimal]] = {}
+    for step, name, value in found:
+        rows.setdefault(_label(_decimal(step)) if _is_numeral(step) else step, {})[name] = value
+    if not rows:
+        raise DataError("holds no scalar", file=str(path), remedy="name the run's log: JSON lines, events or CSV")
+    return RunLog(str(path), rows)
+
+
+def _is_numeral(text: str) -> bool:
+    return math.isfinite(float(_decimal(text)))
+
+
+def _json_log(path: str | Path) -> RunLog:
+    """Rows of JSON.
+
+    Raises:
+        DataError: as of `read_log`.
     """
     rows: dict[str, dict[str, Decimal]] = {}
     try:
@@ -119,10 +162,10 @@ def _row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
         )
     nested = row.get("data")
     values: Mapping[str, Any] = nested if isinstance(nested, dict) else row
-    step = next((found[key] for found in (row, values) for key in _STEPS if found.get(key) is not None), None)
+    step = next((found[key] for found in (row, values) for key in STEPS if found.get(key) is not None), None)
     if step is None:
         raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
-    return _label(step), {name: value for name, value in values.items() if _is_number(value) and name not in _STEPS}
+    return _label(step), {name: value for name, value in values.items() if _is_number(value) and name not in STEPS}
 
 
 def _decimal(text: str) -> Decimal:

@@ -77,7 +77,8 @@ ReplayReducer = Annotated[
     Reducer | None, typer.Option("--reducer", help="How the framework sums up a step, where it has a choice.")
 ]
 Against = Annotated[
-    Path | None, typer.Option(help="What the run logged (JSON lines with step and values), beside what it should have.")
+    Path | None,
+    typer.Option(help="What the run logged: JSON lines, TensorBoard events, CSV; with lags."),
 ]
 
 OnDevice = Annotated[
@@ -151,8 +152,6 @@ def analyze(
 ) -> None:
     """Measure the mismatch of dumps and what corrections would do, in one pass."""
     output, json = or_stdout(output, json)
-    if against is not None and not framework:
-        raise ConfigError("--against needs --framework, whose names the log has")
     if not framework and (reducer or replay_dtype is not Dtype.float64):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     read = [*paths, *(config or []), against, join]

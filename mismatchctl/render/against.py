@@ -7,6 +7,7 @@ from rich.console import Console
 from mismatchctl.numbers import number
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
+from mismatchctl.render.text import clean
 from mismatchctl.result import AgainstLog, Result
 
 
@@ -19,7 +20,10 @@ def render_against(result: Result, console: Console) -> None:
         compared = {name for found in run.against.values() for name in found.names}
         others = [name for name in run.log if name.removeprefix("train/").removeprefix("actor/") not in compared]
         if others:
-            console.print(Glyphs(console).text(f"kept from the log, not compared: {', '.join(others)}"), "")
+            console.print(Glyphs(console).text(f"kept from the log, not compared: {', '.join(map(clean, others))}"), "")
+        for logged, lag in run.lags.items():
+            if lag.steps is not None:
+                console.print(Glyphs(console).text(f"{clean(logged)}: K3 {lag.text}"))
 
 
 def _render(title: str, found: AgainstLog, console: Console) -> None:

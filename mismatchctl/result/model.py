@@ -217,13 +217,37 @@ class AgainstLog(FiniteModel):
     missing: list[str] = Field(default_factory=list)
 
 
+class Lag(FiniteModel):
+    """By how many steps K3 follows (below 0: leads) something that the run logged; null where that cannot be told.
+
+    `correlation` is that of their changes from step to step, by rank; `compared` steps have both.
+    """
+
+    steps: int | None = None
+    correlation: float | None = None
+    compared: int
+    status: str = "ok"
+
+    @property
+    def text(self) -> str:
+        """In words, of K3."""
+        if self.steps is None:
+            return self.status
+        count = abs(self.steps)
+        how = f"follows it by {count} step{'s' * (count != 1)}" if self.steps > 0 else "moves with it"
+        if self.steps < 0:
+            how = f"leads it by {count} step{'s' * (count != 1)}"
+        return f"{how} (rank correlation of changes {self.correlation:.2f})"
+
+
 class RunResult(RunViews, FiniteModel):
     """One run; `findings` are the causes of its mismatch, strongest first, `sides` who is wrong by a third column.
 
     `story` is what every medium says of it; null in a Result that was put together by hand.
 
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
-    itself logged (`--against`), every name of it by group, and `against` how the two agree, by correction.
+    itself logged (`--against`), every name of it by group, `lags` how K3 follows each, and `against` how log and
+    replay agree, by correction.
     """
 
     overall: Overall
@@ -240,6 +264,7 @@ class RunResult(RunViews, FiniteModel):
     story: Story | None = None
     logged: dict[str, dict[str, list[float | None]]] = Field(default_factory=dict)
     log: dict[str, list[float | None]] = Field(default_factory=dict)
+    lags: dict[str, Lag] = Field(default_factory=dict)
     against: dict[str, AgainstLog] = Field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 
+from mismatchctl.render.figures.beside import beside_figures
 from mismatchctl.render.figures.breakdowns import breakdown_figure
 from mismatchctl.render.figures.distributions import distribution_figure
 from mismatchctl.render.figures.dots import COMPARED, KEPT_AGAINST_REJECTED, dots_figure
@@ -58,6 +59,8 @@ def run_figures(run: RunResult, prefix: str, *, brief: bool = False) -> RunFigur
     if several:
         told = {"k3": f"K3 {story_of(run).growth.text}"}
         found.trends = _found(trend_figure(c, run.groups, f"{prefix}-{c.key}", told.get(c.key, "")) for c in charts)
+        if not brief:
+            found.trends += beside_figures(run, prefix)
         if any(key.startswith("drift_") for key in run.groups.metrics):
             found.drift = _found(trend_figure(c, run.groups, f"{prefix}-{c.key}") for c in drift)
     parts = distribution_figure(run.distribution, f"{prefix}-distribution"), joint_figure(run.joint, f"{prefix}-joint")

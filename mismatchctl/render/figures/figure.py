@@ -56,6 +56,7 @@ class Figure:
         alt: what a reader who does not see it is told.
         data: the numbers behind it.
         paint: paints it on a canvas of this layout.
+        steps: where its axis of steps runs from and to, for a cursor over all of them; None: it has no such axis.
     """
 
     name: str
@@ -66,11 +67,17 @@ class Figure:
     data: Data
     paint: Paint
     layout: Layout = field(default_factory=Layout)
+    steps: tuple[float, float] | None = None
 
     @cached_property
     def svg(self) -> Markup:
         """As an element of a page, whose style has the theme's classes."""
         return Markup(f'<svg viewBox="{self._box}" role="img" aria-label="{escape(self.alt)}">{self._elements}</svg>')
+
+    @property
+    def cursor(self) -> str:
+        """Where the axes lie, and between what steps, as a page's script reads it."""
+        return " ".join(f"{number:g}" for number in (*self.layout.box, *(self.steps or ())))
 
     @property
     def _box(self) -> str:

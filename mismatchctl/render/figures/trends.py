@@ -68,6 +68,14 @@ CHARTS = (
         caption="What is left of the data when raw ratios weigh it; sequences collapse first.",
     ),
     Chart(
+        "ppl", "Perplexity of both sides", "perplexity", (Line("train_ppl", "train"), Line("rollout_ppl", "rollout")),
+        caption="How sure each side is of what was sampled; apart, one of them has another distribution.",
+    ),
+    Chart(
+        "entropy", "Entropy", "entropy (nats)", (Line("entropy_mean", "entropy"),), "linear",
+        caption="Of the trainer's distribution, as recorded; a policy that collapses loses it.",
+    ),
+    Chart(
         "khat", "Pareto k-hat", "k-hat",
         (Line("khat_token", "tokens"), Line("khat_sequence", "sequences"), Line("khat_sequence_limit", _LIMIT)),
         "linear", caption="Above the limit, means of ratios cannot be trusted at this sample size.",
@@ -98,12 +106,17 @@ class Steps:
         self.places = np.array(numbers if self.numeric else range(len(labels)), np.float64)
         self.names = [short(label(value), 10) for value in labels]
 
-    def draw(self, canvas: Canvas) -> None:
-        """Ticks and limits of the axis."""
+    @property
+    def limits(self) -> tuple[float, float]:
+        """From where to where the axis runs."""
         low, high = float(self.places[0]), float(self.places[-1])
         margin = 0.03 * (high - low) or 0.5
+        return low - margin, high + margin
+
+    def draw(self, canvas: Canvas) -> None:
+        """Ticks and limits of the axis."""
+        low, high, limits = float(self.places[0]), float(self.places[-1]), self.limits
         ticks = [tick for tick in round_ticks(low, high, 8) if tick == int(tick)] or [low]
-        limits = low - margin, high + margin
         if self.numeric:
             canvas.ticks("x", ticks, _step_text, limits)
         else:
@@ -155,6 +168,7 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
         data=_data(groups, shown, chart.axis),
         paint=paint,
         layout=Layout(below=legend_height(len(columns), 3)),
+        steps=steps.limits,
     )
 
 
@@ -274,7 +288,7 @@ def correction_trend(taken: Taken, groups: Groups, name: str) -> Figure | None:
     first = [label(value) if not isinstance(value, (int, float)) else value for value in groups.labels]
     return Figure(
         name, said, taken.subject, taken.caption, described(taken.axis, steps.names, values),
-        table(first, heads, list(values.values())), paint, Layout(height=236 + below, below=below),
+        table(first, heads, list(values.values())), paint, Layout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
 
 
