@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+if TYPE_CHECKING:
+    import polars as pl
 
 OVERFLOW = "overflow: not a finite number"
 LARGEST = 1e300
@@ -22,6 +25,27 @@ def capped(value: float) -> float:
 def capped_all(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The same of each value."""
     return np.clip(np.where(np.isnan(values), LARGEST, values), -LARGEST, LARGEST)
+
+
+Sum = Annotated[float, BeforeValidator(capped)]
+"""A number that is never absent and may have overflowed."""
+
+
+def finite(data: Any) -> Any:
+    """Data of dictionaries, lists and numbers, in which what is not finite is None."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def finite_table(table: pl.LazyFrame) -> pl.LazyFrame:
+    """A table in which what is not finite is null."""
+    import polars as pl
+    from polars import selectors
+
+    return table.with_columns(pl.when(selectors.float().is_finite()).then(selectors.float()).name.keep())
 
 
 class FiniteModel(BaseModel):

@@ -314,7 +314,7 @@ class Maker:
             ["sweep", *names, "-c", "token_tis", "--vary", "weight.truncate=1.5:3:3", "--json", *skip],
             ["diagnose", *names, "--json"],
             ["compare", one, names[-1], "--json", *skip],
-            ["sweep", *names, "--target-rejection", "0.1", "-c", "geo_rs", "-o", "out/s.csv", *skip],
+            ["sweep", *names, "--target-rejection", "0.1", "-o", "out/s.csv", *skip],
             ["compare", one, names[-1], "-o", "out/c.json", *skip],
             ["gate", *names, "--rule", "k3:max=1", "--json"],
             ["advise", *names, "-o", "out/a.json", *skip],

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from mismatchctl.finite import FiniteModel, Sum
 from mismatchctl.result import Finding
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
-
-
-class Ahead(_Model):
+class Ahead(FiniteModel):
     """Rejected share of sequences that is to be expected, with a 90 % interval; null with the reason in `status`."""
 
     value: float | None
@@ -21,7 +18,7 @@ class Ahead(_Model):
     status: str = "ok"
 
 
-class Advised(_Model):
+class Advised(FiniteModel):
     """One correction and its price.
 
     Errors are those of the gradient of one update at the batch asked for, in the units of the surrogate: `mse` is
@@ -32,12 +29,12 @@ class Advised(_Model):
 
     name: str
     correction: dict[str, Any]
-    bias2: float
-    bias2_se: float
-    variance: float
-    mse: float
-    gain: float
-    gain_se: float
+    bias2: Sum
+    bias2_se: Sum
+    variance: Sum
+    mse: Sum
+    gain: Sum
+    gain_se: Sum
     rejected_tokens: float
     rejected_sequences: float
     ess: float
@@ -50,7 +47,7 @@ class Advised(_Model):
     config: dict[str, Any] | None = None
 
 
-class Advice(_Model):
+class Advice(FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
     Attributes:
@@ -79,4 +76,4 @@ class Advice(_Model):
     stable: float | None = None
     k_hat: float | None = None
     notes: list[str] = Field(default_factory=list)
-    front: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
+    front: dict[str, tuple[Sum, Sum, Sum]] = Field(default_factory=dict)

@@ -29,6 +29,7 @@ _REFERENCES = tuple(
     correction_from_mapping({"name": name, "weight": {"level": level, "truncate": bound}})
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
+_TOO_LARGE = "the advantages or log ratios are too large: the gradient's error overflows, so nothing is ranked"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ def rank(
     What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
     """
     update = batch or max(round(len(sample) / (int(sample.step.max(initial=0)) + 1)), 1)
-    advice = Advice(batch=update, sequences=len(sample), prompts=sample.clusters, k_hat=_sequence_tail(sample))
+    k_hat = _sequence_tail(sample)
+    known = {"batch": update, "sequences": len(sample), "prompts": sample.clusters, "k_hat": k_hat}
+    unranked = Advice.model_validate(known)
     needed = {"token_ids": sample.token_ids, "advantages or rewards": sample.advantages}
     missing = [name for name, given in needed.items() if given is None]
     if missing or sample.clusters < _FEWEST_CLUSTERS:
@@ -64,7 +67,7 @@ def rank(
         note = (
             f"{why}: the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
         )
-        return advice.model_copy(update={"notes": [note]})
+        return unranked.model_copy(update={"notes": [note]})
     able = {correction.name: correction for correction in corrections if not _lacks(correction, sample)}
     candidates = {name: _candidate(correction, sample, limits) for name, correction in able.items()}
     layout = _batches(sample)
@@ -73,22 +76,26 @@ def rank(
     unbiased = _gradients(surrogate, correct(reference, sample))
     usable = {name: own for name, own in candidates.items() if name == "none" or not own.refused}
     own = {f"yours: {each.name}": _candidate(each, sample, Limits()) for each in yours if not _lacks(each, sample)}
-    gradients, beside = (
-        {name: _gradients(surrogate, found.applied) for name, found in some.items()} for some in (usable, own)
-    )
     scale = len(sample) / (int(layout.max()) + 1) / update
-    choice = choose(gradients, unbiased, scale, beside)
+    with np.errstate(all="ignore"):  # what overflows cannot be ranked
+        gradients, beside = (
+            {name: _gradients(surrogate, found.applied) for name, found in some.items()} for some in (usable, own)
+        )
+        choice = choose(gradients, unbiased, scale, beside)
+    if not all(math.isfinite(error) for error in choice.mse.values()):
+        return unranked.model_copy(update={"notes": [_TOO_LARGE]})
     refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))}
     refused |= {name: own.refused for name, own in candidates.items() if name not in usable}
-    return advice.model_copy(
-        update={
+    return Advice.model_validate(
+        {
+            **known,
             "basis": "gradient",
             "advice": [_advised(name, usable[name], choice, sample, framework) for name in choice.order[:MOST_ADVISED]],
             "yours": [_advised(name, own[name], choice, sample, framework) for name in own],
             "reference": reference.name,
             "lower_bound": lower_bound,
             "stable": stability(gradients, unbiased, scale),
-            "notes": _notes(sample, lower_bound, reference.name, advice.k_hat, refused),
+            "notes": _notes(sample, lower_bound, reference.name, k_hat, refused),
             "front": {
                 name: (found.bias2, found.variance * scale, (usable | own)[name].rejected_tokens)
                 for name, found in choice.moments.items()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.dumps import DumpFile
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.files import remove, replaced_when_done, scratch_folder
+from mismatchctl.finite import finite_table
 from mismatchctl.marks import PARQUET
 from mismatchctl.measure import Plan
 from mismatchctl.measure.accumulate import Factors
@@ -70,7 +71,7 @@ class SequenceFile:
 
         parts = [pl.scan_parquet(self._folder / f"{part:08d}.parquet") for part in range(self._parts)]
         frame = pl.concat(parts, how="diagonal_relaxed")
-        frame = self._normalized(frame, factors).drop(_KEYS)
+        frame = finite_table(self._normalized(frame, factors).drop(_KEYS))
         if self._join is not None:
             frame = self._joined(frame, self._scan(self._join))
         with replaced_when_done(self._path) as temporary:
@@ -151,4 +152,9 @@ class SequenceFile:
 
 
 def _column(values: NDArray[Any]) -> Any:
-    return values.tolist() if values.dtype == object else values
+    """Values as a column; ids of several kinds (a dictionary beside what stands for a missing one) are texts."""
+    if values.dtype != object:
+        return values
+    found = values.tolist()
+    kinds = {type(value) for value in found} - {type(None)}
+    return found if len(kinds) < 2 else [None if value is None else str(value) for value in found]

@@ -136,7 +136,9 @@ def _resampled_errors(
         drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens.resampled, k3.resampled
     with np.errstate(all="ignore"):
         mix, level = contributions(*drawn)
-        errors: Float64s = np.nanstd(mix + level, axis=0, ddof=1)
+        each, errors = mix + level, np.full(count, np.nan)
+        known = np.count_nonzero(~np.isnan(each), axis=0) > 1
+        errors[known] = np.nanstd(each[:, known], axis=0, ddof=1)
     return errors
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from mismatchctl.finite import FiniteModel
 
 Outcome = Literal["passed", "undecided", "failed"]
 Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
@@ -25,11 +27,7 @@ A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this s
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
-
-
-class Part(_Strict):
+class Part(FiniteModel):
     """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
 
     Attributes:
@@ -44,7 +42,7 @@ class Part(_Strict):
     interval: Interval | None = None
 
 
-class Check(_Strict):
+class Check(FiniteModel):
     """One bound at one place.
 
     Attributes:
@@ -90,7 +88,7 @@ class Check(_Strict):
     reason: str = ""
 
 
-class Verdict(_Strict):
+class Verdict(FiniteModel):
     """Every check, and the worst outcome among them.
 
     Attributes:

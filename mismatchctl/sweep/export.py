@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import FORMULA
 from mismatchctl.files import replaced_when_done
+from mismatchctl.finite import finite, finite_table
 from mismatchctl.marks import PARQUET
 from mismatchctl.sweep.model import Sweep
 
@@ -39,9 +39,9 @@ def write(sweep: Sweep, path: Path) -> None:
         if path.suffix == ".json":
             temporary.write_text(to_json(sweep), encoding="utf-8")
         elif path.suffix == ".csv":
-            _plain(rows(sweep)).sink_csv(temporary)
+            _as_text(finite_table(rows(sweep))).sink_csv(temporary)
         else:
-            rows(sweep).sink_parquet(temporary, compression="zstd", metadata=PARQUET)
+            finite_table(rows(sweep)).sink_parquet(temporary, compression="zstd", metadata=PARQUET)
 
 
 def rows(sweep: Sweep) -> pl.LazyFrame:
@@ -51,14 +51,14 @@ def rows(sweep: Sweep) -> pl.LazyFrame:
     return pl.concat([sweep.overall.lazy(), sweep.groups], how="diagonal_relaxed")
 
 
-def _plain(table: pl.LazyFrame) -> pl.LazyFrame:
-    """As a spreadsheet should have it: no infinity (`reason` says why), no text that it takes for a formula."""
+def _as_text(table: pl.LazyFrame) -> pl.LazyFrame:
+    """As a spreadsheet should have it: no text that it takes for a formula."""
     import polars as pl
     from polars import selectors
 
-    text, floats = selectors.string(), selectors.float()
+    text = selectors.string()
     safe = pl.when(text.str.contains(FORMULA)).then("'" + text).otherwise(text)
-    return table.with_columns(pl.when(floats.is_finite()).then(floats).name.keep(), safe.name.keep())
+    return table.with_columns(safe.name.keep())
 
 
 def to_json(sweep: Sweep) -> str:
@@ -81,10 +81,6 @@ def to_json(sweep: Sweep) -> str:
         "presets": [asdict(mark) for mark in sweep.marks],
         "targets": [asdict(target) for target in sweep.targets],
         "predictions": [asdict(forecast) for forecast in sweep.forecasts],
-        "table": {name: [_finite(value) for value in table[name].to_list()] for name in table.columns},
+        "table": {name: table[name].to_list() for name in table.columns},
     }
-    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"

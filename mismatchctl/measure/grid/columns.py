@@ -73,12 +73,12 @@ class BlockColumns:
 def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
     """Sum over sequences of flags times values, times a factor per sequence; the two vary along different axes."""
     shape = np.broadcast_shapes(flags.shape[1:], values.shape[1:])
-    if isinstance(factor, np.ndarray):
-        flags, values = (flags * factor, values) if flags.size < values.size else (flags, values * factor)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
+        if isinstance(factor, np.ndarray):
+            flags, values = (flags * factor, values) if flags.size < values.size else (flags, values * factor)
         product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
     if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
     return product.reshape(shape)
 

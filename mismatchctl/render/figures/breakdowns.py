@@ -90,7 +90,7 @@ def _figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
             canvas.names([short(side, 22) for side in sides])
 
     first = next(iter(sides))
-    worst = max(sides, key=lambda side: float(np.nanmax(np.where(_matters(sides[side]), values[side], 0))))
+    worst = max(sides, key=lambda side: float(np.nanmax(np.where(_matters(sides[side]), values[side], 0), initial=0.0)))
     names = [bin_text(sides[worst], index) for index in range(len(sides[worst].low))]
     several = len(sides) > 1
     alike = {side: k3 for side, k3 in values.items() if len(k3) == len(names)}
@@ -136,14 +136,20 @@ def _matters(breakdown: Breakdown) -> Bools:
     return many
 
 
+_NO_LIMITS = 1e-6, 1.0
+
+
 def _limits(sides: Mapping[str, Breakdown], values: Mapping[str, Float64s]) -> tuple[float, float]:
     """Ends of the axis of K3, set by bins that hold enough tokens to matter."""
     kept = [values[side][_matters(breakdown) & (values[side] > 0)] for side, breakdown in sides.items()]
     shown = np.concatenate(kept)
     if not len(shown):
         shown = np.concatenate([k3[k3 > 0] for k3 in values.values()])
-    reach = [np.nanmax(values[side] + SURE * np.nan_to_num(floats(b.k3_se))) for side, b in sides.items()]
-    most = float(max(np.nanmax(k3) for k3 in values.values()))
+    if not len(shown):  # no bin has a value that can be drawn
+        return _NO_LIMITS
+    drawn = {side: breakdown for side, breakdown in sides.items() if np.isfinite(values[side]).any()}
+    reach = [np.nanmax(values[side] + SURE * np.nan_to_num(floats(b.k3_se))) for side, b in drawn.items()]
+    most = float(max(np.nanmax(values[side]) for side in drawn))
     top = min(float(max(reach)), 10 * most) if len(sides) == 1 else float(shown.max())
     return float(shown.min()) / 2, max(top, float(shown.max())) * 1.5
 

@@ -187,7 +187,11 @@ def _message(chart: Chart, shown: Mapping[str, Column], steps: Steps) -> str:
         above = {name: int(np.nansum(values > limit.values)) for name, values in first.items()}
         said = " and ".join(f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count)
         return f"Above the limit at {said}" if said else "Below the limit at every step"
-    name = next(iter(first)) if chart.scale != "share" else min(first, key=lambda key: float(np.nanmin(first[key])))
+    name = (
+        next(iter(first))
+        if chart.scale != "share"
+        else min(first, key=lambda key: float(np.nanmin(first[key], initial=np.inf)))
+    )
     called = chart.axis.partition(" (")[0] if len(first) == 1 else f"{_UNDER.get(chart.key, chart.subject)} {name}"
     return extremes(called, first[name], steps.names, lowest=chart.scale == "share", share=chart.scale == "share")
 
@@ -317,7 +321,7 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
 
     names = [_step_text(step) for step in everywhere]
     values = {run: _spread(steps.places, found.values, everywhere) for run, (steps, found) in known.items()}
-    worst = max(values, key=lambda run: float(np.nanmax(values[run])))
+    worst = max(values, key=lambda run: float(np.nanmax(values[run], initial=-np.inf)))
     below = legend_height(max(len(known), 2))
     return Figure(
         name, extremes(f"K3 of {short(worst, 40)}", values[worst], names), "K3 of all runs",
