@@ -11,8 +11,20 @@ import numpy as np
 from mismatchctl.compare.model import CONFIDENCE, Change, Interval
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.gate.comparison import compare, layers_of, linear
+from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.metrics import Metric
-from mismatchctl.resample import Draws, Sample, TableMetric, find_metric, holm, interval, p_above_zero, resample
+from mismatchctl.resample import (
+    Draws,
+    Exchange,
+    Sample,
+    TableMetric,
+    find_metric,
+    holm,
+    interval,
+    resample,
+    shares_above,
+)
 from mismatchctl.result import Value
 
 HEADLINE = "k3"
@@ -42,7 +54,26 @@ def metric_changes(
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
-    return {key: _change(metrics.get(key), reference[key], other[key], pairs.get(key)) for key in keys}
+    p = _p_values(smooth, samples)
+    return {key: _change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys}
+
+
+def _p_values(metrics: Mapping[str, TableMetric], samples: tuple[Sample, Sample]) -> dict[str, float]:
+    """Two-sided, by relabeling clusters as the gate does: each metric by itself, K3 by layers where both have them."""
+    reference, other = samples
+    if not metrics or not all(map(len, samples)):
+        return {}
+    either = [linear(other, reference, metric, Allowance()) for metric in metrics.values()]
+    totals = Exchange(other.keys, reference.keys).totals(
+        np.stack([each.new for each in either], axis=1), np.stack([each.old for each in either], axis=1)
+    )
+    tails = np.minimum(shares_above(totals)[0], shares_above(-totals)[0])
+    found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
+    for key, metric in metrics.items():
+        if layers_of(other, reference, metric, lower=False) is not None:
+            sides = (other, reference), (reference, other)
+            found[key] = min(1.0, 2 * min(compare(*each, metric, Allowance()).p for each in sides))
+    return found
 
 
 def adjusted(families: Sequence[Mapping[str, Tested]]) -> list[dict[str, Change]]:
@@ -84,7 +115,9 @@ def _has_columns(metric: TableMetric, samples: Sequence[Sample]) -> bool:
     return True
 
 
-def _change(metric: TableMetric | None, reference: Value, other: Value, draws: tuple[Draws, Draws] | None) -> Tested:
+def _change(
+    metric: TableMetric | None, reference: Value, other: Value, draws: tuple[Draws, Draws] | None, p: float | None
+) -> Tested:
     if reference.value is None or other.value is None:
         status = reference.status if reference.value is None else other.status
         return Tested(Change(reference=reference, other=other, status=status), None)
@@ -106,7 +139,6 @@ def _change(metric: TableMetric | None, reference: Value, other: Value, draws: t
     change.status = "ok" if change.interval is not None else FEW
     if change.relative is not None:
         change.relative_interval = _interval(second / first - 1.0)
-    p = min(1.0, 2 * min(p_above_zero(moved), p_above_zero(-moved)))
     return Tested(change, p if change.interval is not None else None)
 
 
