@@ -85,6 +85,8 @@ def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     assert [side["name"] for side in data["sides"]] == ["base", "worse"]
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert sorted(done.stderr.splitlines()) == [f"wrote {page}", f"wrote {out}"]
+    assert run(*dumps, "--html", page).exit_code == 0  # its own
+    page.write_text("somebody's notes")
     assert run(*dumps, "--html", page).exit_code == 2
     quiet = run(*dumps, "--html", page, "--force", "--quiet")
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
