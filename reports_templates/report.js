@@ -87,3 +87,26 @@ addEventListener("beforeprint", () => {
   folded.forEach((part) => (part.open = true));
 });
 addEventListener("afterprint", () => folded.forEach((part) => (part.open = false)));
+// What a number means, beside it: the glossary's words on hover and focus of a link that leads there; Escape closes.
+{
+  const tip = Object.assign(document.createElement("dl"), { className: "tip", id: "tip", hidden: true });
+  tip.setAttribute("role", "tooltip");
+  document.body.append(tip);
+  const close = () => (tip.hidden = true);
+  const open = (event) => {
+    const link = event.target.closest?.('a[href^="#m-"], a[href^="#c-"]');
+    const entry = link && document.getElementById(link.hash.slice(1));
+    if (!entry) return close();
+    tip.replaceChildren(...[...entry.children].map((part) => part.cloneNode(true)));
+    tip.hidden = false;
+    const box = link.getBoundingClientRect();
+    const left = Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 12);
+    tip.style.left = Math.max(left, 8) + scrollX + "px";
+    const below = box.bottom + tip.offsetHeight + 8 < innerHeight;
+    tip.style.top = (below ? box.bottom + 6 : Math.max(box.top - tip.offsetHeight - 6, 4)) + scrollY + "px";
+    link.setAttribute("aria-describedby", "tip");
+  };
+  for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, open);
+  document.addEventListener("focusout", close);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && close());
+}

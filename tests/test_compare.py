@@ -21,7 +21,7 @@ from mismatchctl.compare.model import Decomposition
 from mismatchctl.compare.sources import Argument, parse_argument
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.render.compare_words import carrier_name, headline
+from mismatchctl.render.pages.compare_words import carrier_name, headline
 
 
 def positions(tokens: Tokens) -> Float64s:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from mismatchctl.compare.growth import growth
-from mismatchctl.render.compare_words import growth_sentences
+from mismatchctl.render.pages.compare_words import growth_sentences
 from mismatchctl.result import Groups, Series
 
 STEPS = np.arange(24)

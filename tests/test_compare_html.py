@@ -13,7 +13,8 @@ from make_result import HOSTILE, make_corrections
 from test_report_html import Parsed
 
 from mismatchctl.compare import compare
-from mismatchctl.render.compare_page import render_comparison_page
+from mismatchctl.render.pages.compare import document
+from mismatchctl.render.to.html import html
 
 BASE = make_tokens(prompts=24, steps=2, longest=80)
 
@@ -34,7 +35,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pairs = [f"rollout={_quoted(r)},trainer={_quoted(t)}={d}" for (r, t), d in zip(engines, dumps, strict=True)]
     plain = compare([str(dump) for dump in dumps[:2]], by=["worker"])
     hostile = compare(pairs, corrections=make_corrections(3, HOSTILE[:3]), by=["host"])
-    return {"plain": render_comparison_page(plain), "hostile": render_comparison_page(hostile)}
+    return {"plain": html(document(plain)), "hostile": html(document(hostile))}
 
 
 def _quoted(name: str) -> str:

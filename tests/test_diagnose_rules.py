@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -145,7 +146,7 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     assert brief.index("first finding") < brief.index("strongest first")
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
     lines = brief.splitlines()
-    starts = [number for number, line in enumerate(lines) if line[:2] in ("1.", "2.", "3.")] + [len(lines)]
+    starts = [number for number, line in enumerate(lines) if re.match(r"\w+ +[123]\. ", line)] + [len(lines)]
     for start, stop in pairwise(starts):
         assert len([line for line in lines[start:stop] if line.startswith("   ")]) <= 7
     assert "1 finding," in brief and "e+02 %" not in whole

@@ -23,8 +23,10 @@ from typer.testing import CliRunner, Result
 from mismatchctl.cli.main import app
 from mismatchctl.gate import Check, Verdict
 from mismatchctl.recorder import Recorder
-from mismatchctl.render.verdict import apart, verdict_markdown, workflow_commands
-from mismatchctl.render.verdict_junit import verdict_junit
+from mismatchctl.render.pages.gate import apart, document
+from mismatchctl.render.to.github import workflow_commands
+from mismatchctl.render.to.junit import junit
+from mismatchctl.render.to.markdown import markdown as as_markdown
 
 ROOT = Path(__file__).parent.parent
 HOSTILE = "a\n::error::b|`<script>alert(1)</script>`\x1b[31m"
@@ -201,12 +203,10 @@ def test_hostile_names_stay_text() -> None:
     verdict = Verdict(outcome="failed", level=0.05, baseline=HOSTILE, checks=[check])
     commands = "\n".join(workflow_commands(verdict))
     assert len(commands.splitlines()) == 1
-    markdown = verdict_markdown(verdict)
+    markdown = as_markdown(document(verdict))
     assert "<script>" not in markdown and "\x1b" not in markdown
     assert len(markdown.splitlines()) == 5
-    xmlschema.XMLSchema(Path(__file__).parent / "junit.xsd").validate(
-        verdict_junit(verdict).decode().partition("?>")[2]
-    )
+    xmlschema.XMLSchema(Path(__file__).parent / "junit.xsd").validate(junit(verdict).decode().partition("?>")[2])
 
 
 @settings(deadline=None, max_examples=300, derandomize=True)

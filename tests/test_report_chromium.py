@@ -9,7 +9,8 @@ import pytest
 from chromium import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
 from make_result import HOSTILE, make_corrections, make_result
 
-from mismatchctl.render.report import render_report
+from mismatchctl.render.pages.analyze import document
+from mismatchctl.render.to.html import html
 
 pytestmark = NEEDS_BROWSER
 
@@ -31,7 +32,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     addresses = {}
     for name, result in results.items():
         path = folder / f"{name}.html"
-        path.write_text(render_report(result), encoding="utf-8")
+        path.write_text(html(document(result)), encoding="utf-8")
         addresses[name] = path.as_uri()
     return addresses
 

@@ -8,7 +8,10 @@ import pytest
 from make_result import HOSTILE, UNDEFINED, make_corrections, make_result
 
 from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, drift_metrics
-from mismatchctl.render.report import prepare, render_report
+from mismatchctl.numbers import estimate, number
+from mismatchctl.render.document import Document, Figures, Section, Table, Tiles
+from mismatchctl.render.pages.analyze import document
+from mismatchctl.render.to.html import html
 from mismatchctl.result import Result, Series, Value
 
 _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -49,9 +52,13 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+def _page(result: Result) -> str:
+    return html(document(result))
+
+
 @pytest.fixture(scope="module")
 def page() -> str:
-    return render_report(make_result())
+    return _page(make_result())
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +72,12 @@ def hostile() -> str:
     result = make_result(
         runs=HOSTILE[1:3], steps=HOSTILE, corrections=make_corrections(8, names), by=[HOSTILE[1]], hostile=True
     )
-    return render_report(result)
+    return _page(result)
 
 
 def test_same_result_same_bytes(page: str) -> None:
-    assert render_report(make_result()) == page
-    assert render_report(Result.model_validate_json(make_result().to_json())) == page
+    assert _page(make_result()) == page
+    assert _page(Result.model_validate_json(make_result().to_json())) == page
 
 
 def test_the_page_loads_nothing(page: str, parsed: Parsed) -> None:
@@ -134,10 +141,10 @@ def test_every_metric_shown_is_explained(parsed: Parsed) -> None:
         assert _plain(registry[key].meaning) in parsed.text
 
 
-def test_column_heads_carry_their_definition(parsed: Parsed) -> None:
-    titles = {head.get("title", "") for head in parsed.all("th")}
+def test_every_number_leads_to_its_definition_and_command(parsed: Parsed) -> None:
     k3 = next(metric for metric in MISMATCH_METRICS if metric.key == "k3")
-    assert f"{k3.definition}. {k3.meaning}" in titles
+    assert {"#m-k3", "#m-abs_diff_mean", "#c-rejected_tokens"} <= {link.get("href") for link in parsed.all("a")}
+    assert k3.definition in parsed.text and "mismatchctl metrics k3" in parsed.text
 
 
 def test_undefined_values_say_why(parsed: Parsed) -> None:
@@ -165,14 +172,14 @@ def test_hostile_strings_are_only_text(hostile: str) -> None:
 
 
 def test_a_hundred_steps_and_ten_corrections_fit(page: str) -> None:
-    large = render_report(make_result(steps=tuple(range(100)), corrections=make_corrections(10)))
+    large = _page(make_result(steps=tuple(range(100)), corrections=make_corrections(10)))
     assert len(large.encode()) < 3_000_000
     assert len(page.encode()) < 1_000_000
 
 
 def test_thirty_two_runs_side_by_side() -> None:
     names = [f"run-{index}" for index in range(32)]
-    text = render_report(make_result(runs=names, steps=tuple(range(4))))
+    text = _page(make_result(runs=names, steps=tuple(range(4))))
     found = Parsed(text)
     assert len(text.encode()) < 15_000_000
     folded = [d for d in found.all("details") if d.get("class") == "run"]
@@ -184,12 +191,11 @@ def test_thirty_two_runs_side_by_side() -> None:
 
 def test_a_single_step_has_no_trend_but_its_numbers() -> None:
     result = make_result(steps=(None,), corrections=[], by=(), drift=False)
-    section = prepare(result).runs[0]
-    assert section.figures.trends == []
-    assert section.figures.drift == []
-    assert section.steps == []
-    text = Parsed(render_report(result)).text
-    assert "one step only" in text
+    titles = {section.title for section in document(result).parts(Section)}
+    assert "Where the mismatch sits" in titles
+    assert not titles & {"Over the steps", "The second drift", "Corrections"}
+    text = Parsed(_page(result)).text
+    assert "one step alone tells no trend" in text
     assert "K3 by position" in text
     assert "Rejected against kept" not in text
 
@@ -203,10 +209,32 @@ def test_an_all_zero_run_is_said_to_be_identical() -> None:
     run.distribution.edges, run.distribution.tokens, run.distribution.k3 = [-1e-12, 1e-12], [100], [0.0]
     for breakdown in run.breakdowns.values():
         breakdown.k3 = [0.0] * len(breakdown.k3)
-    text = Parsed(render_report(result)).text
+    text = Parsed(_page(result)).text
     assert "exactly 0: the log-probs agree to the bit" in text
     assert "0 at all 16 steps" in text
     assert "K3 by position" not in text
+
+
+def test_the_document_is_data() -> None:
+    """What a page says can be asked for without any markup."""
+    result = make_result()
+    made = document(result)
+    answer = made.sections[0].parts[0]
+    assert [line.question for line in answer.lines] == ["how bad", "since when", "why", "what to do"]
+    k3 = result.runs["run-a"].overall.metrics["k3"]
+    (shown,) = made.parts(Tiles)
+    largest = result.runs["run-a"].overall.metrics["abs_diff_max"]
+    assert next(tile for tile in shown.tiles if tile.anchor == "m-abs_diff_max").value == number(largest.value, "nats")
+    assert estimate(k3.value, k3.se, "nats/token") in answer.lines[0].text
+    corrections = next(table for table in made.parts(Table) if table.title == "Corrections")
+    column = [head.anchor for head in corrections.heads].index("c-rejected_tokens")
+    for row, values in zip(corrections.rows, result.runs["run-a"].overall.corrections.values(), strict=True):
+        assert float(row[column].order) == pytest.approx(values["rejected_tokens"].value, rel=1e-5)
+    assert list(made.parts(Figures)) and isinstance(made, Document)
+
+
+def test_without_the_page_nothing_is_drawn() -> None:
+    assert not list(document(make_result(), whole=False).parts(Figures))
 
 
 def _plain(text: str) -> str:

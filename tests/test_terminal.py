@@ -12,7 +12,8 @@ from rich.console import Console
 
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
-from mismatchctl.render.terminal import render_summary
+from mismatchctl.render.pages.analyze import document
+from mismatchctl.render.to.terminal import show
 from mismatchctl.result import Result, Value
 
 WIDTHS = (80, 140)
@@ -44,7 +45,8 @@ class Page(io.StringIO):
 
 def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", terminal: bool = False) -> str:
     page = Page(encoding)
-    render_summary(result, Console(file=page, width=width, force_terminal=terminal, markup=False, highlight=False))
+    console = Console(file=page, width=width, force_terminal=terminal, markup=False, highlight=False)
+    show(document(result, whole=False), console)
     return page.getvalue()
 
 
@@ -86,7 +88,14 @@ def test_numbers_are_never_cut() -> None:
 
 def test_ten_seconds_of_one_run() -> None:
     text = printed(make_result(level=1e-4), 80)
-    for part in ("run-a: 4,025 tokens, 32 sequences, 16 steps", "±", "dense models", "1e-5 dense", "1e-3 MoE", "→"):
+    for part in (
+        "run-a: 4,025 tokens, 32 sequences, 16 steps",
+        "±",
+        "dense models",
+        "1e-5 dense",
+        "1e-3 MoE",
+        "what to do",
+    ):
         assert part in text
     assert re.search(r"grew [\d.]+-fold", text)
     assert "z = " in text

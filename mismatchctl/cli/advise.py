@@ -81,9 +81,10 @@ def advise(
     if json:
         print_json(_as_json(found))
     elif not quiet:
-        from mismatchctl.render.advice import render_advice
+        from mismatchctl.render.pages.advise import document
+        from mismatchctl.render.to.terminal import show
 
-        render_advice(found, console())
+        show(document(found), console())
 
 
 def _as_json(found: dict[str, Advice]) -> dict[str, Any]:

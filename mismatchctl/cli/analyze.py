@@ -204,9 +204,10 @@ def _explain(result: Result) -> None:
 def _write(result: Result, output: Path | None, html: Path | None) -> None:
     files: list[tuple[Path, bytes]] = []
     if html is not None:
-        from mismatchctl.render.report import render_report
+        from mismatchctl.render.pages.analyze import document
+        from mismatchctl.render.to import html as page
 
-        files.append((html, render_report(result).encode()))
+        files.append((html, page.html(document(result)).encode()))
     if output is not None:
         files.append((output, result.to_json().encode()))
     write(files)
@@ -221,9 +222,10 @@ def _show(result: Result, quiet: bool, *, as_json: bool, asked: bool) -> None:
         _warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
         typer.echo(result.to_json(), nl=False)
     elif not quiet:
-        from mismatchctl.render.terminal import render_summary
+        from mismatchctl.render.pages.analyze import document
+        from mismatchctl.render.to.terminal import show
 
-        render_summary(result, console())
+        show(document(result, whole=False), console())
 
 
 def _warn(sentences: Sequence[str], quiet: bool) -> None:

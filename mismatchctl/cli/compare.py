@@ -89,9 +89,10 @@ def compare(
         )
     files: list[tuple[Path, bytes]] = []
     if html is not None:
-        from mismatchctl.render.compare_page import render_comparison_page
+        from mismatchctl.render.pages.compare import document
+        from mismatchctl.render.to import html as page
 
-        files.append((html, render_comparison_page(found).encode()))
+        files.append((html, page.html(document(found)).encode()))
     if output is not None:
         files.append((output, found.to_json().encode()))
     with outputs(quiet):
@@ -101,6 +102,7 @@ def compare(
             say(f"warning: {warning}", quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        from mismatchctl.render.compare_terminal import render_comparison
+        from mismatchctl.render.pages.compare import document
+        from mismatchctl.render.to.terminal import show
 
-        render_comparison(found, console())
+        show(document(found, whole=False), console())

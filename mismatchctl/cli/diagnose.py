@@ -79,13 +79,10 @@ def diagnose(
     if json:
         print_json(_as_json(found, reports))
     elif not quiet:
-        from mismatchctl.render.findings import render_diagnosis
-        from mismatchctl.render.layers import render_layers
-        from mismatchctl.render.sides import render_sides
+        from mismatchctl.render.pages.diagnose import document
+        from mismatchctl.render.to.terminal import show
 
-        render_diagnosis(found.runs, console(), verbose=verbose)
-        render_sides(found.sides, console())
-        render_layers(reports, found.logit_noise, console())
+        show(document(found, reports, whole=verbose), console(), whole=verbose)
 
 
 def _as_json(found: Diagnosed, layers: Sequence[LayerReport]) -> dict[str, Any]:

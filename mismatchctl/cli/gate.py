@@ -183,26 +183,32 @@ def _show_plan(needs: list[Need], quiet: bool, json: bool) -> None:
     if json:
         print_json([need.model_dump(mode="json") for need in needs])
     elif not quiet:
-        from mismatchctl.render.verdict import render_plan
+        from mismatchctl.render.pages.gate import plan_document
+        from mismatchctl.render.to.terminal import show
 
-        render_plan(needs, console())
+        show(plan_document(needs), console())
 
 
 def _write(verdict: Verdict, junit: Path | None, markdown: Path | None) -> None:
-    from mismatchctl.render.verdict import verdict_markdown
-    from mismatchctl.render.verdict_junit import verdict_junit
+    from mismatchctl.render.pages.gate import document
+    from mismatchctl.render.to import junit as xml
+    from mismatchctl.render.to.markdown import markdown as as_markdown
 
-    files = [] if junit is None else [(junit, verdict_junit(verdict))]
+    files = [] if junit is None else [(junit, xml.junit(verdict))]
     if markdown is not None and str(markdown) != "-":
-        files.append((markdown, verdict_markdown(verdict).encode()))
+        files.append((markdown, as_markdown(document(verdict)).encode()))
     write(files)
 
 
 def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
     """Print the verdict; what GitHub reads is written where GitHub says that it reads."""
-    from mismatchctl.render.verdict import render_verdict, verdict_markdown, workflow_commands
+    from mismatchctl.render.pages.gate import document
+    from mismatchctl.render.to.github import workflow_commands
+    from mismatchctl.render.to.markdown import markdown
+    from mismatchctl.render.to.terminal import show
 
-    text = verdict_markdown(verdict)
+    page = document(verdict)
+    text = markdown(page)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         _append(Path(summary), text)
@@ -211,7 +217,7 @@ def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> No
     elif json:
         print_json(verdict.model_dump(mode="json"))
     elif not quiet:
-        render_verdict(verdict, console())
+        show(page, console())
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=json or as_markdown)

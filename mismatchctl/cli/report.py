@@ -19,15 +19,16 @@ def report(
 ) -> None:
     """Render a Result again: the summary, and the report with --html. The dump is not needed."""
     check_places(html, force=force, inputs=[result])
+    from mismatchctl.render.pages.analyze import document
     from mismatchctl.result import read_result
 
     found = read_result(result)
     if html is not None:
-        from mismatchctl.render.report import render_report
+        from mismatchctl.render.to import html as page
 
         with outputs(quiet):
-            write([(html, render_report(found).encode())])
+            write([(html, page.html(document(found)).encode())])
     if not quiet:
-        from mismatchctl.render.terminal import render_summary
+        from mismatchctl.render.to.terminal import show
 
-        render_summary(found, console())
+        show(document(found, whole=False), console())

@@ -43,6 +43,8 @@ def print_grid(console: Console, title: str, names: Column, columns: Iterable[Co
     longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), NAME_MOST)
     shown = _fitting(shown, console.width - min(longest, max(NAME_LEAST, console.width // 5)))
     room = max(min(longest, console.width - _width(shown)), 8)
+    if longest > room and names.brief:
+        names = replace(names, cells=names.brief)
     table = ruled_table(console)
     cut: Literal["crop", "ellipsis"] = "crop" if glyphs.plain else "ellipsis"
     table.add_column(Text(names.heading), no_wrap=True, max_width=room, overflow=cut)

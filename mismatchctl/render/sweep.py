@@ -15,7 +15,6 @@ from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.notes import left_out_notes
 from mismatchctl.render.predictions import render_predictions
-from mismatchctl.render.terminal import print_notes
 from mismatchctl.sweep.model import Sweep, Target
 from mismatchctl.sweep.study import Study
 
@@ -186,3 +185,15 @@ def target_interval(target: Target) -> str:
         return DASH
     low, high = target.interval
     return f"{'below' if low is None else threshold(low)} to {'beyond' if high is None else threshold(high)}"
+
+
+def print_notes(sentences: Sequence[str], console: Console) -> None:
+    """Print what a reader should not overlook."""
+    glyphs = Glyphs(console)
+    rows = Table.grid(padding=(0, 1, 0, 0))
+    rows.add_column(style="yellow", width=1)
+    rows.add_column(overflow="fold")
+    for sentence in sentences:
+        rows.add_row("!", Text(glyphs.text(sentence)))
+    if sentences:
+        console.print(rows)

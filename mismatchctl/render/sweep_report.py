@@ -13,14 +13,14 @@ from mismatchctl.render.figures import Figure
 from mismatchctl.render.figures.fronts import checks_figure
 from mismatchctl.render.figures.scales import percent
 from mismatchctl.render.notes import left_out_notes
-from mismatchctl.render.page import render_page
+from mismatchctl.render.pages.provenance import correction_yaml, files_table
 from mismatchctl.render.predictions import TITLES, check_sentence, interval
-from mismatchctl.render.report import correction_yaml, files_table
 from mismatchctl.render.sweep import WISHES, by_wish, predictions_of, target_interval, threshold
 from mismatchctl.render.sweep_explorer import MOST_CONFIGS, MOST_POINTS, as_json, explorer_data
 from mismatchctl.render.sweep_section import Row, StudySection, at_place, start_point, study_section
 from mismatchctl.render.tables import Cell, Entry, Head, Registry, Table, words
 from mismatchctl.render.text import clean
+from mismatchctl.render.to.html import render_page
 from mismatchctl.sweep.model import GROUP, Sweep, Target
 
 

@@ -4,68 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
-from mismatchctl.numbers import DASH, estimate, number
+from mismatchctl.numbers import number
+from mismatchctl.render.document import Cell as Cell
+from mismatchctl.render.document import Head as Head
+from mismatchctl.render.document import Table as Table
 from mismatchctl.render.series import value_at
 from mismatchctl.render.text import clean, label
-from mismatchctl.result import Groups, Value
+from mismatchctl.result import Groups
 
 MOST_ROWS = 200
 """Rows of a table with one row per group; longer ones say how many they leave out."""
-
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-@dataclass(frozen=True)
-class Head:
-    """A column header; `anchor` is its entry in the glossary, `about` the same in brief."""
-
-    text: str
-    unit: str = ""
-    about: str = ""
-    anchor: str = ""
-    numeric: bool = True
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell: `mark` refers to a note below the table, `order` is what sorting goes by, `anchor` a link."""
-
-    text: str
-    mark: str = ""
-    order: str = ""
-    kind: str = "number"
-    anchor: str = ""
-
-
-@dataclass
-class Table:
-    """A table with its caption; `notes` collects the reasons of empty cells, lettered."""
-
-    caption: str
-    heads: list[Head]
-    rows: list[list[Cell]] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
-    left_out: str = ""
-    sortable: bool = False
-
-    def value(self, value: Value, unit: str, *, errors: bool = True) -> Cell:
-        """A cell for a value: with ± where known, or a dash with a reference to the reason."""
-        order = "" if value.value is None or not self.sortable else f"{value.value:.6g}"
-        if value.value is None:
-            return Cell(DASH, self.note(value.status), order)
-        return Cell(estimate(value.value, value.se if errors else None, unit), order=order)
-
-    def note(self, reason: str) -> str:
-        """The letter of a reason."""
-        if reason not in self.notes:
-            index = len(self.notes)
-            self.notes[reason] = _LETTERS[index % 26] * (1 + index // 26)
-        return self.notes[reason]
 
 
 def words(text: str, kind: str = "text") -> Cell:

@@ -6,6 +6,7 @@ Computed once, kept in the Result; terminal, page, Markdown and gate say it in t
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -204,13 +205,16 @@ def _why(findings: Sequence[Finding], k3: Value | None) -> Answer:
     if not findings:
         text = "nothing stands out" if k3 is not None else "nothing was looked for"
         return Answer(question="why", key="none", level="unknown", text=text)
-    first = findings[0]
-    share = f", {percent(first.share_k3)} of the K3" if first.share_k3 is not None else ""
+    first, second = findings[0], findings[1] if len(findings) > 1 else None
+    part, with_growth = first.share_k3, ""
+    if part is not None and second is not None and {first.cause, second.cause} == {"stale_policy", "growing_mismatch"}:
+        part, with_growth, second = min(part + (second.share_k3 or 0.0), 1.0), "with its growth ", None
+    share = f", {with_growth}{percent(part)} of the K3" if part is not None else ""
     level: Level = "good" if first.cause in CALM else "unknown" if first.confidence == "low" else "bad"
-    facts = [Fact(name="share_k3", value=first.share_k3, meaning="its part of the K3")]
+    facts = [Fact(name="share_k3", value=part, meaning="its part of the K3")]
     text = f"{first.title} ({first.confidence} confidence{share}): {first.summary}"
-    if len(findings) > 1 and findings[1].share_k3 and findings[1].confidence != "low":
-        text += f" Then: {findings[1].title}, {percent(findings[1].share_k3)}."
+    if second is not None and second.share_k3 and second.confidence != "low":
+        text += f" Then: {second.title}, {percent(second.share_k3)}."
     return Answer(question="why", key=first.cause, level=level, text=text, evidence=facts)
 
 
@@ -221,15 +225,18 @@ def what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
         hopeless = is_hopeless(fix)
         head = "fix this first, nothing corrects it" if hopeless else "fix this first; weights hold until then"
         return Answer(
-            question="what to do", key="fix_first" if hopeless else "fix", level="bad", text=f"{head}: {fix.advice}"
+            question="what to do",
+            key="fix_first" if hopeless else "fix",
+            level="bad",
+            text=f"{head}: {gist(fix.advice)}",
         )
     first = findings[0] if findings else None
     calm = first is None or first.cause in CALM or first.confidence == "low"
     if calm and all(answer.level in ("good", "unknown") for answer in others):
         text = "nothing: no correction is needed, and none would hurt"
         return Answer(question="what to do", key="nothing", level="good", text=text)
-    advice = "" if first is None or calm else f"{first.advice} "
-    text = f"{advice}Which correction holds, at which price: mismatchctl advise, or --advise here."
+    advice = "" if first is None or calm else f"{gist(first.advice)} "
+    text = f"{advice}Which correction holds, at which price: mismatchctl advise."
     return Answer(question="what to do", key="ask", level="fair", text=text)
 
 
@@ -242,6 +249,12 @@ def to_fix(findings: Sequence[Finding]) -> Finding | None:
 def is_hopeless(finding: Finding) -> bool:
     """Whether no correction is worth a thought; below high confidence a ranking is for the case that it is not so."""
     return finding.cause not in STILL_SAMPLED and finding.confidence == "high"
+
+
+def gist(advice: str) -> str:
+    """The first sentence of an advice, without what stands in brackets."""
+    plain = re.sub(r" \([^()]*\)", "", advice)
+    return f"{plain.split('. ')[0].rstrip('.')}."
 
 
 def percent(share: float | None) -> str:

@@ -7,13 +7,13 @@ from xml.etree import ElementTree as Xml
 
 from mismatchctl.escape import xml as clean
 from mismatchctl.gate import Check, Verdict
-from mismatchctl.render.verdict import basis, sentence
+from mismatchctl.render.pages.gate import basis, sentence
 
 _ELEMENTS = {"failed": "failure", "undecided": "error"}
 """What cannot be judged is an error in JUnit's words: it is not the code that failed."""
 
 
-def verdict_junit(verdict: Verdict) -> bytes:
+def junit(verdict: Verdict) -> bytes:
     """The XML document."""
     root = Xml.Element("testsuites", {"name": "mismatchctl gate"} | _counts(verdict.checks))
     for run, found in groupby(sorted(verdict.checks, key=lambda check: check.run), key=lambda check: check.run):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mismatchctl.compare.model import MovedToken
 from mismatchctl.correction import Correction
 from mismatchctl.numbers import DASH, number
-from mismatchctl.render.tables import Cell, Head, Registry, Shown, Table, amount, group_table, known_keys, words
+from mismatchctl.render.document import USUAL, Cell, Head, Table
+from mismatchctl.render.tables import Registry, Shown, amount, group_table, known_keys, words
 from mismatchctl.render.text import are_bytes, clean, label, token_text
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
 
@@ -32,6 +34,13 @@ STEP_KEYS = (
     "ois",
 )
 BY_KEYS = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence")
+_TERMINAL = {
+    "tokens": (1, ""), "sequences": (2, ""), "k3": (0, "K3"), "abs_diff_mean": (4, "mean\n|diff|"),
+    "ratio_mean": (5, "mean\nratio"), "ess_sequence": (3, "ESS\nsequences"),
+}  # fmt: skip
+"""How early a column goes where there is little room, and its heading there."""
+MOST_GROUPS = 12
+"""Values of a `--by` column that a terminal shows."""
 STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
 _SEQUENCES = "The log ratio is train minus rollout; K3 and |difference| are means over the sequence's tokens."
 _TOKENS = "The log ratio is train minus rollout; positions count from the sequence's first valid token."
@@ -129,7 +138,13 @@ def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Regis
     for column, groups in run.by.items():
         shown = [Shown(key) for key in known_keys(BY_KEYS, groups.metrics)]
         shown += [Shown("rejected_tokens", f"rejected by {name}", name) for name in gated if name in groups.corrections]
-        tables.append(group_table(f"By {clean(column)}", column, groups, shown, registry))
+        table = group_table(f"By {clean(column)}", column, groups, shown, registry)
+        table.title, table.reach, table.most = table.caption, USUAL, MOST_GROUPS
+        for place, one in enumerate(shown, start=1):
+            if one.correction is None and one.key in _TERMINAL:
+                drop, short = _TERMINAL[one.key]
+                table.heads[place] = replace(table.heads[place], drop=drop, short=short)
+        tables.append(table)
     return tables
 
 

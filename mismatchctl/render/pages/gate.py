@@ -1,23 +1,17 @@
-"""A verdict in words: for the terminal, Markdown, and annotations of a CI run."""
+"""A verdict as a page: the outcome, then every rule with what was found and what that rests on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from mismatchctl.escape import github, markdown
 from mismatchctl.gate import Check, Need, Verdict
 from mismatchctl.gate.verdict import LOWER, TRENDS, Part
 from mismatchctl.numbers import DASH, number
-from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.grid import Column, print_grid
+from mismatchctl.render.document import USUAL, Card, Cell, Document, Head, Headline, Note, Section, Table
 from mismatchctl.render.text import clean
 
-_STYLES = {"passed": "green", "undecided": "yellow", "failed": "bold red"}
+OUTCOMES = ("passed", "undecided", "failed")
 _MEANING = {
     "passed": "nothing is worse than allowed",
     "undecided": "not everything could be judged",
@@ -157,9 +151,9 @@ def _relative(check: Check) -> str:
 
 def headline(verdict: Verdict) -> str:
     """The outcome in a few words."""
-    tally = _tally(verdict.checks)
+    counts = tally(verdict.checks)
     against = "" if verdict.baseline is None else f" against {clean(verdict.baseline)}"
-    return f"{verdict.outcome}{against}: {_MEANING[verdict.outcome]} ({tally or 'nothing was judged'})"
+    return f"{verdict.outcome}{against}: {_MEANING[verdict.outcome]} ({counts or 'nothing was judged'})"
 
 
 def chosen(checks: Sequence[Check]) -> tuple[list[Check], int]:
@@ -172,87 +166,58 @@ def chosen(checks: Sequence[Check]) -> tuple[list[Check], int]:
     return shown, len(checks) - len(shown)
 
 
-def render_verdict(verdict: Verdict, console: Console) -> None:
-    """Print the verdict: one sentence per rule and place."""
-    glyphs = Glyphs(console)
-    console.print(Text(glyphs.text(headline(verdict)), style=_STYLES[verdict.outcome]))
-    for note in verdict.notes:
-        console.print(Text(glyphs.text(clean(note)), style="yellow"))
-    console.print()
-    for (run, rule), checks in _by_rule(verdict.checks):
-        several = len({check.run for check in verdict.checks}) > 1
-        console.print(Text.assemble((glyphs.text(rule), "bold"), glyphs.text(f"  {run}") if several else ""))
-        rows = Table.grid(padding=(0, 2, 0, 0))
-        rows.add_column(no_wrap=True)
-        rows.add_column(overflow="fold")
+def document(verdict: Verdict) -> Document:
+    """The page of a verdict: a section per rule and run, a card per check."""
+    made = Document(Headline(headline(verdict), level=verdict.outcome, what="gate"))
+    return made.add(*sections(verdict))
+
+
+def sections(verdict: Verdict) -> Iterable[Section]:
+    """What stands below the headline, also on a page that is about more than the verdict."""
+    yield Section("Notes", "gate-notes", heading=False).add(*(Note(clean(note), "alarm") for note in verdict.notes))
+    several = len({check.run for check in verdict.checks}) > 1
+    for place, ((run, rule), checks) in enumerate(by_rule(verdict.checks)):
         shown, hidden = chosen(checks)
-        for check in shown:
-            style = _STYLES[check.outcome]
-            rows.add_row(Text(f"  {check.outcome}", style=style), Text(glyphs.text(statement(check))))
-            for line in filter(None, (check.reason, anatomy(check), basis(check))):
-                rows.add_row("", Text(glyphs.text(line), style="dim"))
-        console.print(rows)
+        section = Section(clean(rule), f"gate-{place}", note=clean(run) if several else "").add(*map(_card, shown))
         if hidden:
-            console.print(f"  and {hidden} more: {_tally(checks)} in all")
-        console.print()
+            section.add(Note(f"and {hidden} more: {tally(checks)} in all"))
+        yield section
 
 
-def _tally(checks: Iterable[Check]) -> str:
+def _card(check: Check) -> Card:
+    below = filter(None, (clean(check.reason), anatomy(check), basis(check)))
+    return Card(check.outcome, check.outcome, statement(check), lines=[("", line, 0) for line in below])
+
+
+def plan_document(needs: Sequence[Need]) -> Document:
+    """How much data finds a regression."""
+    made = Document(Headline(""))
+    if not needs:
+        note = Note("No rule bounds a mean from above: there is nothing to plan.")
+        return made.add(Section("", "plan").add(note))
+    heads = [
+        Head("run and metric", numeric=False), Head("rise", drop=0), Head("needs sequences", drop=0),
+        Head("needs clusters", drop=0), Head("has clusters", drop=0), Head("compared", numeric=False, drop=0),
+    ]  # fmt: skip
+    table = Table("Data on each side to find a rise in four of five dumps", heads, reach=USUAL)
+    for need in needs:
+        counts = (DASH if count is None else f"{count:,}" for count in (need.sequences, need.clusters, need.have))
+        compared = "the same clusters" if need.paired else "with others"
+        texts = [f"{need.run} {need.metric}", f"+{number(need.regression, 'fraction')}", *counts, compared]
+        table.rows.append([Cell(text) for text in texts])
+    section = Section("", "plan").add(table)
+    if any(need.clusters is None for need in needs):
+        section.add(Note(f"{DASH}: no number is enough, as where the rule allows that much"))
+    return made.add(section)
+
+
+def tally(checks: Iterable[Check]) -> str:
+    """How many checks came to what."""
     outcomes = [check.outcome for check in checks]
-    return ", ".join(f"{outcomes.count(name)} {name}" for name in _STYLES if name in outcomes)
+    return ", ".join(f"{outcomes.count(name)} {name}" for name in OUTCOMES if name in outcomes)
 
 
-def _by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:
+def by_rule(checks: Iterable[Check]) -> list[tuple[tuple[str, str], list[Check]]]:
+    """Checks by their run and rule, in order."""
     grouped = groupby(checks, key=lambda check: (check.run, check.rule))
     return [(key, list(found)) for key, found in grouped]
-
-
-def render_plan(needs: Sequence[Need], console: Console) -> None:
-    """Print how much data finds a regression."""
-    if not needs:
-        console.print("No rule bounds a mean from above: there is nothing to plan.")
-        return
-    columns = [
-        Column("rise", [f"+{number(need.regression, 'fraction')}" for need in needs]),
-        Column("needs\nsequences", [DASH if need.sequences is None else f"{need.sequences:,}" for need in needs]),
-        Column("needs\nclusters", [DASH if need.clusters is None else f"{need.clusters:,}" for need in needs]),
-        Column("has\nclusters", [f"{need.have:,}" for need in needs]),
-        Column("compared", ["the same clusters" if need.paired else "with others" for need in needs], right=False),
-    ]
-    names = Column("run and metric", [f"{need.run} {need.metric}" for need in needs])
-    print_grid(console, "Data on each side to find a rise in four of five dumps", names, columns)
-    if any(need.clusters is None for need in needs):
-        console.print(f"{Glyphs(console).text(DASH)}: no number is enough, as where the rule allows that much")
-
-
-def verdict_markdown(verdict: Verdict) -> str:
-    """The verdict as Markdown, for the summary of a CI run."""
-    lines = [f"### mismatchctl gate: {markdown(headline(verdict))}", ""]
-    lines += ["| verdict | run | rule | what was found | rests on |", "|---|---|---|---|---|"]
-    for (run, rule), checks in _by_rule(verdict.checks):
-        shown, hidden = chosen(checks)
-        lines += [
-            f"| {check.outcome} | {markdown(run)} | `{markdown(rule, code=True)}` | {markdown(sentence(check))} "
-            f"| {markdown('; '.join(filter(None, (anatomy(check), basis(check)))))} |"
-            for check in shown
-        ]
-        if hidden:
-            lines.append(
-                f"| | {markdown(run)} | `{markdown(rule, code=True)}` | and {hidden} more | {_tally(checks)} |"
-            )
-    lines += ["", *(f"- {markdown(note)}" for note in verdict.notes)] if verdict.notes else []
-    return "\n".join([*lines, ""])
-
-
-def workflow_commands(verdict: Verdict) -> list[str]:
-    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
-    words = {"failed": "error", "undecided": "warning"}
-    notes = [f"::notice title=mismatch::{github(note)}" for note in verdict.notes]
-    judged = [
-        f"::{words[check.outcome]} title={github(f'mismatch: {check.rule}', of_property=True)}::"
-        f"{github(f'{check.run}: {sentence(check)}')}"
-        for _, checks in _by_rule(verdict.checks)
-        for check in chosen(checks)[0]
-        if check.outcome in words
-    ]
-    return judged + notes

@@ -1,4 +1,4 @@
-"""What every page shares: templates, escaping, style and script, the policy that nothing may be loaded."""
+"""A Document as one HTML file: templates, escaping, style and script, the policy that nothing may be loaded."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import base64
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 import mismatchctl
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import estimate, missing, number
+from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
-from mismatchctl.render.findings import example_text, fact_text
 from mismatchctl.render.text import clean
 
 TEMPLATES = "reports_templates"
+_LEAST_SPREAD = math.log(1.5)
+"""A series that varies less than by this factor is not stretched over the whole height."""
 GAUGE = (1e-8, 1.0)
 """Ends of the scale on which K3 is marked."""
 
@@ -45,6 +49,12 @@ def frame(own: str = "") -> Frame:
     return Frame(Markup(f"{page_css()}\n{css}"), Markup(script), _policy(script))
 
 
+def html(document: Document) -> str:
+    """One HTML document; the same Document gives the same bytes."""
+    explores = any(True for _ in document.parts(Explorer))
+    return render_page("document.html.j2", document, "sweep" if explores else "")
+
+
 def render_page(template: str, page: Any, own: str = "") -> str:
     """One HTML document; the same page gives the same bytes. `own` names style and script beside the shared ones."""
     environment = jinja2.Environment(
@@ -55,11 +65,31 @@ def render_page(template: str, page: Any, own: str = "") -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters |= {"breakable": breakable, "fact": fact_text, "place": example_text}
+    environment.filters |= {"breakable": breakable, "rest": _rest, "json": htmlsafe_json_dumps}
     environment.globals.update(
-        number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE)
-    )
+        number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE),
+        spark=_spark,
+    )  # fmt: skip
     return environment.get_template(template).render(page=page, frame=frame(own))
+
+
+def _rest(card: Card) -> list[tuple[str, str]]:
+    """The details of a card that do not stand among its lines."""
+    said = {text for _, text, _ in card.lines} | {card.text}
+    return [(heading, text) for heading, text in card.details if text not in said]
+
+
+def _spark(values: Sequence[float | None]) -> Markup:
+    """A positive series as a small line, on a log scale."""
+    known = [(place, math.log(value)) for place, value in enumerate(values) if value]
+    if len(known) < 2:
+        return Markup("")
+    low, high = min(y for _, y in known), max(y for _, y in known)
+    spread = max(high - low, _LEAST_SPREAD)
+    points = " ".join(
+        f"{60 * x / (len(values) - 1):.1f},{15 - 12 * (y - (low + high - spread) / 2) / spread:.1f}" for x, y in known
+    )
+    return Markup(f'<svg class="spark" viewBox="-1 0 62 18" aria-hidden="true"><polyline points="{points}"/></svg>')
 
 
 @cache

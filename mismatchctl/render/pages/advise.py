@@ -1,0 +1,94 @@
+"""The page of `advise`: what to fix first, else the ranking with its prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mismatchctl.advise import Advice, Advised, Ahead
+from mismatchctl.numbers import DASH
+from mismatchctl.render.document import BRIEF, USUAL, Cell, Code, Document, Head, Headline, Note, Section, Table
+from mismatchctl.render.text import clean
+from mismatchctl.texts.yaml_written import dump_yaml
+
+_COLUMNS = (
+    ("error", "of one update's gradient; the largest here is 1", 0),
+    ("bias²", "its part that more data does not take away", 4),
+    ("variance", "its part that more data takes away", 5),
+    ("rejected", "share of the tokens", 0),
+    ("ESS", "effective sample size of the tokens", 1),
+    ("next batch", "sequences rejected, with a 90 % interval", 2),
+    ("twice as long", "sequences rejected of responses twice as long", 3),
+)
+
+
+def document(found: Mapping[str, Advice]) -> Document:
+    """The advice for each run."""
+    made = Document(Headline("", what="advise"))
+    return made.add(
+        *(section(f"{run}: {headline(a)}", f"advice-{index}", a) for index, (run, a) in enumerate(found.items()))
+    )
+
+
+def section(title: str, anchor: str, advice: Advice) -> Section:
+    """The advice for one run."""
+    made = Section(clean(title), anchor)
+    if advice.fix_first is not None:
+        made.add(Note(advice.fix_first.summary), Note(f"do: {advice.fix_first.advice}"))
+    if not advice.advice:
+        return made.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
+    made.add(_table(advice), *(Note(f"{clean(against_yours(own, advice.advice[0]))}.") for own in advice.yours))
+    if advice.stable is not None:
+        made.add(Note(f"{advice.stable:.0%} of random halves of the prompts advise the same, up to ties."))
+    made.add(*(Note(f"{note}.", "quiet") for note in advice.notes))
+    config = advice.advice[0].config
+    return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
+
+
+def headline(advice: Advice) -> str:
+    """The answer in one sentence."""
+    until = ""
+    if advice.fix_first is not None:
+        if not advice.advice:
+            return f"fix this first, nothing corrects it: {advice.fix_first.title}"
+        until = f"fix this first: {advice.fix_first.title}; until then, "
+    if not advice.advice:
+        return "nothing can be ranked"
+    best = advice.advice[0]
+    size = f"at {advice.batch:,} sequences an update"
+    if best.name == "none":
+        return f"{until}no correction: nothing beats it beyond noise {size}"
+    cost = f"rejects {best.rejected_tokens:.1%} of the tokens" if best.rejected_tokens else "rejects nothing"
+    return f"{until}{best.name}: {best.gain:.0%} less error of the gradient than no correction {size}; {cost}"
+
+
+def against_yours(own: Advised, best: Advised) -> str:
+    """What you have against the first, in one sentence."""
+    if own.ties:
+        return f"{own.name} cannot be told from {best.name}"
+    times = own.mse / best.mse if best.mse else 1.0
+    return f"{own.name} has {times:.2g} times the error of the gradient that {best.name} has: {own.why}"
+
+
+def _table(advice: Advice) -> Table:
+    heads = [Head("correction", numeric=False), *(Head(text, about=a, drop=d) for text, a, d in _COLUMNS)]
+    table = Table("Corrections, the best first", [*heads, Head("why", numeric=False, drop=6)], reach=BRIEF)
+    every = [*advice.advice, *advice.yours]
+    scale = max(own.mse for own in every) or 1.0
+    for own in every:
+        parts = (own.mse, max(own.bias2, 0.0), own.variance)
+        texts = [*(f"{part / scale:.3f}" for part in parts), _rejected(own), f"{own.ess:.2f}"]
+        texts += [_ahead(own.next_batch), _ahead(own.twice_the_length)]
+        table.rows.append([Cell(clean(own.name), kind="name"), *map(Cell, texts), Cell(own.why, kind="prose")])
+    return table
+
+
+def _rejected(own: Advised) -> str:
+    return f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"
+
+
+def _ahead(ahead: Ahead | None) -> str:
+    if ahead is None or ahead.value is None:
+        return DASH
+    if ahead.interval is None or ahead.value == ahead.interval[0] == ahead.interval[1]:
+        return f"{ahead.value:.1%}"
+    return f"{ahead.value:.1%} [{ahead.interval[0]:.0%}, {ahead.interval[1]:.0%}]"

@@ -1,0 +1,125 @@
+"""The page of `diagnose`: findings strongest first, whose error it is, and where layers part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mismatchctl.diagnose import Diagnosed
+from mismatchctl.frameworks.layers import LayerReport, Tensor
+from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
+from mismatchctl.numbers import DASH
+from mismatchctl.render.document import BRIEF, Cell, Document, Facts, Head, Headline, Note, Part, Section, Table
+from mismatchctl.render.pages.findings import card, folder_of
+from mismatchctl.result import Finding, Sides, SidesGroup, SideShare
+from mismatchctl.result.story import percent
+
+_MOST = 12
+
+
+def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bool = False) -> Document:
+    """All of it; `whole` tells findings of low confidence as the others."""
+    made = Document(Headline("", what="diagnose"))
+    folder = folder_of(found.runs.values())
+    if len(found.runs) > 1:
+        made.add(Section("", "overview").add(_overview(found.runs)))
+    if folder:
+        made.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
+    for index, (name, findings) in enumerate(found.runs.items()):
+        made.add(findings_section(name, f"run-{index}-findings", findings, folder, whole=whole))
+    for index, (name, sides) in enumerate(found.sides.items()):
+        heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
+        made.add(sides_section(heading, f"sides-{index}", sides))
+    return made.add(*(_layers(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
+
+
+def findings_section(
+    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, whole: bool = False
+) -> Section:
+    """The findings of one run: a finding takes a few lines, one of low confidence a single one beside others."""
+    unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
+    count = f"{len(findings)} finding{'s' * (len(findings) != 1)}, strongest first" if findings else "nothing found"
+    explained = f"; {percent(1 - unexplained)} of the K3 explained" if findings else ""
+    told = [whole or found.confidence != "low" or len(findings) == 1 for found in findings]
+    cards: list[Part] = [
+        card(found, folder, told=each, place=place)
+        for place, (found, each) in enumerate(zip(findings, told, strict=True), start=1)
+    ]
+    return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))
+
+
+def _overview(runs: Mapping[str, Sequence[Finding]]) -> Table:
+    """A line for each run: the first finding, how sure, and how much of the K3 is explained."""
+    heads = [
+        Head("run", numeric=False), Head("first finding", numeric=False, drop=0, short="first finding"),
+        Head("confidence", drop=0), Head("of the K3", drop=0), Head("unexplained", drop=1),
+    ]  # fmt: skip
+    table = Table("First findings, run by run", heads, reach=BRIEF)
+    for name, findings in runs.items():
+        texts = ["none", DASH, DASH, DASH]
+        if findings:
+            rest = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
+            first = findings[0]
+            texts = [first.title, first.confidence, percent(first.share_k3), percent(rest)]
+        table.rows.append([Cell(name, kind="name"), *map(Cell, texts)])
+    return table
+
+
+def sides_section(title: str, anchor: str, sides: Sides) -> Section:
+    """Which side is wrong, how sure that is, and where."""
+    shares = f"the rollout's share of the squared gap is {_share(sides.rollout_share)}"
+    rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_share(sides.rollout_share_k3)}")]
+    ratio = sides.reference_over_rollout
+    if ratio.value is not None:
+        error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
+        meaning = "1 where the rollout's column is what sampled"
+        rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
+    rows += [(f"by {name}", _groups(groups)) for name, groups in sides.groups.items()]
+    note = f"{sides.side}, {sides.confidence} confidence"
+    return Section(title, anchor, note=note).add(Facts([*rows, *(("note", note) for note in sides.notes)], reach=BRIEF))
+
+
+def _share(share: SideShare) -> str:
+    if share.value is None:
+        return f"undefined ({share.status})"
+    interval = "" if share.interval is None else f" [{share.interval[0]:.0%}, {share.interval[1]:.0%}]"
+    return f"{share.value:.0%}{interval}"
+
+
+def _groups(groups: list[SidesGroup]) -> str:
+    told = (f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups[:_MOST])
+    return "; ".join(told) + ("; ..." if len(groups) > _MOST else "")
+
+
+def _layers(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> Section:
+    """Where the runs part by a comparator's report, and the dump's own noise beside it."""
+    rows, apart, bad = [("first bad", first_bad(report))], report.first_apart, report.first_bad
+    if apart is not None and (bad is None or (apart.layer, apart.step) != (bad.layer, bad.step)):
+        rows.append(("yet", f"{tensor_text(apart)} {apart.why}, within the tool's tolerance"))
+    facts = Facts(rows, reach=BRIEF)
+    if len(report.growth) > 1:
+        rows.append(("growth", f"layer {report.growth[0][0]} to {report.growth[-1][0]}"))
+        facts.series = {"growth": [value or None for _, value in report.growth]}
+    rows += [("measure", report.measure), *(("note", note) for note in report.notes)]
+    rows += [("dump", f"{name}: {held_against(report, found)}") for name, found in noise.items()]
+    rank = f", rank {report.rank}" if report.rank is not None else ""
+    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts)
+
+
+def first_bad(report: LayerReport) -> str:
+    """The first bad tensor in a sentence: where, how far, and how good it was before."""
+    if report.first_bad is None:
+        return f"none of {report.tensors:,} tensors is outside the tool's tolerance"
+    words = [f"{tensor_text(report.first_bad)}: {report.first_bad.why}"]
+    if report.before is not None:
+        words.append("before it all equal" if report.before == 0 else f"before it all within {report.before:.2g}")
+    if report.last_good is not None:
+        words.append(f"last good layer {report.last_good}")
+    return "; ".join(words)
+
+
+def tensor_text(tensor: Tensor) -> str:
+    """`layer 3, mlp_output, 0.39 (step 1)`."""
+    place = "beside the layers" if tensor.layer is None else f"layer {tensor.layer}"
+    value = "" if tensor.value is None else f", {tensor.value:.2g}"
+    step = "" if tensor.step is None else f" (step {tensor.step})"
+    return f"{place}, {tensor.name}{value}{step}"

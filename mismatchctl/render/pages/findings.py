@@ -1,0 +1,91 @@
+"""Findings as cards: what, how sure, its part of the K3, the evidence, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mismatchctl.numbers import number
+from mismatchctl.render.document import Card
+from mismatchctl.result import Example, Fact, Finding
+from mismatchctl.result.story import CALM, percent
+
+
+def card(finding: Finding, folder: str = "", *, told: bool = True, place: int = 0) -> Card:
+    """One finding; `folder` has been named already, without `told` it takes a line, `place` numbers it."""
+    share = f", {percent(finding.share_k3)} of the K3" if finding.share_k3 is not None else ""
+    return Card(
+        finding.confidence, "calm" if finding.cause in CALM else finding.confidence,
+        f"{place}. {finding.title}" if place else finding.title,
+        "" if told else finding.summary, f"{finding.cause}{share}" if told or place else "",
+        list(_gist(finding, folder)) if told else [], list(_details(finding, folder)),
+        note=f"{finding.confidence} confidence{share}",
+    )  # fmt: skip
+
+
+def _gist(finding: Finding, folder: str) -> Iterable[tuple[str, str, int]]:
+    """What fits on seven lines of a terminal."""
+    yield "found", finding.summary, 3
+    if finding.examples:
+        yield "see", "; ".join(example_text(example, folder) for example in finding.examples[:2]), 1
+    yield "do", finding.advice, 2
+    if finding.rivals:
+        yield "or is it", f"{', '.join(rival.cause for rival in finding.rivals)}? {finding.rivals[0].tell}", 1
+
+
+def _details(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
+    """All of a finding."""
+    yield "found", finding.summary
+    for heading, supports in (("for", True), ("against", False)):
+        for fact in finding.evidence:
+            if fact.supports == supports:
+                yield heading, f"{fact.meaning}: {fact.name} {fact_text(fact)}"
+                heading = ""
+    if finding.where:
+        yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
+    heading = "see"
+    for example in finding.examples:
+        yield heading, example_text(example, folder)
+        heading = ""
+    yield "do", finding.advice
+    if finding.pointless:
+        yield "pointless", f"until then, {finding.pointless}"
+    for rival in finding.rivals:
+        yield "or is it", f"{rival.cause}? To tell: {rival.tell}"
+
+
+def fact_text(fact: Fact) -> str:
+    """The value of a fact, with its interval."""
+    shown = fact.value if isinstance(fact.value, str) else _plain(fact.value)
+    if fact.interval is None:
+        return shown
+    return f"{shown} ({_plain(fact.interval[0])} to {_plain(fact.interval[1])})"
+
+
+def _plain(value: float | None) -> str:
+    """Whole numbers as they are: steps, shifts and counts are among them."""
+    return number(value, "rows") if value is not None and float(value).is_integer() else number(value)
+
+
+def example_text(example: Example, folder: str = "") -> str:
+    """Where an example is; `folder` has been named already."""
+    parts = [f"row {example.row}"]
+    parts += [f"position {example.position}"] if example.position is not None else []
+    parts += [f"sequence {example.sequence_id}"] if example.sequence_id is not None else []
+    parts += [f"step {example.step}"] if example.step is not None else []
+    return f"{example.file.removeprefix(folder)}: {', '.join(parts)}"
+
+
+_WORTH_SHORTENING = 8
+
+
+def folder_of(findings: Iterable[Sequence[Finding]]) -> str:
+    """The folder that all examples are in, if leaving it out makes them shorter."""
+    files = [example.file for every in findings for found in every for example in found.examples]
+    folders = {file.rpartition("/")[0] for file in files}
+    if not folders:
+        return ""
+    common = folders.pop()
+    for folder in folders:
+        while common and not f"{folder}/".startswith(f"{common}/"):
+            common = common.rpartition("/")[0]
+    return f"{common}/" if len(common) > _WORTH_SHORTENING else ""

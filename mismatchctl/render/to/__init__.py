@@ -1,0 +1,1 @@
+"""The media: each writes any Document."""

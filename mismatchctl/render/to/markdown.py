@@ -1,0 +1,85 @@
+"""A Document as Markdown, for a pull request or the summary of a CI run: what reaches everywhere, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mismatchctl.escape import markdown as safe
+from mismatchctl.render.document import BRIEF, Answers, Card, Document, Facts, Note, Part, Section, Table, Tiles
+
+SIGNS = {
+    "bad": "🔴", "failed": "🔴", "high": "🔴", "error": "🔴", "fair": "🟡", "medium": "🟡", "undecided": "🟡",
+    "alarm": "🟡", "warning": "🟡", "good": "🟢", "passed": "🟢", "calm": "🟢", "advice": "🟢",
+}  # fmt: skip
+MOST_ROWS = 20
+
+
+def markdown(document: Document) -> str:
+    """The document; ends in a newline."""
+    head = document.headline
+    facts = f": {safe(', '.join(head.facts))}" if head.facts else ""
+    blocks = [f"### mismatchctl{f' {head.what}' if head.what else ''}: {safe(head.title)}{facts}"]
+    for section in document.sections:
+        blocks += _section(section, 4)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _section(section: Section, level: int) -> Iterator[str]:
+    shown = [part for part in section.parts if part.reach <= BRIEF or isinstance(part, Section)]
+    blocks = [block for part in _joined(shown) for block in _part(part, level)]
+    if section.reach > BRIEF or not blocks:
+        return
+    if section.heading and section.title:
+        note = f" ({safe(section.note)})" if section.note else ""
+        yield f"{'#' * min(level, 6)} {safe(section.title)}{note}"
+    yield from blocks
+
+
+def _joined(parts: list[Part]) -> list[Part | list[Part]]:
+    """Cards, and notes, that follow each other, as one list."""
+    found: list[Part | list[Part]] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, (Card, Note)) and isinstance(last, list) and type(last[0]) is type(part):
+            last.append(part)
+        else:
+            found.append([part] if isinstance(part, (Card, Note)) else part)
+    return found
+
+
+def _part(part: Part | list[Part], level: int) -> Iterator[str]:
+    if isinstance(part, list):
+        yield "\n".join(_item(each) for each in part)
+    elif isinstance(part, Section):
+        yield from _section(part, level + 1)
+    elif isinstance(part, Answers):
+        signs = (SIGNS.get(line.level, "⚪") for line in part.lines)
+        rows = (f"- {sign} **{line.question}** {safe(line.text)}" for sign, line in zip(signs, part.lines, strict=True))
+        yield "\n".join(rows)
+    elif isinstance(part, Table):
+        yield _table(part)
+    elif isinstance(part, Facts):
+        yield "\n".join(f"- **{safe(name)}** {safe(text)}" for name, text in part.rows)
+    elif isinstance(part, Tiles):
+        yield "\n".join(f"- {safe(tile.title)}: {safe(tile.value)}" for tile in part.tiles)
+
+
+def _item(part: Part) -> str:
+    if isinstance(part, Note):
+        return f"- {safe(part.text)}"
+    assert isinstance(part, Card)
+    sign = SIGNS.get(part.level, "⚪")
+    said = f": {safe(part.text)}" if part.text else ""
+    below = "; ".join(f"{heading} {text}".strip() for heading, text, _ in part.lines)
+    return f"- {sign} **{safe(part.mark)}** {safe(part.title)}{said}" + (f" ({safe(below)})" if below else "")
+
+
+def _table(table: Table) -> str:
+    chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
+    heads = [safe((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---:' if table.heads[p].numeric else '---' for p in chosen)}|"]
+    lines += [f"| {' | '.join(safe(row[place].text) for place in chosen)} |" for row in table.rows[:MOST_ROWS]]
+    if len(table.rows) > MOST_ROWS:
+        lines.append(f"| and {len(table.rows) - MOST_ROWS} more |{' |' * (len(chosen) - 1)}")
+    title = f"**{safe(table.title)}**\n\n" if table.title else ""
+    return title + "\n".join(lines)

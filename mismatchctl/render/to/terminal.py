@@ -1,0 +1,207 @@
+"""A Document in the terminal: what a person reads in ten seconds, in the width there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import wrap
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from mismatchctl.render.document import (
+    USUAL,
+    WHOLE,
+    Answers,
+    Card,
+    Cell,
+    Code,
+    Document,
+    Facts,
+    Head,
+    Note,
+    Part,
+    Section,
+    Table,
+    Tiles,
+)
+from mismatchctl.render.glyphs import Glyphs
+from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
+
+STYLES = {
+    "bad": "bold red", "failed": "bold red", "high": "bold red", "error": "bold red", "alarm": "yellow",
+    "fair": "yellow", "medium": "yellow", "undecided": "yellow", "warning": "yellow", "low": "dim", "quiet": "dim",
+    "unknown": "dim", "good": "green", "calm": "green", "passed": "green", "advice": "green", "info": "cyan",
+}  # fmt: skip
+_SCALE_WIDTH = 73
+_HEADING = 12
+_LEAST_TEXT = 20
+_BROKEN = 12
+
+
+def show(document: Document, console: Console, *, whole: bool = False) -> None:
+    """Print a document; `whole` with the details of its cards, however long."""
+    Terminal(console, whole).show(document)
+
+
+class Terminal:
+    """One console, and how much of a document it is to hold."""
+
+    def __init__(self, console: Console, whole: bool = False) -> None:
+        self.console, self.glyphs, self.whole = console, Glyphs(console), whole
+        self.kinds: Mapping[str, Callable[[Any], None]] = {
+            "section": self._section, "answers": self._answers, "tiles": self._tiles, "table": self._table,
+            "note": self._note, "facts": self._facts, "code": self._code,
+        }  # fmt: skip
+
+    def show(self, document: Document) -> None:
+        """Print it."""
+        head = document.headline
+        title = Text(self.glyphs.text(head.title), style=STYLES.get(head.level, "bold"))
+        if head.facts:
+            title.append(f": {self.glyphs.text(', '.join(head.facts))}", style="not bold")
+        if head.title:
+            self.console.print(title, "", sep="\n")
+        for section in document.sections:
+            self._parts([section])
+
+    def _parts(self, parts: Sequence[Part]) -> None:
+        """Parts in order; cards that follow each other stand in one grid."""
+        cards: list[Card] = []
+        for part in parts:
+            if part.reach >= WHOLE:
+                continue
+            if isinstance(part, Card):
+                cards.append(part)
+                continue
+            self._cards(cards)
+            cards = []
+            self.kinds[part.kind](part)
+        self._cards(cards)
+
+    def _section(self, section: Section) -> None:
+        shown = [part for part in section.parts if part.reach <= USUAL]
+        if not shown:
+            return
+        if section.heading and section.title and not all(isinstance(part, Table) for part in shown):
+            note = f"  {section.note}" if section.note else ""
+            self.console.print(
+                Text.assemble((self.glyphs.text(section.title), "bold"), (self.glyphs.text(note), "dim"))
+            )
+        self._parts(shown)
+
+    def _answers(self, part: Answers) -> None:
+        rows = self._rows()
+        for line in part.lines:
+            style = STYLES[line.level]
+            rows.add_row(Text(line.question, style=style), Text(self.glyphs.text(line.text)))
+            if line.question == "how bad" and part.k3 is not None:
+                rows.add_row("", self.glyphs.scale(part.k3, max(min(self.console.width - 14, _SCALE_WIDTH), 1)))
+            if line.question == "since when" and len(part.over) > 1:
+                rows.add_row("", self.glyphs.sparkline(part.over, max(min(self.console.width - 14, 40), 8)))
+        self.console.print(rows, "")
+
+    def _tiles(self, part: Tiles) -> None:
+        rows = self._rows()
+        for tile in part.tiles:
+            if not (tile.first or tile.alarm):
+                continue
+            text = Text(self.glyphs.text(tile.value))
+            if tile.verdict:
+                text.append(self.glyphs.text(f"  {tile.verdict}"), style="yellow" if tile.alarm else "dim")
+            rows.add_row(Text(self.glyphs.text(tile.title)), text)
+        self.console.print(rows, "")
+
+    def _table(self, table: Table) -> None:
+        chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
+        title, rows = table.title or table.caption, table.rows
+        if table.most and len(rows) > table.most:
+            order = sorted(range(len(rows)), key=lambda place: -float(rows[place][1].order or 0))[: table.most]
+            title += f" ({table.most} of {len(rows)}, those with most {table.heads[1].text})"
+            rows = [rows[place] for place in sorted(order)]
+        columns = [self._column(table.heads[place], [row[place] for row in rows]) for place in chosen]
+        if table.matrix:
+            print_matrix(self.console, title, columns[0], columns[1:])
+        else:
+            print_grid(self.console, title, columns[0], columns[1:])
+
+    def _column(self, head: Head, cells_of: Sequence[Cell]) -> Column:
+        cells, brief = ([self._cell(cell, narrow) for cell in cells_of] for narrow in (False, True))
+        heading = head.short or broken(self.glyphs.text(head.text), _BROKEN)
+        return Column(heading, cells, right=head.numeric, drop=head.drop or 0, brief=brief)
+
+    def _cell(self, cell: Cell, narrow: bool) -> str:
+        if cell.line:
+            return self.glyphs.sparkline(cell.line, 8 if narrow else 16)
+        return cell.brief if narrow and cell.brief else cell.text
+
+    def _note(self, note: Note) -> None:
+        if note.level != "alarm":
+            self.console.print(Text(self.glyphs.text(note.text), style=STYLES.get(note.level, "")))
+            return
+        rows = Grid.grid(padding=(0, 1, 0, 0))
+        rows.add_column(style="yellow", width=1)
+        rows.add_column(overflow="fold")
+        rows.add_row("!", Text(self.glyphs.text(note.text)))
+        self.console.print(rows)
+
+    def _facts(self, facts: Facts) -> None:
+        rows = self._rows()
+        for name, text in facts.rows:
+            curve, series = facts.curves.get(name), facts.series.get(name)
+            drawn = f"{self.glyphs.shares(curve)}  " if curve else ""
+            drawn += f"{self.glyphs.sparkline(series)}  " if series else ""
+            rows.add_row(Text(self.glyphs.text(name)), Text(drawn + self.glyphs.text(text)))
+        self.console.print(rows, "")
+
+    def _code(self, code: Code) -> None:
+        self.console.print(Text(self.glyphs.text(code.name), style="dim"))
+        for line in code.text.splitlines():
+            self.console.print(Text(f"  {self.glyphs.text(line)}"))
+        self.console.print()
+
+    def _cards(self, cards: Sequence[Card]) -> None:
+        """Mark, title and text; below each its lines, cut to what they may take."""
+        if not cards:
+            return
+        marked = max(cell_len(card.mark) for card in cards)
+        for place, card in enumerate(cards):
+            rows = Grid.grid(padding=(0, 2, 0, 0))
+            rows.add_column(no_wrap=True, width=marked)
+            rows.add_column(overflow="fold")
+            text = Text(self.glyphs.text(card.title), style="bold" if card.text or card.lines else "")
+            if card.tag:
+                text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
+            if card.text:
+                text.append(self.glyphs.text(f": {card.text}"), style="not bold")
+            rows.add_row(Text(card.mark, style=STYLES.get(card.level, "")), text)
+            lines = [(heading, said, 0) for heading, said in card.details] if self.whole else []
+            below = lines or card.lines
+            if below:
+                rows.add_row("", self._lines(below, marked))
+            self.console.print(rows)
+            if below and any(heading for heading, _, _ in below) and place < len(cards) - 1:
+                self.console.print()
+        self.console.print()
+
+    def _lines(self, lines: Sequence[tuple[str, str, int]], marked: int) -> Grid:
+        rows = Grid.grid(padding=(0, 2, 0, 0))
+        named = max(cell_len(heading) for heading, _, _ in lines)
+        if named:
+            rows.add_column(style="dim", no_wrap=True)
+        rows.add_column(overflow="fold")
+        room = max(self.console.width - marked - named - 6, _LEAST_TEXT)
+        for heading, said, most in lines:
+            text = self.glyphs.text(said)
+            if most:
+                text = "\n".join(wrap(text, room, max_lines=most, placeholder=self.glyphs.text(" …")) or [""])
+            rows.add_row(*([heading] if named else []), Text(text, style="" if named else "dim"))
+        return rows
+
+    def _rows(self) -> Grid:
+        rows = Grid.grid(padding=(0, 2, 0, 0))
+        rows.add_column(style="dim", overflow="fold", max_width=max(self.console.width * 2 // 5, _HEADING))
+        rows.add_column(overflow="fold")
+        return rows
