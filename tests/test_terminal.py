@@ -112,7 +112,7 @@ def test_undefined_values_are_a_dash_with_their_reason() -> None:
     run.overall.metrics["k3"] = Value(value=None, status="no valid token")
     run.overall.corrections["geo_rs"]["loss_scale"] = Value(value=None, status="nothing is kept")
     text = printed(result)
-    assert "– (no valid token)" in text
+    assert "K3 is undefined: no valid token" in text
     assert re.search(r"geo_rs.*–", text)
 
 
