@@ -109,9 +109,10 @@ def _show(look: Look, first: bool, quiet: bool) -> list[str]:
 
 def _write(look: Look, html: Path) -> None:
     from mismatchctl.files import write_atomically
-    from mismatchctl.render.report import render_report
+    from mismatchctl.render.pages.analyze import document
+    from mismatchctl.render.to import html as page
 
-    write_atomically(html, render_report(look.result).encode())
+    write_atomically(html, page.html(document(look.result)).encode())
 
 
 def _run(command: str, failed: list[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mismatchctl.numbers import DASH, estimate, label, number
+from mismatchctl.render.pages.gate import sentence
 from mismatchctl.render.series import value_at
 from mismatchctl.render.text import short
-from mismatchctl.render.verdict import sentence
 from mismatchctl.result import RunResult
 from mismatchctl.result.story import story_of
 from mismatchctl.watch import Look
