@@ -92,12 +92,13 @@ def load_loops() -> None:
 
     from mismatchctl.batch import Segments
     from mismatchctl.measure.kernels.compiled import COMPILED
-    from mismatchctl.measure.kernels.kernel import PairTables, RunTables
+    from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
+    from mismatchctl.measure.layers import table_of
 
     values = np.full(8, -1.0, np.float32)
     ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))
     first = np.zeros(1, np.int64)
-    COMPILED.reduce(ratios, None, first, first, PairTables(), RunTables())
+    COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
 
 

@@ -23,7 +23,8 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.engines.local import default_threads
-from mismatchctl.measure.kernels.kernel import TOKEN_SUMS, PairTables, RunTables
+from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels.kernel import PairTables, Places
 from mismatchctl.result import FORMAT
 
 PACKAGE = "mismatchctl"
@@ -216,7 +217,7 @@ def _compiled() -> dict[str, float]:
     for start, block in COMPILED.blocks(batch):
         ratios = COMPILED.ratios(block.train, block.rollout, block.segments)
         own = rows[start : start + len(block)]
-        sums, _ = COMPILED.reduce(ratios, block.position, own, own, PairTables(), RunTables())
+        sums, _ = COMPILED.reduce(ratios, block.position, Places(own, own, own), PairTables())
         total += float(sums[TOKEN_SUMS.index("k3")].sum())
     return {"k3": total / len(rollout)}
 

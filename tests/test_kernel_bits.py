@@ -12,7 +12,7 @@ import hashlib
 import numpy as np
 from mismatchctl.batch import Segments
 from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import PairTables, RunTables
+from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
 
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
@@ -20,7 +20,8 @@ policy = np.minimum(reference + (rng.standard_t(3, lengths.sum()) * 0.01).astype
 ratios = COMPILED.ratios(policy, reference, Segments(np.concatenate([[0], np.cumsum(lengths)])))
 pair, run = PairTables(), RunTables()
 rows = np.arange(4)
-found = *COMPILED.reduce(ratios, None, rows, rows, pair, run), pair.counts, pair.k3, *run.breakdowns.values()
+places = Places(rows, rows, rows)
+found = *COMPILED.reduce(ratios, None, places, pair, run), pair.counts, pair.k3, *run.breakdowns.values()
 print([hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest() for values in found])
 """
 

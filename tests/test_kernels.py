@@ -22,9 +22,11 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.diagnose.evidence import _level_terms, _level_terms_compiled
 from mismatchctl.frameworks import preset
+from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
+from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, PairTables, Places, RunTables
 from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.layers import close_layers, table_of
 
 SAMPLE = Path(__file__).parent.parent / "sample_data" / "moe"
 Floats = NDArray[np.float64]
@@ -40,13 +42,12 @@ class Reduced:
         self.pair, self.run = PairTables(), RunTables()
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
-        found, layers = [], []
+        places = Places(buckets, buckets, np.arange(len(lengths)) // 2)
+        found, self.layers = [], table_of(len(lengths))
         for start, block in kernel.blocks(batch):
             ratios = kernel.ratios(block.train, block.rollout, block.segments)
-            within = buckets[start : start + len(block)]
-            found.append(kernel.reduce(ratios, block.position, within, within, self.pair, self.run))
-            layers.append(kernel.layers(ratios))
-        self.layers = np.concatenate(layers, axis=1)
+            within = places.part(start, start + len(block))
+            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run, self.layers))
         self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
 
 
@@ -78,7 +79,9 @@ def compared(
     np.testing.assert_array_equal(plain.pair.counts, other.pair.counts)
     np.testing.assert_allclose(other.pair.k3, plain.pair.k3, rtol=1e-12)
     np.testing.assert_array_equal(plain.run.joint, other.run.joint)
-    np.testing.assert_allclose(other.layers, plain.layers, rtol=1e-6)  # of tokens beside an edge, the last bit decides
+    np.testing.assert_allclose(
+        close_layers(other.layers), close_layers(plain.layers), rtol=1e-6
+    )  # of tokens beside an edge, the last bit decides
     for name in ("surprisal", "position"):
         expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
         np.testing.assert_array_equal(expected_table[..., 0], table[..., 0])

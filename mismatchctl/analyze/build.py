@@ -19,11 +19,12 @@ from mismatchctl.measure import ClusterTable, PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.close import Closed
+from mismatchctl.measure.columns import CLUSTERS, MISMATCH
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.metrics import Estimate, Estimates, Row
-from mismatchctl.measure.reduce import DRIFT, MISMATCH
 from mismatchctl.measure.reduce import Value as Label
+from mismatchctl.measure.table import Axis, Of
 from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (
     Breakdown,
@@ -309,12 +310,15 @@ class _Tables:
     A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
     """
 
-    def __init__(self, plan: Plan, dump: Dump, columns: Mapping[str, int]) -> None:
+    def __init__(self, plan: Plan, dump: Dump, axis: Axis) -> None:
         self._cap = plan.most_clusters
         self._by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
         self._every = plan.every_cluster
-        chosen = [name for name in columns if plan.every_cluster or _is_mismatch(name)]
-        self._columns = {_column_title(name, plan): columns[name] for name in chosen}
+        self._columns = {
+            _column_title(of, name, plan): place
+            for place, (of, name) in enumerate(axis.names)
+            if plan.every_cluster or (of == MISMATCH and name != CLUSTERS.name)
+        }
 
     def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
         """The table of a run; rows know their step unless they are folded."""
@@ -350,14 +354,11 @@ def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
     return [[float(text) for text in (form % tuple(row)).split()] for row in capped_all(sums).tolist()]
 
 
-def _is_mismatch(column: str) -> bool:
-    return "/" not in column and not column.startswith(f"{DRIFT}_") and column != "clusters"
-
-
-def _column_title(column: str, plan: Plan) -> str:
-    """A column's name with the name of its correction in place of the number."""
-    number, slash, name = column.partition("/")
-    return f"{plan.corrections[int(number)].name}/{name}" if slash else column
+def _column_title(of: Of, name: str, plan: Plan) -> str:
+    """What a Result calls a column."""
+    if isinstance(of, int):
+        return f"{plan.corrections[of].name}/{name}"
+    return name if of == MISMATCH else f"{of}_{name}"
 
 
 def left_out(problems: Problems) -> list[LeftOut]:

@@ -17,6 +17,7 @@ from mismatchctl.finite import finite_table
 from mismatchctl.marks import PARQUET
 from mismatchctl.measure import Plan
 from mismatchctl.measure.accumulate import Factors
+from mismatchctl.measure.columns import MISMATCH
 
 if TYPE_CHECKING:
     import polars as pl
@@ -80,24 +81,30 @@ class SequenceFile:
     def _row_columns(self, columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         paths = np.array([file.path for file in self._files], object)
         number = len(columns["row"])
+        sums, largest = self._plan.of_sequences, self._plan.maxima
+
+        def of(name: str, owner: str | int = MISMATCH) -> NDArray[Any]:
+            return columns["_sums"][:, sums.place(owner, name)]
+
+        farthest = (columns["_maxima"][:, largest.place(MISMATCH, name)] for name in ("log_ratio", "-log_ratio"))
         named = columns | {"file": paths[columns["file"]]}
         rows = {name: named[name] for name in (*_NAMES, *self._plan.by) if name in named}
-        tokens = np.maximum(columns["tokens"], 1)
+        tokens = np.maximum(of("tokens"), 1)
         rows |= {
-            "tokens": columns["tokens"].astype(np.int64),
-            "log_ratio_sum": columns["log_ratio"],
-            "k1": -columns["log_ratio"] / tokens,
-            "k2": columns["square"] / tokens / 2,
-            "k3": columns["k3"] / tokens,
-            "abs_diff_mean": columns["abs"] / tokens,
-            "abs_diff_max": np.maximum(np.maximum(columns["max log_ratio"], columns["max -log_ratio"]), 0),
-            "sequence_ratio": np.where(columns["tokens"] > 0, columns["product"], 1.0),
-            "train_log_ppl": columns["policy_log_ppl"],
-            "rollout_log_ppl": columns["reference_log_ppl"],
+            "tokens": of("tokens").astype(np.int64),
+            "log_ratio_sum": of("log_ratio"),
+            "k1": -of("log_ratio") / tokens,
+            "k2": of("square") / tokens / 2,
+            "k3": of("k3") / tokens,
+            "abs_diff_mean": of("abs") / tokens,
+            "abs_diff_max": np.maximum(np.maximum(*farthest), 0),
+            "sequence_ratio": np.where(of("tokens") > 0, of("product"), 1.0),
+            "train_log_ppl": of("policy_log_ppl"),
+            "rollout_log_ppl": of("reference_log_ppl"),
         }
         for index, correction in enumerate(self._plan.corrections):
-            rows[f"{correction.name}.kept_tokens"] = columns[f"{index}/kept"].astype(np.int64)
-            rows[f"{correction.name}.weight"] = 1.0 + columns[f"{index}/mean_excess"]
+            rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
+            rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
         step = columns.get("_step", np.full(number, "None", object))
         return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"]}
 

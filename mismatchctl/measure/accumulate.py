@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
+from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.reduce import Value, require_few
 from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts, hash_values
@@ -120,8 +121,8 @@ class Accumulator:
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
             prompts = totals.prompts.setdefault((column, value), Prompts())
-            emptied = [names[f"{index}/empty_cluster"] for index, _ in enumerate(plan.corrections)]
-            closed = closed.counted(prompts, np.array([names["clusters"], *emptied]))
+            emptied = [names.place(index, EMPTY_CLUSTER.name) for index, _ in enumerate(plan.corrections)]
+            closed = closed.counted(prompts, np.array([names.place(MISMATCH, CLUSTERS.name), *emptied]))
         if not column:
             totals.overall = _extended(totals.overall, closed, salts, plan)
         else:

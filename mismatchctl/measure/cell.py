@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.histogram import Histogram, Rows, histograms_of, table_buffers
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, RunTables
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, Places, RunTables
+from mismatchctl.measure.losses import Columns
 from mismatchctl.measure.table import ClusterTable
 from mismatchctl.measure.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 from mismatchctl.ratios import Ratios
@@ -53,11 +54,16 @@ class PairCollector:
         self._sequences = {cell: LargestSoFar() for cell in cells}
 
     def reduce(
-        self, ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, run: RunTables | None = None
+        self,
+        ratios: Ratios,
+        position: Ints | None,
+        places: Places,
+        run: RunTables | None = None,
+        layers: Float64s | None = None,
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
-        sums, maxima = self._kernel.reduce(ratios, position, rows, buckets, self._tables, run)
-        cells = self._rows.cells[rows]
+        sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run, layers)
+        cells = self._rows.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
         for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
             self._add_tails(int(cells[start]), ratios, start, stop)
@@ -146,18 +152,19 @@ class RunCollector:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self.tables = RunTables()
-        self._tokens = Worst()
+        self._tokens, self._sequences = Worst(), Worst()
 
-    def add(self, ratios: Ratios, batch: TokenBatch) -> None:
-        """Take note of the worst tokens of a block."""
+    def add(self, ratios: Ratios, batch: TokenBatch, columns: Columns, buckets: Ints) -> None:
+        """Take note of a block, of whose sequences these are the mismatch's columns."""
         self._tokens = self._tokens + _worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
-
-    def sums(self, columns: dict[str, Float64s], batch: TokenBatch, buckets: Ints) -> RunSums:
-        """Everything so far; `columns` are the mismatch's sums of all sequences."""
+        self._sequences = self._sequences + _worst_sequences(columns, batch, self._sequences.threshold)
         where = buckets, BREAKDOWNS["length"].of(batch.segments.lengths)
         values = np.stack([columns["tokens"], columns["abs"], columns["k3"]], axis=1)
         np.add.at(self.tables.breakdowns["length"], where, values)
-        return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, _worst_sequences(columns, batch))
+
+    def sums(self) -> RunSums:
+        """Everything so far."""
+        return RunSums(self.tables.breakdowns, self.tables.joint, self._tokens, self._sequences)
 
 
 def _worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: float) -> Worst:
@@ -188,9 +195,9 @@ def _least_of_worst(scores: Float64s) -> float:
     return float(largest(scores, WORST).min()) if len(scores) > WORST else 0.0
 
 
-def _worst_sequences(columns: dict[str, Float64s], batch: TokenBatch) -> Worst:
+def _worst_sequences(columns: Columns, batch: TokenBatch, threshold: float) -> Worst:
     score = np.abs(columns["log_ratio"])
-    found = np.flatnonzero((score > 0) & (score >= _least_of_worst(score)))
+    found = np.flatnonzero((score > 0) & (score >= max(threshold, _least_of_worst(score))))
     place = np.stack([np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
     length = np.maximum(columns["tokens"][found], 1)
     fields: dict[str, NDArray[Any]] = {

@@ -10,8 +10,9 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.correction import Correction
 from mismatchctl.measure.cell import CellSums, PairSums
+from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, FACTOR, MISMATCH
 from mismatchctl.measure.reduce import Plan
-from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, add_rows
+from mismatchctl.measure.table import Axis, ClusterTable, Hashes, Prompts, add_rows
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
@@ -26,7 +27,7 @@ class Closed:
 
     Attributes:
         clusters: hash of the cluster of each row [R], ascending within a cell.
-        sums, maxima: columns of `closed_columns` and of the plan's maxima [R, ...].
+        sums, maxima: columns of `closed_axis` and of the plan's maxima [R, ...].
         starts: the first row of each cell [G].
         is_folded: whether a row of the cell may stand for several clusters [G].
         pairs: histograms and tails of each cell [G].
@@ -98,9 +99,6 @@ class Closing:
 
     def __init__(self, groups: Sequence[ClusterTable], plan: Plan) -> None:
         self.plan = plan
-        names, maxima = plan.columns
-        self._index = {name: position for position, name in enumerate(names)}
-        self._maxima = {name: position for position, name in enumerate(maxima)}
         scopes = np.concatenate([table.scopes for table in groups])
         within = np.repeat(np.arange(len(groups)), [len(table) for table in groups])
         self._scopes = np.unique(scopes)
@@ -124,16 +122,17 @@ class Closing:
         for index, _ in enumerate(self.plan.corrections):
             factor = factors[:, index]
             self._normalize(sums, maxima, index, factor)
-            weighted.append(factor * sums[:, self._index["tokens"]])
+            weighted.append(factor * sums[:, self.plan.sums.place(index, "tokens")])
         first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
         rows = np.flatnonzero(first)  # of one cluster, the rows of all micro-batches lie together
         sums = add_rows(np.column_stack([sums, *weighted]), rows)
         maxima, cell = np.maximum.reduceat(maxima, rows, axis=0), cell[rows]
         folded = np.array([table.is_folded for table in tables])
         told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
-        counted = (sums[:, self._index["tokens"]] > 0).astype(np.float64) * told_apart
+        counted = (sums[:, self.plan.sums.place(MISMATCH, "tokens")] > 0).astype(np.float64) * told_apart
         emptied = [
-            counted * (sums[:, self._index[f"{index}/kept"]] == 0) for index, _ in enumerate(self.plan.corrections)
+            counted * (sums[:, self.plan.sums.place(index, "kept")] == 0)
+            for index, _ in enumerate(self.plan.corrections)
         ]
         starts = np.searchsorted(cell, np.arange(len(tables)))
         sums = np.column_stack([sums, counted, *emptied])
@@ -155,9 +154,9 @@ class Closing:
             total, count = (
                 np.bincount(
                     where if apart else group[where],
-                    np.concatenate([table.sums[:, self._index[name]] for table in groups]),
+                    np.concatenate([table.sums[:, self.plan.sums.place(index, name)] for table in groups]),
                 ).astype(np.float64)
-                for name in (f"{index}/{excess}", number)
+                for name in (excess, number)
             )
             factor = normalization_factor(total, count)
             factors[:, index] = factor if apart else factor[group]
@@ -165,14 +164,14 @@ class Closing:
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:
         """Divide the weights of each row by its factor, in place."""
-        own = f"{correction}/"
-        places = {name.removeprefix(own): place for name, place in self._index.items() if name.startswith(own)}
+        axis = self.plan.sums
+        places = axis.own(correction)
         columns = {name: sums[:, place] for name, place in places.items()}
-        columns["tokens"] = sums[:, self._index["tokens"]]
+        columns["tokens"] = sums[:, axis.place(correction, "tokens")]
         for name, values in normalized(columns, factor, self.plan.corrections[correction]).items():
             sums[:, places[name]] = values
         for name in ("weight", "-weight"):
-            maxima[:, self._maxima[own + name]] /= factor
+            maxima[:, self.plan.maxima.place(correction, name)] /= factor
 
 
 def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
@@ -200,9 +199,14 @@ def normalized(columns: Mapping[str, Float64s], factor: Float64s, correction: Co
     return found | {name: scaled[name] / factor**2 for name in _SQUARED if name in scaled}
 
 
-def closed_columns(plan: Plan) -> tuple[str, ...]:
-    """Names of the additive columns of a closed table, in order."""
+def closed_axis(plan: Plan) -> Axis:
+    """The columns of a closed table that add."""
     numbers = range(len(plan.corrections))
-    factors = (f"{index}/factor" for index in numbers)
-    emptied = (f"{index}/empty_cluster" for index in numbers)
-    return (*plan.columns[0], *factors, "clusters", *emptied)
+    return Axis(
+        (
+            *plan.sums.names,
+            *((index, FACTOR.name) for index in numbers),
+            (MISMATCH, CLUSTERS.name),
+            *((index, EMPTY_CLUSTER.name) for index in numbers),
+        )
+    )

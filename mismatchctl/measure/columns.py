@@ -1,94 +1,195 @@
-"""Per-sequence columns that add: of a pair of policies, and of a correction.
+"""The columns that measuring adds up, each declared once: its scope, its name, how it is made, how it merges.
 
-Each function takes one block and gives one value per sequence and column, [S] each. Everything that a
-metric needs is a sum, or the largest, of these over sequences.
+A column of scope "token" is summed over the tokens of each sequence by the kernels, which have a line for it each. One
+of scope "sequence" is made of a sequence's facts, and one of scope "cluster" of those of its cluster when a group is
+closed. Everything that a metric needs is a sum, or the largest, of these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.correction import Applied, Correction, Selection, apply
-from mismatchctl.correction.apply import Weights, reaching
-from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS
-from mismatchctl.measure.losses import Columns, TokenLoss, loss_columns
-from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
+from mismatchctl.batch import Float64s, Ints, TokenBatch
+from mismatchctl.correction import Correction, apply
+from mismatchctl.correction.apply import reaching
+from mismatchctl.measure.facts import COMPARED, Corrected, PairFacts
+from mismatchctl.measure.layers import LAYERS
+from mismatchctl.measure.losses import Columns, TokenLoss
+from mismatchctl.ratios import Ratios
 
-_CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
-COMPARED = ("reward", "advantage", "length")
-"""What is compared between kept and rejected sequences."""
+MISMATCH, DRIFT = "mismatch", "drift"
+"""The pairs of policies."""
+Facts = TypeVar("Facts")
+Made = Callable[[Facts], Float64s]
 
 
-def base_columns(batch: TokenBatch) -> Columns:
-    """Counts that do not depend on any log-prob."""
-    nonempty = batch.segments.nonempty.astype(np.float64)
-    return {
-        "tokens": batch.segments.lengths.astype(np.float64),
-        "sequences": nonempty,
-        "empty_sequences": 1.0 - nonempty,
-        "squared_length": batch.segments.lengths.astype(np.float64) ** 2,
-    }
+@dataclass(frozen=True)
+class Column(Generic[Facts]):
+    """A column.
+
+    Attributes:
+        name: within the pair of policies or the correction that it is of.
+        make: its values [S] from what is known of the sequences of a block; None where the kernels write it, or
+            closing a group.
+        scope: what a value is a sum over, or a function of.
+        merge: how values of sequences become that of a cluster; a smallest value is the largest of the negative.
+        kept: whether tables hold it; else other columns alone are made of it.
+    """
+
+    name: str
+    make: Made[Facts] | None = None
+    scope: Literal["token", "sequence", "cluster"] = "sequence"
+    merge: Literal["sum", "largest"] = "sum"
+    kept: bool = True
+
+
+def _token(*names: str) -> tuple[Column[PairFacts], ...]:
+    return tuple(Column(name, scope="token") for name in names)
+
+
+PAIR: tuple[Column[PairFacts], ...] = (
+    Column("tokens", lambda s: s.length),
+    Column("sequences", lambda s: s.some),
+    Column("empty_sequences", lambda s: 1.0 - s.some),
+    Column("squared_length", lambda s: s.length**2),
+    *_token("log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical"),
+    *_token("prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob"),
+    *_token("reference_prob", "squared_reference_prob"),
+    Column("policy", scope="token", kept=False),
+    Column("reference", scope="token", kept=False),
+    # Neighbours are adjacent tokens of one sequence, one position apart.
+    *_token("neighbours", "neighbour_product", "neighbour_sum"),
+    Column("squared_ratio", PairFacts.squared_ratio),
+    Column("policy_log_ppl", lambda s: -s.sums["policy"] / s.n),
+    Column("reference_log_ppl", lambda s: -s.sums["reference"] / s.n),
+    Column("policy_ppl", lambda s: s.exp(-s.sums["policy"] / s.n)),
+    Column("reference_ppl", lambda s: s.exp(-s.sums["reference"] / s.n)),
+    Column("log_ppl_diff", lambda s: s.mean),
+    Column("log_ppl_abs_diff", lambda s: np.abs(s.mean)),
+    Column("ppl_ratio", lambda s: s.exp(s.mean)),
+    Column("product", lambda s: s.product),
+    Column("squared_product", lambda s: s.product * s.product),
+    Column("product_excess", lambda s: s.product_excess),
+    Column("squared_product_excess", lambda s: s.product_excess * s.product_excess),
+    Column("squared_log_ratio_sum", lambda s: s.sums["log_ratio"] * s.sums["log_ratio"]),
+    Column("log_ratio_sum_length", lambda s: s.sums["log_ratio"] * s.length),
+    Column("log_ratio", scope="token", merge="largest"),
+    Column("-log_ratio", scope="token", merge="largest"),
+    Column("prob_diff", scope="token", merge="largest"),
+    Column("log_ppl_diff", lambda s: np.where(s.length > 0, s.mean, -np.inf), merge="largest"),
+    Column("-log_ppl_diff", lambda s: np.where(s.length > 0, -s.mean, -np.inf), merge="largest"),
+)
+"""Of each pair of policies."""
+
+
+def _token_names(merge: str) -> tuple[str, ...]:
+    return tuple(column.name for column in PAIR if (column.scope, column.merge) == ("token", merge))
+
+
+TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
+"""Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
+
+MISMATCH_ALONE: tuple[Column[PairFacts], ...] = tuple(Column(name, scope="token") for name in LAYERS)
+"""Of the mismatch only; the kernels add them up by cluster at once."""
+
+PLAIN_LOSS = ("plain_loss", "squared_plain_gradient")
+"""Of the loss without any correction, where the dump has current log-probs."""
+
+
+def _of(*names: str) -> tuple[Column[Corrected], ...]:
+    return tuple(Column(name, lambda c, name=name: c.weight_sums[name]) for name in names)  # type: ignore[misc]
+
+
+_WEIGHTS: tuple[Column[Corrected], ...] = (
+    *_of("raw_weight_excess", "weight_excess", "kept_excess", "weight_low", "weight_high"),
+    *_of("squared_raw_weight_excess", "squared_weight_excess"),
+    Column("kept", lambda c: c.kept),
+    Column("counted", lambda c: c.applied.counted.counts),
+    Column("kept_k3", Corrected.kept_k3),
+    Column("share", lambda c: c.share),
+    Column("touched", lambda c: (c.kept < c.length).astype(np.float64)),
+    Column("emptied", lambda c: ((c.kept == 0) & (c.length > 0)).astype(np.float64)),
+    Column("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n),
+    Column("sequence_weight", lambda c: c.sequence_weight),
+    Column("squared_sequence_weight", lambda c: c.sequence_weight**2),
+    Column("squared_kept_weight", Corrected.squared_kept_weight),
+)
+_EXTREMES: tuple[Column[Corrected], ...] = tuple(
+    Column(name, lambda c, name=name: c.extremes[name], merge="largest")  # type: ignore[misc]
+    for name in ("raw_weight", "-raw_weight", "weight", "-weight")
+)
+_VETO: tuple[Column[Corrected], ...] = (
+    Column("catastrophic_tokens", lambda c: c.catastrophic),
+    Column("catastrophic_sequences", lambda c: (c.catastrophic > 0).astype(np.float64)),
+)
+_LOSS: tuple[Column[Corrected], ...] = tuple(
+    Column(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
+    for name in (
+        "loss", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted", "loss_tokens",
+    )
+)  # fmt: skip
+
+
+def _gate(index: int, side: Literal["low", "high"]) -> tuple[Column[Corrected], ...]:
+    return (
+        Column(f"gate{index}_tokens_{side}", lambda c: c.rejected(index, side)),
+        Column(
+            f"gate{index}_sequences_{side}",
+            lambda c: ((c.rejected(index, side) > 0) & (c.length > 0)).astype(np.float64),
+        ),
+    )
+
+
+def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[Column[Corrected], ...]:
+    return (
+        Column(f"{side}_{name}", lambda c: c.compared[name][1] * c.part(side)),
+        Column(f"{side}_{name}_known", lambda c: c.compared[name][0] * c.part(side)),
+    )
+
+
+@cache
+def columns_of(correction: Correction, *, losses: bool) -> tuple[Column[Corrected], ...]:
+    """The columns of a correction, before its weights are normalized; `losses`: with those of its loss."""
+    gates = (_gate(index, side) for index in range(len(correction.gates)) for side in ("low", "high"))
+    comparisons = (_comparison(name, side) for name in COMPARED for side in ("kept", "rejected"))
+    return (
+        *_WEIGHTS,
+        *(column for gate in gates for column in gate),
+        *(_VETO if any(gate.is_veto for gate in correction.gates) else ()),
+        *(column for pair in comparisons for column in pair),
+        *(_LOSS if losses else ()),
+        *_EXTREMES,
+    )
+
+
+FACTOR = Column[Corrected]("factor", scope="cluster")
+"""Tokens times what the weights were divided by, of each correction."""
+CLUSTERS = Column[PairFacts]("clusters", scope="cluster")
+"""Clusters with a token, where they are told apart."""
+EMPTY_CLUSTER = Column[Corrected]("empty_cluster", scope="cluster")
+"""Of those, such of which a correction leaves nothing."""
+
+
+def names_of(columns: Iterable[Column[Facts]], merge: str) -> tuple[str, ...]:
+    """The names of those that tables keep and that merge so, in order."""
+    return tuple(column.name for column in columns if column.kept and column.merge == merge)
 
 
 def pair_columns(ratios: Ratios, sums: Float64s, largest: Float64s) -> tuple[Columns, Columns]:
-    """Sums of each sequence and functions of them, and the largest of each, given TOKEN_SUMS and TOKEN_MAXIMA.
-
-    Smallest ones are the largest of the negative.
-    """
-    columns, maxima = dict(zip(TOKEN_SUMS, sums, strict=True)), dict(zip(TOKEN_MAXIMA, largest, strict=True))
-    lengths = ratios.segments.lengths.astype(np.float64)
-    columns["squared_ratio"] = _squares(
-        lengths,
-        columns["excess"],
-        columns["squared_excess"],
-        lambda: ratios.segments.sum((1.0 + ratios.excess) ** 2),
-    )
-    policy, reference = columns.pop("policy"), columns.pop("reference")
-    columns |= _whole_sequences(columns["log_ratio"], policy, reference, lengths)
-    mean = np.where(lengths > 0, columns["log_ppl_diff"], -np.inf)
-    maxima |= {"log_ppl_diff": mean, "-log_ppl_diff": np.where(lengths > 0, -mean, -np.inf)}
-    return columns, maxima
-
-
-def _squares(
-    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
-) -> Float64s:
-    """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
-    squares: Float64s = number + 2 * excess + squared_excess
-    lost = squares < _CANCELLED * number
-    if lost.any():
-        np.copyto(squares, anew(), where=lost)
-    return squares
-
-
-def _whole_sequences(log_ratio: Float64s, policy: Float64s, reference: Float64s, length: Float64s) -> Columns:
-    """Functions of each sequence's sums; all 0 for an empty sequence, which has no mean."""
-    some = (length > 0).astype(np.float64)
-    n = np.maximum(length, 1.0)
-    difference = -log_ratio / n
-    excess = bounded_excess(log_ratio) * some
-    product = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) * some
-    with np.errstate(over="ignore"):
-        return {
-            "policy_log_ppl": -policy / n,
-            "reference_log_ppl": -reference / n,
-            "policy_ppl": np.exp(-policy / n) * some,
-            "reference_ppl": np.exp(-reference / n) * some,
-            "log_ppl_diff": difference,
-            "log_ppl_abs_diff": np.abs(difference),
-            "ppl_ratio": np.exp(difference) * some,
-            "product": product,  # products may all be tiny, when nothing is left of 1 + excess
-            "squared_product": product * product,
-            "product_excess": excess,
-            "squared_product_excess": excess * excess,
-            "squared_log_ratio_sum": log_ratio * log_ratio,
-            "log_ratio_sum_length": log_ratio * length,
-        }
+    """The columns of a pair that add, and those of which the largest counts, given TOKEN_SUMS and TOKEN_MAXIMA."""
+    facts = PairFacts(ratios, dict(zip(TOKEN_SUMS, sums, strict=True)))
+    of_tokens = {"sum": facts.sums, "largest": dict(zip(TOKEN_MAXIMA, largest, strict=True))}
+    found: dict[str, Columns] = {"sum": {}, "largest": {}}
+    for column in PAIR:
+        if column.kept:
+            own = of_tokens[column.merge][column.name] if column.make is None else column.make(facts)
+            found[column.merge][column.name] = own
+    return found["sum"], found["largest"]
 
 
 def correction_columns(
@@ -115,13 +216,12 @@ def correction_columns(
     if losses:
         return whole_columns(correction, ratios, k3, batch, plain, losses=True)
     reached = np.flatnonzero(reaching(correction, ratios))
-    calm = apply(correction, ratios, batch, calm=len(reached) < len(batch))
-    columns, maxima = _columns(correction, calm, ratios, k3, batch)
+    found = _made(correction, ratios, k3, batch, calm=len(reached) < len(batch))
     if 0 < len(reached) < len(batch):
-        part, own = batch.take(reached), {source: found.take(reached) for source, found in ratios.items()}
-        found = _columns(correction, apply(correction, own, part), own, k3[reached], part)
-        columns, maxima = _replaced(columns, reached, found[0]), _replaced(maxima, reached, found[1])
-    return columns, maxima
+        part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
+        anew = _made(correction, own, k3[reached], part)
+        found = _replaced(found[0], reached, anew[0]), _replaced(found[1], reached, anew[1])
+    return found
 
 
 def whole_columns(
@@ -134,9 +234,25 @@ def whole_columns(
     losses: bool = False,
 ) -> tuple[Columns, Columns]:
     """As `correction_columns`, looking at every token."""
-    applied = apply(correction, ratios, batch)
-    columns, maxima = _columns(correction, applied, ratios, k3, batch)
-    return (columns | loss_columns(correction, applied, plain, batch) if losses else columns), maxima
+    return _made(correction, ratios, k3, batch, plain, losses=losses)
+
+
+def _made(
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: TokenLoss | None = None,
+    *,
+    losses: bool = False,
+    calm: bool = False,
+) -> tuple[Columns, Columns]:
+    facts = Corrected(correction, apply(correction, ratios, batch, calm=calm), ratios, k3, batch, plain)
+    found: dict[str, Columns] = {"sum": {}, "largest": {}}
+    for column in columns_of(correction, losses=losses):
+        assert column.make is not None
+        found[column.merge][column.name] = column.make(facts)
+    return found["sum"], found["largest"]
 
 
 def _replaced(columns: Columns, where: Ints, values: Columns) -> Columns:
@@ -144,125 +260,3 @@ def _replaced(columns: Columns, where: Ints, values: Columns) -> Columns:
     for name, column in replaced.items():
         column[where] = values[name]
     return replaced
-
-
-def _columns(
-    correction: Correction, applied: Applied, ratios: Mapping[str, Ratios], k3: Float64s, batch: TokenBatch
-) -> tuple[Columns, Columns]:
-    lengths = batch.segments.lengths.astype(np.float64)
-    some, n = (lengths > 0).astype(np.float64), np.maximum(lengths, 1.0)
-    kept, share = applied.kept.counts, applied.kept.counts / n
-    columns = _weight_columns(applied, lengths)
-    columns |= {
-        "kept": kept,
-        "counted": applied.counted.counts,
-        "kept_k3": _kept(k3, ratios["train/rollout"], applied.kept),
-        "share": share,
-        "touched": (kept < lengths).astype(np.float64),
-        "emptied": ((kept == 0) & (lengths > 0)).astype(np.float64),
-    }
-    columns["mean_excess"] = columns["weight_excess"] / n
-    columns["sequence_weight"] = (kept + columns["kept_excess"]) / n
-    columns["squared_sequence_weight"] = columns["sequence_weight"] ** 2
-    columns["squared_kept_weight"] = _squares(
-        kept,
-        columns["kept_excess"],
-        columns.pop("squared_kept_excess"),
-        lambda: applied.weights.total(applied.weights.bounded**2, applied.kept) if applied.weights else kept,
-    )
-    for index, outcome in enumerate(applied.gates):
-        for side, rejected in (("low", outcome.low), ("high", outcome.high)):
-            columns[f"gate{index}_tokens_{side}"] = rejected.counts
-            columns[f"gate{index}_sequences_{side}"] = ((rejected.counts > 0) & (lengths > 0)).astype(np.float64)
-    columns |= _catastrophic(correction, ratios, batch)
-    for name, values in compared(batch).items():
-        known = ~np.isnan(values) & (lengths > 0)
-        filled = np.where(known, values, 0.0)
-        for side, part in (("kept", share), ("rejected", some - share)):
-            columns[f"{side}_{name}"] = filled * part
-            columns[f"{side}_{name}_known"] = known * part
-    return columns, _weight_extremes(applied.weights, batch.segments)
-
-
-def _weight_extremes(weights: Weights | None, segments: Segments) -> Columns:
-    """Largest and smallest (negated) weight of each sequence, before and after the bound."""
-    empty = ~segments.nonempty
-    if weights is None:
-        ones = np.where(empty, -np.inf, 1.0)
-        lows = np.where(empty, -np.inf, -1.0)
-        return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
-    if not weights.per_token:
-        high = low = weights.raw
-    elif weights.are_ratios:
-        clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-        high = np.exp(np.clip(weights.ratios.highest, *clamp))
-        low = np.exp(np.clip(weights.ratios.lowest, *clamp))
-    else:
-        high, low = segments.max(weights.raw), segments.min(weights.raw)
-    result = {"raw_weight": high, "-raw_weight": -low}
-    if not weights.per_token:
-        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
-    elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
-        bounds = weights.rule.bounds
-        result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
-    else:
-        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
-    return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
-
-
-def _weight_columns(applied: Applied, lengths: Float64s) -> Columns:
-    """Sums of weights minus 1 and of their squares: before the bound, after it, and of kept tokens."""
-    weights, kept = applied.weights, applied.kept
-    names = ("raw_weight_excess", "weight_excess", "kept_excess", "weight_low", "weight_high")
-    columns = {name: np.zeros_like(lengths) for name in names}
-    columns |= {f"squared_{name}": np.zeros_like(lengths) for name in names[:3]}
-    if weights is None:
-        return columns
-    everything = Selection.everything(kept.segments)
-    if weights.are_ratios:
-        columns["raw_weight_excess"] = weights.ratios.excess_sum
-        columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
-    else:
-        columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
-        columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
-    if weights.per_token and weights.calm:
-        for name in ("weight_excess", "squared_weight_excess"):
-            columns[name] = columns[name.replace("weight", "raw_weight")]
-    else:
-        columns["weight_excess"] = weights.total(weights.excess, everything)
-        columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
-        for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
-            if flags.any():
-                columns[name] = weights.total(flags, everything)
-    if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
-        columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
-        columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
-    else:
-        columns["kept_excess"] = weights.total(weights.excess, kept)
-        columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
-    return columns
-
-
-def _kept(k3: Float64s, ratios: Ratios, kept: Selection) -> Float64s:
-    """Sum of K3 over the kept tokens of each sequence, given that over all of them."""
-    return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios.k3)
-
-
-def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Columns:
-    """Tokens whose ratio is below the veto, and sequences that hold one; the first veto counts."""
-    veto = next((gate for gate in correction.gates if gate.is_veto), None)
-    if veto is None:
-        return {}
-    limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
-    tokens = np.zeros(len(batch))
-    if looked_at.extent[0] < limit:
-        tokens = looked_at.segments.sum(looked_at.log_ratio < limit)
-    return {"catastrophic_tokens": tokens, "catastrophic_sequences": (tokens > 0).astype(np.float64)}
-
-
-def compared(batch: TokenBatch) -> Columns:
-    """Reward, mean advantage and length of each sequence; NaN where unknown."""
-    unknown = np.full(len(batch), np.nan)
-    reward = np.asarray(batch.columns.get("reward", unknown), np.float64)
-    advantage = unknown if batch.advantages is None else batch.segments.mean(batch.advantages)
-    return {"reward": reward, "advantage": advantage, "length": batch.segments.lengths.astype(np.float64)}

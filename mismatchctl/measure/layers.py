@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Segments
+from mismatchctl.batch import Float64s
 from mismatchctl.measure.bins import SURPRISAL_BINS
 
 PROBABILITIES = (0.05, 0.3, 0.6, 0.9, 0.99)
@@ -44,27 +44,30 @@ def caps_reached(k3: Float64s) -> NDArray[np.int64]:
     return found
 
 
-def layer_columns(reference: Float64s, k3: Float64s, segments: Segments) -> Float64s:
-    """LAYERS of each sequence [len(LAYERS), S].
+def table_of(clusters: int) -> Float64s:
+    """Zeros to add tokens and K3 to: by cluster, bin and how many caps the K3 reaches [clusters, BINS, caps + 1, 2]."""
+    return np.zeros((clusters, BINS, len(CAPS) + 1, 2))
+
+
+def add_layers(table: Float64s, reference: Float64s, k3: Float64s, clusters: NDArray[np.int64]) -> None:
+    """Add tokens to a table.
 
     Args:
+        table: as `table_of` makes it.
         reference: log-probs of the rollout [T], nats.
         k3: of each token [T].
-        segments: the sequences.
+        clusters: row of each token [T].
     """
-    shape = len(segments), BINS, len(CAPS) + 1
     place = BIN_OF_SURPRISAL[SURPRISAL_BINS.of(np.maximum(-reference, 0.0))]
-    where = (segments.spread(np.arange(len(segments))) * BINS + place) * shape[2] + caps_reached(k3)
-    size = int(np.prod(shape))
-    table = np.empty((*shape, 2))
-    table[..., 0] = np.bincount(where, minlength=size).reshape(shape)
-    table[..., 1] = np.bincount(where, weights=k3, minlength=size).reshape(shape)
-    return close_layers(table)
+    where = (clusters * BINS + place) * table.shape[2] + caps_reached(k3)
+    of_places = table.reshape(-1, 2)
+    of_places[:, 0] += np.bincount(where, minlength=len(of_places))
+    of_places[:, 1] += np.bincount(where, weights=k3, minlength=len(of_places))
 
 
 def close_layers(table: Float64s) -> Float64s:
-    """LAYERS from tokens and K3 by sequence, bin and how many caps the K3 reaches [S, BINS, len(CAPS) + 1, 2]."""
+    """LAYERS of each cluster [clusters, len(LAYERS)] from such a table."""
     counts, sums = table[..., 0], table[..., 1]
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + CAPS * beyond
-    return np.concatenate([counts.sum(axis=-1).T, capped.reshape(len(counts), -1).T])
+    return np.concatenate([counts.sum(axis=-1), capped.reshape(len(counts), -1)], axis=1)

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.measure import columns as cols
 from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
+from mismatchctl.measure.columns import DRIFT, MISMATCH, PAIR, PLAIN_LOSS, columns_of, names_of, pair_columns
 from mismatchctl.measure.histogram import MOST_ROWS, Rows
-from mismatchctl.measure.kernels.kernel import BUCKETS, TOKEN_MAXIMA, TOKEN_SUMS, Kernel
+from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.layers import LAYERS
-from mismatchctl.measure.losses import plain_loss_columns, token_loss
+from mismatchctl.measure.layers import LAYERS, close_layers, table_of
+from mismatchctl.measure.losses import Columns, plain_loss_columns, token_loss
 from mismatchctl.measure.table import (
     DETAILED_CAP,
     GROUP_CAP,
     OVERALL_CAP,
-    ClusterTable,
+    Axis,
     Hashes,
+    Of,
+    TableOfBatch,
     hash_content,
     hash_values,
     mix,
@@ -34,7 +36,6 @@ from mismatchctl.measure.table import (
 from mismatchctl.ratios import Ratios
 from mismatchctl.stores import printable
 
-MISMATCH, DRIFT = "mismatch", "drift"
 MOST_VALUES = 1024
 """Values of the columns to break down by, in all."""
 Value = str | int | float | bool | None
@@ -71,20 +72,34 @@ class Plan:
         return {MISMATCH: "train/rollout"} | ({DRIFT: "current/train"} if self.drift else {})
 
     @cached_property
-    def columns(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the additive columns and of the maxima of a cluster table, in order.
+    def of_sequences(self) -> Axis:
+        """The columns that are made of every sequence and add."""
+        pairs = [(pair, name) for pair in self.pairs for name in names_of(PAIR, "sum")]
+        losses = [(MISMATCH, name) for name in PLAIN_LOSS if self.drift]
+        return Axis((*pairs, *losses, *self._of_corrections("sum")))
 
-        Whatever the column functions give for one token is what they give for all.
-        """
-        one = np.zeros(1)
-        block = TokenBatch(
-            Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
+    @cached_property
+    def sums(self) -> Axis:
+        """The columns of a cluster table that add: those, and the layers, which are added up by cluster at once."""
+        names = self.of_sequences.names
+        return Axis(
+            (*names[: self.before_layers], *((MISMATCH, name) for name in LAYERS), *names[self.before_layers :])
         )
-        plain = replace(self, kernel=PLAIN)
-        ratios = ratios_of(block, plain)
-        nothing = np.zeros((len(TOKEN_SUMS), 1)), np.zeros((len(TOKEN_MAXIMA), 1))
-        additive, maxima = _block_columns(block, ratios, dict.fromkeys(self.pairs, nothing), plain)
-        return tuple(additive), tuple(maxima)
+
+    @cached_property
+    def before_layers(self) -> int:
+        """How many columns come before the layers."""
+        return len(self.pairs) * len(names_of(PAIR, "sum"))
+
+    @cached_property
+    def maxima(self) -> Axis:
+        """The columns of a cluster table of which the largest counts."""
+        pairs = [(pair, name) for pair in self.pairs for name in names_of(PAIR, "largest")]
+        return Axis((*pairs, *self._of_corrections("largest")))
+
+    def _of_corrections(self, merge: Literal["sum", "largest"]) -> Iterator[tuple[Of, str]]:
+        for index, correction in enumerate(self.corrections):
+            yield from ((index, name) for name in names_of(columns_of(correction, losses=self.drift), merge))
 
     @property
     def most_clusters(self) -> int:
@@ -209,69 +224,75 @@ def _plain(value: Any) -> Value:
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, plan: Plan) -> Sums:
     """Sums of a batch of one run, whose cells of so many sequences lie one after the other."""
-    cells, clusters = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch)
+    cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scopes_of(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
-    places, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
-    if len(places) > MOST_ROWS:  # by bucket within each cell, so that a part of the batch has few rows
+    filled, rows = np.unique(cells * BUCKETS + buckets, return_inverse=True)
+    if len(filled) > MOST_ROWS:  # by bucket within each cell, so that a part of the batch has few rows
         order = np.argsort(rows, kind="stable")
-        batch, cells, clusters, buckets, rows = (
-            batch.take(order), cells[order], clusters[order], buckets[order], rows[order],
+        batch, cells, clusters, scopes, buckets, rows = (
+            batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],
         )  # fmt: skip
-    worst = RunCollector(plan.kernel)
+    table = TableOfBatch(cells, clusters, scopes, len(plan.of_sequences), len(plan.maxima))
+    worst, layers = RunCollector(plan.kernel), table_of(len(table))
     pairs: list[dict[str, PairSums]] = [{} for _ in names]
-    found: list[dict[str, Float64s]] = []
-    for first in range(0, len(places), MOST_ROWS):
-        own = places[first : first + MOST_ROWS]
-        start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(places) else (0, len(batch))
-        part = batch.sequences(int(start), int(stop))
+    found: list[tuple[Float64s, Float64s]] = []
+    for first in range(0, len(filled), MOST_ROWS):
+        own = filled[first : first + MOST_ROWS]
+        start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
+        places = Places(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
         collectors = {name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for name in plan.pairs}
-        found += _reduce_part(part, rows[start:stop] - first, buckets[start:stop], collectors, worst, plan)
+        for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, layers, plan):
+            table.add(sums, maxima)
+            if plan.sequences:
+                found.append((sums, maxima))
         for name, collector in collectors.items():
-            for cell, sums in collector.sums().items():
-                pairs[cell][name] = pairs[cell][name] + sums if name in pairs[cell] else sums
-    merged = {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
-    scopes = scopes_of(batch, plan)
-    additive, maxima = plan.columns
-    added = np.stack([merged[name] for name in additive], axis=1)
-    largest = np.stack([merged[f"max {name}"] for name in maxima], axis=1)
-    ends = np.cumsum(sizes).tolist()
-    tables = (
-        ClusterTable.of(clusters[start:stop], scopes[start:stop], added[start:stop], largest[start:stop])
-        for start, stop in itertools.pairwise([0, *ends])
-    )
-    done = {(run, cell): CellSums(table, own) for cell, table, own in zip(names, tables, pairs, strict=True)}
-    sequences = (_sequence_rows(batch, run, names, sizes, scopes, merged),) if plan.sequences else ()
-    return Sums(done, {run: worst.sums(merged, batch, buckets)}, sequences)
+            for cell, pair in collector.sums().items():
+                pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
+    tables = table.tables(len(names), close_layers(layers), plan.before_layers)
+    done = {(run, cell): CellSums(own, pair) for cell, own, pair in zip(names, tables, pairs, strict=True)}
+    sequences = (_sequence_rows(batch, run, names, sizes, scopes, found),) if plan.sequences else ()
+    return Sums(done, {run: worst.sums()}, sequences)
 
 
-def _reduce_part(
+def _blocks(
     batch: TokenBatch,
-    rows: Ints,
-    buckets: Ints,
+    places: Places,
     collectors: dict[str, PairCollector],
     worst: RunCollector,
+    layers: Float64s,
     plan: Plan,
-) -> list[dict[str, Float64s]]:
-    """All columns of each block of a part; maxima are called `max ...`. The collectors take note of its tokens."""
-    found = []
+) -> Iterator[tuple[Float64s, Float64s]]:
+    """The columns of each sequence that add, and those of which the largest counts [S, ...], block by block.
+
+    The collectors, and `layers`, take note of the tokens.
+    """
     for start, block in plan.kernel.blocks(batch):
-        ratios = ratios_of(block, plan)
-        within = slice(start, start + len(block))
-        reduced = {
-            name: collectors[name].reduce(
-                ratios[source],
-                block.position,
-                rows[within],
-                buckets[within],
-                worst.tables if name == MISMATCH else None,
-            )
-            for name, source in plan.pairs.items()
-            if source in ratios
-        }
-        worst.add(ratios["train/rollout"], block)
-        additive, maxima = _block_columns(block, ratios, reduced, plan)
-        found.append(additive | {f"max {name}": values for name, values in maxima.items()})
-    return found
+        ratios, within = ratios_of(block, plan), places.part(start, start + len(block))
+        columns: dict[str, tuple[Columns, Columns]] = {}
+        for name, source in plan.pairs.items():
+            if source not in ratios:  # a file without current log-probs among others that have them
+                nothing = np.zeros(len(block)), np.full(len(block), -np.inf)
+                added, largest = (
+                    dict.fromkeys(names_of(PAIR, merge), values)
+                    for merge, values in zip(("sum", "largest"), nothing, strict=True)
+                )
+            else:
+                beside = (worst.tables, layers) if name == MISMATCH else ()
+                reduced = collectors[name].reduce(ratios[source], block.position, within, *beside)
+                added, largest = pair_columns(ratios[source], *reduced)
+            columns[name] = added, largest
+        mismatch = columns[MISMATCH][0]
+        worst.add(ratios["train/rollout"], block, mismatch, within.buckets)
+        made = [*columns.values()]
+        plain = token_loss("ppo", block) if plan.drift and plan.corrections else None
+        if plan.drift:
+            made.append((plain_loss_columns(plain, block), {}))
+        for correction in plan.corrections:
+            made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.drift))
+        yield (
+            np.stack([values for added, _ in made for values in added.values()], axis=1),
+            np.stack([values for _, largest in made for values in largest.values()], axis=1),
+        )
 
 
 def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
@@ -282,33 +303,6 @@ def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
         if any("current/rollout" in correction.sources for correction in plan.corrections):
             made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
     return made
-
-
-def _block_columns(
-    block: TokenBatch, ratios: dict[str, Ratios], reduced: dict[str, tuple[Float64s, Float64s]], plan: Plan
-) -> tuple[dict[str, Float64s], dict[str, Float64s]]:
-    """All columns of one block: additive, and those of which the largest counts."""
-    additive: dict[str, Float64s] = {}
-    maxima: dict[str, Float64s] = {}
-    for pair, source in plan.pairs.items():
-        prefix = "" if pair == MISMATCH else f"{DRIFT}_"
-        if source in ratios:
-            columns, largest = cols.pair_columns(ratios[source], *reduced[pair])
-            columns = cols.base_columns(block) | columns
-        else:  # a file without current log-probs among others that have them
-            columns = dict.fromkeys(additive, np.zeros(len(block)))
-            largest = dict.fromkeys(maxima, np.full(len(block), -np.inf))
-        additive |= {prefix + name: values for name, values in columns.items()}
-        maxima |= {prefix + name: values for name, values in largest.items()}
-    additive |= dict(zip(LAYERS, plan.kernel.layers(ratios["train/rollout"]), strict=True))
-    plain = token_loss("ppo", block) if plan.drift and plan.corrections else None
-    if plan.drift:
-        additive |= plain_loss_columns(plain, block)
-    for index, correction in enumerate(plan.corrections):
-        columns, largest = plan.kernel.correct(correction, ratios, additive["k3"], block, plain, losses=plan.drift)
-        additive |= {f"{index}/{name}": values for name, values in columns.items()}
-        maxima |= {f"{index}/{name}": values for name, values in largest.items()}
-    return additive, maxima
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:
@@ -335,9 +329,14 @@ def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
 
 
 def _sequence_rows(
-    batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, scopes: Hashes, merged: dict[str, Float64s]
+    batch: TokenBatch,
+    run: str,
+    names: Sequence[Cell],
+    sizes: Ints,
+    scopes: Hashes,
+    found: Sequence[tuple[Float64s, Float64s]],
 ) -> dict[str, NDArray[Any]]:
-    """The columns of `--sequences`: names and place of each sequence, then all its sums."""
+    """What `--sequences` needs: names and place of each sequence, and all its columns, along the plan's axes."""
     place = {
         "run": np.full(len(batch), run, object),
         "file": np.full(len(batch), batch.file),
@@ -345,5 +344,7 @@ def _sequence_rows(
         "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
         "_scope": scopes,
     }
-    sums = {name: values for name, values in merged.items() if name not in LAYERS}
-    return place | {name: values for name, values in batch.columns.items() if name != "run"} | sums
+    sums, maxima = (np.concatenate(values) for values in zip(*found, strict=True))
+    return place | {name: values for name, values in batch.columns.items() if name != "run"} | {
+        "_sums": sums, "_maxima": maxima,
+    }  # fmt: skip

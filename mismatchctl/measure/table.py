@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints
+from mismatchctl.measure.columns import MISMATCH
 
 Hashes = NDArray[np.uint64]
 
@@ -57,6 +61,41 @@ def add_rows(rows: Float64s, starts: Ints) -> Float64s:
     for row, start, stop in zip(result, starts.tolist(), stops, strict=True):
         np.add.reduce(rows[start:stop], axis=0, out=row)
     return result
+
+
+Of = str | int
+"""What a column is of: a pair of policies, or a correction by its number."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The names along the columns of a table.
+
+    Attributes:
+        names: what each is of, and its own name there.
+    """
+
+    names: tuple[tuple[Of, str], ...]
+
+    @cached_property
+    def _places(self) -> dict[tuple[Of, str], int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def place(self, of: Of, name: str) -> int:
+        """The place of a column of a pair or correction; where it has none of that name, of the mismatch's.
+
+        Raises:
+            KeyError: neither has.
+        """
+        own = self._places.get((of, name))
+        return self._places[MISMATCH, name] if own is None else own
+
+    def own(self, of: Of) -> dict[str, int]:
+        """The columns of a pair or correction alone: name -> place."""
+        return {name: place for (owner, name), place in self._places.items() if owner == of}
 
 
 @dataclass(frozen=True)
@@ -127,6 +166,52 @@ class ClusterTable:
     def across_scopes(self) -> ClusterTable:
         """One row per cluster, whatever its scopes."""
         return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima, self.is_folded)
+
+
+class TableOfBatch:
+    """The cluster tables of the cells of a batch, added to block by block, in the order of its sequences.
+
+    A cell of more than `GROUP_CAP` clusters is folded at once: a batch of short sequences would take too much memory.
+
+    Attributes:
+        rows: the row of each sequence [S].
+    """
+
+    def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
+        """Rows of zeros for the clusters of each cell [S], which lie one after the other."""
+        _, first = np.unique(np.stack([cells.astype(np.uint64), clusters]), axis=1, return_index=True)
+        self._folded = np.bincount(cells[first], minlength=1) > GROUP_CAP
+        if self._folded.any():
+            clusters = np.where(self._folded[cells], clusters % np.uint64(GROUP_CAP), clusters)
+        order = np.lexsort((scopes, clusters, cells))
+        keys = np.stack([cells.astype(np.uint64), clusters, scopes])[:, order]
+        new = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: len(order)]
+        self.rows = np.empty(len(order), np.int64)
+        self.rows[order] = np.cumsum(new) - 1
+        self._cells, self._clusters, self._scopes = cells[order[new]], keys[1, new], keys[2, new]
+        self._sums = np.zeros((len(self), sums))
+        self._maxima = np.full((len(self), maxima), -np.inf)
+        self._done = 0
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def add(self, sums: Float64s, maxima: Float64s) -> None:
+        """Add the columns of the next sequences."""
+        rows = self.rows[self._done : self._done + len(sums)]
+        self._done += len(sums)
+        order = np.argsort(rows, kind="stable")
+        starts = np.flatnonzero(np.append(True, np.diff(rows[order]) != 0))
+        where = rows[order[starts]]
+        self._sums[where] += add_rows(sums[order], starts)
+        self._maxima[where] = np.maximum(self._maxima[where], np.maximum.reduceat(maxima[order], starts, axis=0))
+
+    def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
+        """The table of each cell, with `layers` [rows, ...] behind so many of the columns that add."""
+        sums = np.concatenate([self._sums[:, :before], layers, self._sums[:, before:]], axis=1)
+        for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
+            own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
+            yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], self._maxima[own], folded)
 
 
 class Prompts:

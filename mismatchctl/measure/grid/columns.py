@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
-from mismatchctl.measure.columns import compared, correction_columns
+from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.facts import compared
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
 from mismatchctl.measure.losses import TokenLoss, token_loss

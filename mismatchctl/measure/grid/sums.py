@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import Plan
-from mismatchctl.measure.columns import base_columns
 from mismatchctl.measure.grid.columns import Arrays, BlockColumns, block_columns
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
@@ -178,7 +177,8 @@ def _columns(
     plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
 ) -> BlockColumns:
     made = block_columns(family, ratios, block, plain, losses=plan.base.drift)
-    shared = {name: values for name, values in base_columns(block).items() if name in SHARED}
+    shared = {"tokens": block.segments.lengths.astype(np.float64)}
+    shared |= {"sequences": block.segments.nonempty.astype(np.float64)}
     if plan.base.drift:
         shared |= plain_loss_columns(plain, block)
     trivial = (1,) * len(family.grid)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
-from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.kernels.kernel import TOKEN_MAXIMA, TOKEN_SUMS, Kernel, PairTables, RunTables
-from mismatchctl.measure.layers import BINS, CAPS, close_layers
+from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_columns
+from mismatchctl.measure.kernels.kernel import Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.layers import table_of
 from mismatchctl.ratios import Ratios
 
 _NOWHERE = np.zeros(0, np.int64)
@@ -30,7 +30,6 @@ class CompiledRatios(Ratios):
 
     def __init__(self, policy: Floats, reference: Floats, segments: Segments) -> None:
         super().__init__(_loopable(policy), _loopable(reference), segments)
-        self.layers = _NO_LAYERS
 
     @cached_property
     def has_unlikely(self) -> bool:
@@ -42,8 +41,8 @@ class CompiledRatios(Ratios):
     @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S]; the neighbours as if there were no gap."""
-        buckets = np.zeros(len(self.segments), np.int64)
-        return _reduced(self, _NOWHERE, buckets, buckets, _NO_PAIR, _NO_RUN, _NOWHERE)
+        first = np.zeros(len(self.segments), np.int64)
+        return reduce_tokens(self, None, Places(first, first, first), _NO_PAIR)
 
     log_ratio_sum, absolute_sum, square_sum = _summed("log_ratio"), _summed("abs"), _summed("square")
     k3_sum, excess_sum, squared_excess_sum = _summed("k3"), _summed("excess"), _summed("squared_excess")
@@ -102,32 +101,28 @@ def _loopable(values: Floats) -> Floats:
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios,
+    position: Ints | None,
+    places: Places,
+    pair: PairTables,
+    run: RunTables | None = None,
+    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
-    """As the interface says."""
-    assert isinstance(ratios, CompiledRatios)
-    places = _NOWHERE if position is None else np.ascontiguousarray(position)
-    joint = _NOWHERE if run is None else run.joint.reshape(-1)
-    if run is not None:
-        ratios.layers = np.zeros((len(ratios.segments), *_NO_LAYERS.shape[1:]))
-    ratios.sums = _reduced(ratios, places, rows, buckets, pair, run or _NO_RUN, joint)
-    return ratios.sums
-
-
-def _reduced(
-    ratios: CompiledRatios, places: Ints, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables, joint: Ints
-) -> tuple[Float64s, Float64s]:
-    """TOKEN_SUMS and TOKEN_MAXIMA; tables without a row are left as they are."""
+    """As the interface says; tables without a row are left as they are."""
     from mismatchctl.measure.kernels.loops import reduce_sequences
 
-    sums = np.zeros((len(buckets), len(TOKEN_SUMS)))
-    maxima = np.full((len(buckets), len(TOKEN_MAXIMA)), -np.inf)
+    assert isinstance(ratios, CompiledRatios)
+    sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
+    maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
+    tables = _NO_RUN if run is None else run
     reduce_sequences(
-        *ratios.given, places, ratios.segments.offsets, rows, buckets, ratios.has_unlikely,
-        sums, maxima, pair.counts, pair.k3, run.breakdowns["surprisal"], run.breakdowns["position"], joint,
-        ratios.layers,
+        *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
+        places.rows, places.buckets, places.clusters, ratios.has_unlikely,
+        sums, maxima, pair.counts, pair.k3, tables.breakdowns["surprisal"], tables.breakdowns["position"],
+        _NOWHERE if run is None else run.joint.reshape(-1), _NO_LAYERS if layers is None else layers,
     )  # fmt: skip
-    return sums.T, maxima.T
+    ratios.sums = sums.T, maxima.T
+    return ratios.sums
 
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
@@ -138,14 +133,6 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
 
 
-def layers(ratios: Ratios) -> Float64s:
-    """As the interface says."""
-    assert isinstance(ratios, CompiledRatios)
-    return close_layers(ratios.layers)
-
-
-_NO_LAYERS = np.zeros((0, BINS, len(CAPS) + 1, 2))
+_NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(0)
-COMPILED = Kernel(
-    CompiledRatios, reduce_tokens, beyond, correction_columns, layers, partial(TokenBatch.blocks, tokens=1 << 20)
-)
+COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20))

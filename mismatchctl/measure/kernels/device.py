@@ -7,7 +7,6 @@ counted by bin is counted here. Sums are float64 and taken in one order, so that
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,10 +22,10 @@ from torch import Tensor
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import whole_columns
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, RunTables
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, Places, RunTables
 from mismatchctl.measure.kernels.plain import token_sums
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
-from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST, close_layers
+from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST
 from mismatchctl.ratios import Ratios
 
 BLOCK_TOKENS = 1 << 20
@@ -43,7 +42,7 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, layers, blocks, title)
+    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:
@@ -113,14 +112,22 @@ def _copies(
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios,
+    position: Ints | None,
+    places: Places,
+    pair: PairTables,
+    run: RunTables | None = None,
+    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
-    places = tensor_of(ratios.segments.places if position is None else position)
-    _tally_pair(pair, ratios, tensor_of(ratios.segments.spread(rows)))
+    spread = ratios.segments.spread
+    at = tensor_of(ratios.segments.places if position is None else position)
+    _tally_pair(pair, ratios, tensor_of(spread(places.rows)))
     if run is not None:
-        _tally_run(run, ratios, places, tensor_of(ratios.segments.spread(buckets)))
-    neighbours = map(as_array, _neighbours(ratios, places))
+        _tally_run(run, ratios, at, tensor_of(spread(places.buckets)))
+    if layers is not None:
+        _tally_layers(layers, ratios, tensor_of(spread(places.clusters)))
+    neighbours = map(as_array, _neighbours(ratios, at))
     return token_sums(ratios, [ratios.segments.sum(values) for values in neighbours])
 
 
@@ -173,16 +180,15 @@ def _by_bin(where: Tensor, number: int, columns: Sequence[Float64s]) -> tuple[Te
     return counts, [segment_reduce(tensor_of(column)[order], "sum", counts) for column in columns]
 
 
-def layers(ratios: Ratios) -> Float64s:
-    """As the interface says."""
-    k3, segments = tensor_of(ratios.k3), ratios.segments
-    shape = len(segments), BINS, len(CAPS) + 1
+def _tally_layers(table: Float64s, ratios: Ratios, cluster: Tensor) -> None:
+    """As layers.add_layers."""
+    k3 = tensor_of(ratios.k3)
     surprisal = _octave_bin(BREAKDOWNS["surprisal"], tensor_of(-ratios.reference).clamp(min=0.0))
     place = torch.as_tensor(BIN_OF_SURPRISAL, device=k3.device)[surprisal]
     reached = (((k3.view(torch.int64) >> 52) - FIRST + 2) >> 1).clamp(0, len(CAPS))
-    sequence = tensor_of(segments.spread(np.arange(len(segments))))
-    counts, (sums,) = _by_bin((sequence * BINS + place) * shape[2] + reached, math.prod(shape), [ratios.k3])
-    return close_layers(to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(*shape, 2))
+    where = (cluster * BINS + place) * table.shape[2] + reached
+    counts, (sums,) = _by_bin(where, table.size // 2, [ratios.k3])
+    table += to_host(torch.stack([counts.to(torch.float64), sums], dim=1)).reshape(table.shape)
 
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:

@@ -22,15 +22,6 @@ JOINT = 128
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
 """Quantities that K3 is broken down by, with their bins."""
 
-TOKEN_SUMS = (
-    "log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical",
-    "prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob", "reference_prob", "squared_reference_prob",
-    "policy", "reference", "neighbours", "neighbour_product", "neighbour_sum",
-)  # fmt: skip
-"""Sums over the tokens of each sequence; neighbours are adjacent tokens of one sequence, one position apart."""
-TOKEN_MAXIMA = ("log_ratio", "-log_ratio", "prob_diff")
-"""Largest over the tokens of each sequence; a minimum is the largest of the negative."""
-
 
 class PairTables:
     """Sums over tokens of a pair of policies, by row (as each sequence is given one) and signed bin of the log ratio.
@@ -62,6 +53,25 @@ class RunTables:
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT, JOINT), np.int64))
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where each sequence is counted.
+
+    Attributes:
+        rows: the row of the pair's tables [S].
+        buckets: bucket of its cluster [S], the row of the run's tables.
+        clusters: the row of its cluster in the cluster table [S].
+    """
+
+    rows: Ints
+    buckets: Ints
+    clusters: Ints
+
+    def part(self, start: int, stop: int) -> Places:
+        """Those of the sequences `start:stop`."""
+        return Places(self.rows[start:stop], self.buckets[start:stop], self.clusters[start:stop])
+
+
 class Reduce(Protocol):
     """The pass over the tokens of a block."""
 
@@ -69,20 +79,20 @@ class Reduce(Protocol):
         self,
         ratios: Ratios,
         position: Ints | None,
-        rows: Ints,
-        buckets: Ints,
+        places: Places,
         pair: PairTables,
-        run: RunTables | None,
+        run: RunTables | None = None,
+        layers: Float64s | None = None,
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block; adds its tokens to the tables.
 
         Args:
             ratios: of the kernel's own kind.
             position: place of each token in its response [T]; None where nothing is masked in between.
-            rows: the row of the pair's tables that each sequence is counted in [S].
-            buckets: bucket of each sequence [S], the row of the run's tables.
+            places: where its sequences are counted.
             pair: sums of this pair of policies.
             run: sums of the mismatch in the run; None for another pair.
+            layers: tokens and K3 of the mismatch by cluster, as `layers.table_of` makes them; None for another pair.
         """
 
 
@@ -118,7 +128,6 @@ class Kernel:
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
         correct: what a correction does.
-        layers: LAYERS of each sequence [len, S] of the mismatch, after `reduce`.
         blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
             sequence, block).
         device: what it works on, where that is not the CPU.
@@ -128,6 +137,5 @@ class Kernel:
     reduce: Reduce
     beyond: Beyond
     correct: Correct
-    layers: Callable[[Ratios], Float64s]
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -17,7 +17,8 @@ from numba import float32, float64, int32, int64, njit
 from numba.extending import intrinsic
 
 from mismatchctl.measure import bins
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, TOKEN_SUMS
+from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
@@ -303,8 +304,9 @@ _TILE = 1024
 
 @_compiled
 def reduce_sequences(
-    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, has_unlikely: bool,
-    sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any, joint: Any, layers: Any,
+    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, clusters: Any,
+    has_unlikely: bool, sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any,
+    joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
     x, where = np.empty(_TILE + 1), np.empty(_TILE, np.int32)
@@ -326,7 +328,8 @@ def reduce_sequences(
                 _tally_ratios(own, k3_own, counts[row], k3_by_bin[row], where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, lanes, where)
-                _tally_layers(k3_own, where, layers[i])
+                if len(layers):
+                    _tally_layers(k3_own, where, layers[clusters[i]])
                 _tally_joint(p_own, q_own, joint, where)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]

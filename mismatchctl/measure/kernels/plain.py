@@ -9,18 +9,25 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, RunTables
-from mismatchctl.measure.layers import layer_columns
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.layers import add_layers
 from mismatchctl.ratios import Ratios
 
 
 def reduce_tokens(
-    ratios: Ratios, position: Ints | None, rows: Ints, buckets: Ints, pair: PairTables, run: RunTables | None
+    ratios: Ratios,
+    position: Ints | None,
+    places: Places,
+    pair: PairTables,
+    run: RunTables | None = None,
+    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
-    _tally_pair(pair, ratios, rows)
+    _tally_pair(pair, ratios, places.rows)
     if run is not None:
-        _tally_run(run, ratios, position, buckets)
+        _tally_run(run, ratios, position, places.buckets)
+    if layers is not None:
+        add_layers(layers, ratios.reference, ratios.k3, ratios.segments.spread(places.clusters))
     return token_sums(ratios, _neighbours(ratios.log_ratio, ratios.segments, position))
 
 
@@ -95,9 +102,4 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return tokens[(x <= low) | (x >= high)]
 
 
-def layers(ratios: Ratios) -> Float64s:
-    """As the interface says."""
-    return layer_columns(ratios.reference, ratios.k3, ratios.segments)
-
-
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, layers, TokenBatch.blocks)
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, TokenBatch.blocks)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mismatchctl.correction import Correction
-from mismatchctl.measure.columns import COMPARED
+from mismatchctl.measure.facts import COMPARED
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Totals
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.measure.metrics.quantity import (

@@ -12,11 +12,12 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.measure import DRIFT, MISMATCH, Plan
-from mismatchctl.measure.close import Closed, closed_columns
+from mismatchctl.measure.close import Closed, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.histograms import quantiles_with_intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
+from mismatchctl.measure.table import Axis, Of
 
 Estimates = dict[str, Estimate]
 STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
@@ -24,11 +25,10 @@ STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside 
 
 @dataclass(frozen=True)
 class Section:
-    """Metrics that share a prefix of columns and of keys: the mismatch, the drift, or one correction."""
+    """Metrics of one pair of policies, or of one correction by its number."""
 
     metrics: tuple[Metric, ...]
-    prefix: str = ""
-    pair: str | None = None
+    of: Of
 
 
 def drift_key(key: str) -> str:
@@ -76,30 +76,29 @@ class Evaluator:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.columns = {name: position for position, name in enumerate(closed_columns(plan))}
-        self.maxima = {name: position for position, name in enumerate(plan.columns[1])}
+        self.columns = closed_axis(plan)
 
     @cached_property
-    def sections(self) -> dict[str, Section]:
-        """What is evaluated: `metrics`, `drift`, and each correction by its number."""
-        sections = {MISMATCH: Section((*BASE, *PAIR), pair=MISMATCH)}
+    def sections(self) -> tuple[Section, ...]:
+        """What is evaluated."""
+        sections = [Section((*BASE, *PAIR), MISMATCH)]
         if self.plan.drift:
-            sections[DRIFT] = Section(PAIR, f"{DRIFT}_", DRIFT)
+            sections.append(Section(PAIR, DRIFT))
         for index, correction in enumerate(self.plan.corrections):
-            sections[str(index)] = Section(correction_metrics(correction, self.plan.drift), f"{index}/")
-        return sections
+            sections.append(Section(correction_metrics(correction, self.plan.drift), index))
+        return tuple(sections)
 
     def evaluate(self, cells: Closed) -> Row:
         """Estimates of all metrics, and of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
-        done = {name: self._section(section, cells, totals, largest) for name, section in self.sections.items()}
+        done = {section.of: self._section(section, cells, totals, largest) for section in self.sections}
         metrics = _with_z(done[MISMATCH])
         if self.plan.drift:
             metrics |= {drift_key(key): estimate for key, estimate in _with_z(done[DRIFT]).items()}
         corrections = []
         for index, correction in enumerate(self.plan.corrections):
-            estimates = done[str(index)]
+            estimates = done[index]
             if correction.weight is None or correction.weight.normalize == "none":
                 known = estimates["normalization_factor"]
                 undefined = np.full(len(cells), np.nan)
@@ -108,12 +107,8 @@ class Evaluator:
         return Row(metrics, corrections)
 
     def _section(self, section: Section, cells: Closed, totals: Float64s, largest: Float64s) -> Estimates:
-        maxima = {
-            name.removeprefix(section.prefix): largest[:, position]
-            for name, position in self.maxima.items()
-            if name.startswith(section.prefix)
-        }
-        reader = _Reader(totals, self.columns, section.prefix)
+        maxima = {name: largest[:, position] for name, position in self.plan.maxima.own(section.of).items()}
+        reader = _Reader(totals, self.columns, section.of)
         smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
         others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
@@ -147,9 +142,9 @@ class Evaluator:
         """Values and intervals of metrics that are read from histograms and tails, in one cell."""
         if not metrics:
             return []
-        pair = cells.pairs[cell].get(section.pair or "")
+        pair = cells.pairs[cell].get(str(section.of))
         own = Tails({name: float(values[cell]) for name, values in maxima.items()}, pair)
-        totals = _Reader(reader.totals[cell], reader.index, reader.prefix)
+        totals = _Reader(reader.totals[cell], reader.axis, reader.of)
         shares = tuple(metric.quantile for metric in metrics if metric.quantile is not None)
         read = quantiles_with_intervals(pair, shares, _largest_difference(own.maxima)) if pair is not None else []
         found, nothing = iter(read), (math.nan, (math.nan, math.nan))
@@ -160,15 +155,14 @@ class Evaluator:
 
 
 class _Reader:
-    """Totals [..., K] by name, the section's own column before a shared one of that name; notes what was asked for."""
+    """Totals [..., K] by name, as a pair or correction has them; notes what was asked for."""
 
-    def __init__(self, totals: Float64s, index: Mapping[str, int], prefix: str) -> None:
-        self.totals, self.index, self.prefix = totals, index, prefix
+    def __init__(self, totals: Float64s, axis: Axis, of: Of) -> None:
+        self.totals, self.axis, self.of = totals, axis, of
         self.asked: dict[int, int] = {}
 
     def position(self, name: str) -> int:
-        own = self.index.get(self.prefix + name)
-        return self.index[name] if own is None else own
+        return self.axis.place(self.of, name)
 
     def __getitem__(self, name: str) -> Any:
         position = self.position(name)

@@ -1,0 +1,227 @@
+"""Facts of the sequences of a block that columns are made of: of a pair of policies, and of a correction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.correction import Applied, Correction, Selection
+from mismatchctl.measure.losses import Columns, TokenLoss, loss_columns
+from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
+
+_CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
+COMPARED = ("reward", "advantage", "length")
+"""What is compared between kept and rejected sequences."""
+
+
+def _squares(
+    number: NDArray[Any], excess: Float64s, squared_excess: Float64s, anew: Callable[[], Float64s]
+) -> Float64s:
+    """Sum of w^2 of each sequence from sums of w - 1; counted anew where the weights are so small that it cancels."""
+    found: Float64s = number + 2 * excess + squared_excess
+    lost = found < _CANCELLED * number
+    if lost.any():
+        np.copyto(found, anew(), where=lost)
+    return found
+
+
+class PairFacts:
+    """What is known of the sequences of a block as a pair of policies has them.
+
+    Attributes:
+        ratios: of the pair.
+        sums: the columns of scope "token" that add, by name [S].
+        length: tokens of each sequence [S].
+        n: the same, 1 where there is none.
+        some: 1 where there is one, else 0.
+        mean: minus the mean log ratio [S]; 0 where there is no token.
+        product, product_excess: the ratio of the whole sequence, and the same minus 1 [S]; 0 where there is no token.
+    """
+
+    def __init__(self, ratios: Ratios, sums: Columns) -> None:
+        self.ratios, self.sums = ratios, sums
+        log_ratio = sums["log_ratio"]
+        self.length: Float64s = ratios.segments.lengths.astype(np.float64)
+        self.n: Float64s = np.maximum(self.length, 1.0)
+        self.some: Float64s = (self.length > 0).astype(np.float64)
+        self.mean: Float64s = -log_ratio / self.n
+        bounded = np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        self.product: Float64s = np.exp(bounded) * self.some  # may be so tiny that nothing of it is left in 1 + excess
+        self.product_excess: Float64s = np.expm1(bounded) * self.some
+
+    def exp(self, values: Float64s) -> Float64s:
+        """Exponentials where there is a token, else 0."""
+        with np.errstate(over="ignore"):
+            found: Float64s = np.exp(values) * self.some
+        return found
+
+    def squared_ratio(self) -> Float64s:
+        """Sum of the squared ratio."""
+        ratios = self.ratios
+        return _squares(
+            self.length,
+            self.sums["excess"],
+            self.sums["squared_excess"],
+            lambda: ratios.segments.sum((1.0 + ratios.excess) ** 2),
+        )
+
+
+class Corrected:
+    """What a correction does to the sequences of a block, before its weights are normalized.
+
+    Attributes:
+        correction, applied: the rules and what they did.
+        ratios: one per source that the correction looks at.
+        k3: sum of the mismatch's K3 over each sequence [S].
+        batch: the block.
+        plain: its loss without any correction, where it is known.
+        length: tokens of each sequence [S].
+        n: the same, 1 where there is none.
+        kept: tokens that are left of each [S].
+        share: of its tokens [S].
+    """
+
+    def __init__(
+        self,
+        correction: Correction,
+        applied: Applied,
+        ratios: Mapping[str, Ratios],
+        k3: Float64s,
+        batch: TokenBatch,
+        plain: TokenLoss | None = None,
+    ) -> None:
+        self.correction, self.applied, self.ratios, self.k3 = correction, applied, ratios, k3
+        self.batch, self.plain = batch, plain
+        self.length = batch.segments.lengths.astype(np.float64)
+        self.n = np.maximum(self.length, 1.0)
+        self.kept = applied.kept.counts
+        self.share: Float64s = self.kept / self.n
+
+    def kept_k3(self) -> Float64s:
+        """Sum of K3 over the kept tokens."""
+        kept = self.applied.kept
+        if kept.tokens is None:
+            return np.where(kept.sequences, self.k3, 0.0)
+        return kept.sum(self.ratios["train/rollout"].k3)
+
+    @cached_property
+    def sequence_weight(self) -> Float64s:
+        """Sum of the weights of kept tokens over the length."""
+        found: Float64s = (self.kept + self.weight_sums["kept_excess"]) / self.n
+        return found
+
+    def squared_kept_weight(self) -> Float64s:
+        """Sum of the squared weights of kept tokens."""
+        weights, kept = self.applied.weights, self.applied.kept
+        return _squares(
+            self.kept,
+            self.weight_sums["kept_excess"],
+            self.weight_sums["squared_kept_excess"],
+            lambda: weights.total(weights.bounded**2, kept) if weights else self.kept,
+        )
+
+    @cached_property
+    def weight_sums(self) -> Columns:
+        """Sums of weights minus 1 and of their squares: before the bound, after it, and of kept tokens."""
+        weights, kept = self.applied.weights, self.applied.kept
+        names = ("raw_weight_excess", "weight_excess", "kept_excess")
+        columns = dict.fromkeys(
+            (*names, *(f"squared_{name}" for name in names), "weight_low", "weight_high"), np.zeros_like(self.length)
+        )
+        if weights is None:
+            return columns
+        everything = Selection.everything(kept.segments)
+        if weights.are_ratios:
+            columns["raw_weight_excess"] = weights.ratios.excess_sum
+            columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
+        else:
+            columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
+            columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
+        if weights.per_token and weights.calm:
+            for name in ("weight_excess", "squared_weight_excess"):
+                columns[name] = columns[name.replace("weight", "raw_weight")]
+        else:
+            columns["weight_excess"] = weights.total(weights.excess, everything)
+            columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
+            for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
+                if flags.any():
+                    columns[name] = weights.total(flags, everything)
+        if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
+            columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
+            columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
+        else:
+            columns["kept_excess"] = weights.total(weights.excess, kept)
+            columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
+        return columns
+
+    @cached_property
+    def extremes(self) -> Columns:
+        """Largest and smallest (negated) weight of each sequence, before and after the bound."""
+        weights, segments = self.applied.weights, self.batch.segments
+        empty = ~segments.nonempty
+        if weights is None:
+            ones = np.where(empty, -np.inf, 1.0)
+            lows = np.where(empty, -np.inf, -1.0)
+            return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
+        if not weights.per_token:
+            high = low = weights.raw
+        elif weights.are_ratios:
+            clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+            high = np.exp(np.clip(weights.ratios.highest, *clamp))
+            low = np.exp(np.clip(weights.ratios.lowest, *clamp))
+        else:
+            high, low = segments.max(weights.raw), segments.min(weights.raw)
+        result = {"raw_weight": high, "-raw_weight": -low}
+        if not weights.per_token:
+            result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+        elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
+            bounds = weights.rule.bounds
+            result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
+        else:
+            result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
+        return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
+
+    def rejected(self, gate: int, side: Literal["low", "high"]) -> Float64s:
+        """Tokens of each sequence that a gate rejects on one side."""
+        outcome = self.applied.gates[gate]
+        return (outcome.low if side == "low" else outcome.high).counts
+
+    @cached_property
+    def catastrophic(self) -> Float64s:
+        """Tokens of each sequence whose ratio is below the veto; the first veto counts."""
+        veto = next(gate for gate in self.correction.gates if gate.is_veto)
+        limit, looked_at = np.log(veto.keep[0] or 0.0), self.ratios[veto.source]
+        if not looked_at.extent[0] < limit:
+            return np.zeros_like(self.length)
+        return looked_at.segments.sum(looked_at.log_ratio < limit)
+
+    @cached_property
+    def compared(self) -> dict[str, tuple[Float64s, Float64s]]:
+        """Of each quantity, where it is known (1, else 0) and its value there (else 0)."""
+        found = {}
+        for name, values in compared(self.batch).items():
+            known = ~np.isnan(values) & (self.length > 0)
+            found[name] = known.astype(np.float64), np.where(known, values, 0.0)
+        return found
+
+    def part(self, side: Literal["kept", "rejected"]) -> Float64s:
+        """Share of each sequence's tokens that is kept, or rejected; 0 of an empty one."""
+        return self.share if side == "kept" else (self.length > 0) - self.share
+
+    @cached_property
+    def loss_sums(self) -> Columns:
+        """The loss with the correction, and its gradient."""
+        return loss_columns(self.correction, self.applied, self.plain, self.batch)
+
+
+def compared(batch: TokenBatch) -> Columns:
+    """Reward, mean advantage and length of each sequence; NaN where unknown."""
+    unknown = np.full(len(batch), np.nan)
+    reward = np.asarray(batch.columns.get("reward", unknown), np.float64)
+    advantage = unknown if batch.advantages is None else batch.segments.mean(batch.advantages)
+    return {"reward": reward, "advantage": advantage, "length": batch.segments.lengths.astype(np.float64)}
