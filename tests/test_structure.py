@@ -44,6 +44,7 @@ ORDER = (
     "resample",
     "predict",
     "sweep",
+    "browse",
     "advise",
     "gate",
     "watch",

@@ -95,6 +95,18 @@ Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence
 Join = Annotated[
     Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUTPUTS)
 ]
+_TOKENS = "Token by token"
+Tokens = Annotated[
+    Path | None, typer.Option(help="Write a page of sequences, token by token.", rich_help_panel=_TOKENS)
+]
+Browse = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.", rich_help_panel=_TOKENS),
+]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option(help="tokenizer.json, a tiktoken encoding, bytes or ids.", rich_help_panel=_TOKENS),
+]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
 ]
@@ -139,6 +151,9 @@ def analyze(
     html: Html = None,
     sequences: Sequences = None,
     join: Join = None,
+    tokens: Tokens = None,
+    browse: Browse = None,
+    tokenizer: Tokenizer = None,
     force: Force = False,
     is_level: IsLevel = None,
     is_threshold: IsThreshold = None,
@@ -154,8 +169,10 @@ def analyze(
     output, json = or_stdout(output, json)
     if not framework and (reducer or replay_dtype is not Dtype.float64):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
+    if tokens is None and (browse or tokenizer):
+        raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
     read = [*paths, *(config or []), against, join]
-    check_places(output, html, sequences, force=force, inputs=read)
+    check_places(output, html, sequences, tokens, force=force, inputs=read)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
@@ -186,6 +203,8 @@ def analyze(
         if verbose:
             _explain(result)
         _write(result, output, html)
+        if tokens is not None:
+            _write_tokens(tokens, result, paths, browse or [], tokenizer, renamed(column), on_bad)
     asked = bool(correction or config or rule != RuleFlags())
     _show(result, quiet, as_json=json, asked=asked)
     if log is not None and not (quiet or json):
@@ -211,6 +230,24 @@ def _write(result: Result, output: Path | None, html: Path | None) -> None:
     if output is not None:
         files.append((output, result.to_json().encode()))
     write(files)
+
+
+def _write_tokens(
+    place: Path,
+    result: Result,
+    paths: list[str],
+    named: list[str],
+    tokenizer: str | None,
+    rename: dict[str, str],
+    on_bad: OnBad,
+) -> None:
+    """The page of tokens: the dump is read again where it holds the sequences, and swept once."""
+    from mismatchctl.browse import browse, places_of
+    from mismatchctl.render.token_page import render_tokens
+
+    places = places_of(named, result)
+    found = browse(paths, places, result.corrections, rename=rename, vocabulary=tokenizer, on_bad=on_bad.value)
+    write([(place, render_tokens(found).encode())])
 
 
 def _show(result: Result, quiet: bool, *, as_json: bool, asked: bool) -> None:

@@ -1,0 +1,116 @@
+"""What token ids read as: by a tokenizer.json, an encoding of tiktoken, bytes, or as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mismatchctl.batch import Ints
+from mismatchctl.errors import ConfigError
+from mismatchctl.files import read_regular
+from mismatchctl.texts import decoded, parse_json
+
+MOST_BYTES = 200 << 20
+"""Of a tokenizer.json."""
+_BYTES = 256
+_SPECIAL = 257
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The bytes of each token id; `name` says where they are from. An id that it lacks is shown as a number."""
+
+    name: str
+    pieces: Mapping[int, bytes]
+
+    def texts(self, ids: Ints | None) -> list[str]:
+        """Each token as text; what is no whole character is shown as its bytes."""
+        if ids is None:
+            return []
+        return [
+            self.pieces[token].decode("utf-8", "backslashreplace") if token in self.pieces else f"⟨{token}⟩"
+            for token in ids.tolist()
+        ]
+
+
+def vocabulary_of(named: str | Path | None, ids: Sequence[Ints | None]) -> Vocabulary:
+    """The vocabulary of a name; None: bytes where all ids are those of a byte-level vocabulary, else numbers.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    text = "" if named is None else str(named)
+    seen = {token for row in ids if row is not None for token in row.tolist() if token >= 0}
+    if text == "bytes" or (not text and seen and max(seen) < _SPECIAL and any(token < _BYTES for token in seen)):
+        return Vocabulary("bytes", {token: bytes([token]) for token in range(_BYTES)})
+    if text in ("", "ids"):
+        return Vocabulary("ids", {})
+    if Path(text).suffix == ".json" or Path(text).exists():
+        place = Path(text) / "tokenizer.json" if Path(text).is_dir() else Path(text)
+        return Vocabulary(str(place), _of_file(place))
+    return Vocabulary(text, _of_tiktoken(text, seen))
+
+
+def _of_file(place: Path) -> dict[int, bytes]:
+    """The pieces of a tokenizer.json: byte-level as in GPT-2, or with ▁ for spaces as in SentencePiece."""
+    try:
+        data: Any = parse_json(decoded(read_regular(place, MOST_BYTES)))
+        vocabulary = data["model"]["vocab"]
+        entries = vocabulary.items() if isinstance(vocabulary, dict) else ((e[0], i) for i, e in enumerate(vocabulary))
+        named = {int(number): str(piece) for piece, number in entries}
+        added = {int(entry["id"]): str(entry["content"]) for entry in data.get("added_tokens") or ()}
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {place}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        raise ConfigError(f"--tokenizer {place}: is no tokenizer.json with a vocabulary") from None
+    letters = _letters()
+    by_bytes = sum("Ġ" in piece for piece in named.values()) > sum("▁" in piece for piece in named.values())
+    read = (lambda piece: _of_letters(piece, letters)) if by_bytes else _of_sentencepiece
+    return {number: read(piece) for number, piece in named.items()} | {n: t.encode() for n, t in added.items()}
+
+
+def _of_letters(piece: str, letters: Mapping[str, int]) -> bytes:
+    if all(letter in letters for letter in piece):
+        return bytes(letters[letter] for letter in piece)
+    return piece.encode("utf-8", "replace")
+
+
+def _of_sentencepiece(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        try:
+            return bytes([int(piece[3:5], 16)])
+        except ValueError:
+            return piece.encode()
+    return piece.replace("▁", " ").encode("utf-8", "replace")
+
+
+@cache
+def _letters() -> dict[str, int]:
+    """The letters that byte-level vocabularies write bytes as: printable ones stand for themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    found = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(_BYTES) if byte not in plain]
+    return found | {chr(_BYTES + place): byte for place, byte in enumerate(others)}
+
+
+def _of_tiktoken(name: str, seen: set[int]) -> dict[int, bytes]:
+    try:
+        import tiktoken  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ConfigError(
+            f"--tokenizer {name}: no such file, and encodings by name need tiktoken: pip install tiktoken"
+        ) from None
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"--tokenizer {name}: {str(error).splitlines()[0]}") from None
+    found = {}
+    for token in seen:
+        try:
+            found[token] = encoding.decode_single_token_bytes(token)
+        except KeyError:
+            continue
+    return found

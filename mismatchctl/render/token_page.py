@@ -1,0 +1,189 @@
+"""The page of tokens: each sequence as text whose colour is its log ratio, and a bound that can be moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from mismatchctl import __version__
+from mismatchctl.browse import Browsed, Row, Threshold
+from mismatchctl.browse.thresholds import TOTALS
+from mismatchctl.numbers import label, number
+from mismatchctl.render.sweep_explorer import as_json
+from mismatchctl.render.text import clean, short
+from mismatchctl.render.to.html import render_page
+
+MOST_TOKENS = 40_000
+"""On one page, so that it stays below 5 MB; later sequences are cut, and say so."""
+SHADES = (0.02, 0.1, 0.5, 2.0)
+"""|log ratio| from which each shade begins."""
+_FACTS = {"step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "worker": "worker", "reward": "reward",
+          "rollout_version": "rollout's version", "train_version": "trainer's version"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One sequence as the template has it."""
+
+    anchor: str
+    title: str
+    facts: list[str]
+    tokens: Markup
+    note: str
+
+
+@dataclass(frozen=True)
+class TokenPage:
+    """Everything that the template shows."""
+
+    version: str
+    title: str
+    vocabulary: str
+    shades: list[tuple[str, str]]
+    sequences: list[Shown]
+    movable: bool
+    data: Markup
+
+
+def render_tokens(browsed: Browsed) -> str:
+    """The page as one HTML document; the same sequences give the same bytes."""
+    spans, left = [], MOST_TOKENS
+    for row in browsed.rows:
+        last = min(row.last, row.first + left)
+        spans.append((row.first, last))
+        left -= last - row.first
+    shown = [_shown(row, index, span) for index, (row, span) in enumerate(zip(browsed.rows, spans, strict=True))]
+    page = TokenPage(
+        version=clean(__version__),
+        title=f"{len(shown)} sequence{'s' * (len(shown) != 1)}, token by token",
+        vocabulary=clean(browsed.vocabulary.name),
+        shades=[(f"n{4 - place}", f"below −{bound:g}") for place, bound in enumerate(reversed(SHADES))]
+        + [(f"p{place + 1}", f"above {bound:g}") for place, bound in enumerate(SHADES)],
+        sequences=shown,
+        movable=bool(browsed.thresholds),
+        data=as_json(_data(browsed, spans)),
+    )
+    return render_page("tokens.html.j2", page, "tokens")
+
+
+def _shown(row: Row, index: int, span: tuple[int, int]) -> Shown:
+    facts = [
+        f"{text} {short(label(_plain(row.facts[name])), 40)}" for name, text in _FACTS.items() if name in row.facts
+    ]
+    log_ratio = row.log_ratio
+    facts += [f"{row.batch.tokens:,} valid tokens", f"log ratio {number(float(log_ratio.sum()))} in sum"]
+    first, last = span
+    cut = row.batch.tokens - (last - first)
+    note = f"Tokens {first:,} to {last - 1:,} of {row.batch.tokens:,} are shown." if cut else ""
+    return Shown(
+        f"sequence-{index}", f"{short(row.file, 160)}, row {row.row:,}", facts,
+        Markup("").join(_tokens(row, log_ratio, span)), note,
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _tokens(row: Row, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
+    """Valid tokens one by one; a stretch of masked ones as one piece."""
+    first, last = span
+    valid = np.flatnonzero(row.mask)
+    if last <= first:
+        return
+    start, stop = int(valid[first]) if first else 0, int(valid[last - 1]) + 1 if last < len(valid) else len(row.mask)
+    number_of = np.cumsum(row.mask) - 1
+    place = start
+    while place < stop:
+        if row.mask[place]:
+            index = int(number_of[place])
+            shade = _shade(float(log_ratio[index]))
+            text = _text(row, place)
+            yield Markup(f"<i{f' class={shade}' if shade else ''}>") + escape(text) + Markup("</i>")
+            place += 1
+            continue
+        end = place
+        while end < stop and not row.mask[end]:
+            end += 1
+        text = short("".join(_text(row, at) for at in range(place, min(end, place + 200))), 120)
+        told = f"{end - place:,} masked"
+        yield Markup('<s title="') + told + Markup('">') + escape(text or told) + Markup("</s>")
+        place = end
+
+
+def _text(row: Row, place: int) -> str:
+    """A token as text; a line break is shown, and breaks the line."""
+    if not row.texts:
+        return "▯"
+    return clean(row.texts[place]) + ("\n" if "\n" in row.texts[place] else "")
+
+
+def _shade(log_ratio: float) -> str:
+    level = sum(abs(log_ratio) >= bound for bound in SHADES)
+    if not level:
+        return ""
+    return f"{'n' if log_ratio < 0 else 'p'}{level}"
+
+
+def _data(browsed: Browsed, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What the script needs: numbers of each token, and for each bound what becomes of it at each value."""
+    return {
+        "sequences": [_numbers(row, span) for row, span in zip(browsed.rows, spans, strict=True)],
+        "bounds": [_bound(threshold, browsed.rows, spans) for threshold in browsed.thresholds],
+    }
+
+
+def _numbers(row: Row, span: tuple[int, int]) -> dict[str, Any]:
+    part = slice(*span)
+    found: dict[str, Any] = {
+        "run": clean(row.run),
+        "total": row.batch.tokens,
+        "position": row.position[part].tolist(),
+        "rollout": [_digits(value) for value in row.batch.rollout[part].tolist()],
+        "train": [_digits(value) for value in row.batch.train[part].tolist()],
+    }
+    if row.experts is not None:
+        found["experts"] = row.experts[part].tolist()
+    if row.ids is not None:
+        found["ids"] = row.ids[row.mask][part].tolist()
+    return found
+
+
+def _digits(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _bound(threshold: Threshold, rows: Sequence[Row], spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    patterns: dict[str, int] = {}
+    sentences: dict[str, int] = {}
+    sequences = []
+    for index, span in enumerate(spans):
+        part = slice(*span)
+        states = threshold.states[index]
+        held = ["".join(map(str, column)) for column in states[:, part].T.tolist()]
+        sequences.append(
+            {
+                "states": [patterns.setdefault(pattern, len(patterns)) for pattern in held],
+                "kept": (states != 1).sum(axis=1).tolist(),
+                "weights": [_digits(float(value)) for value in threshold.weights[index][part]],
+                "why": [sentences.setdefault(clean(text), len(sentences)) for text in threshold.reasons[index][part]],
+            }
+        )
+    return {
+        "name": clean(f"{threshold.correction.name}: {threshold.path}"),
+        "values": [number(value) if abs(value - 1) > 0.1 else f"{value:.6g}" for value in threshold.values],
+        "start": threshold.start,
+        "patterns": list(patterns),
+        "sentences": list(sentences),
+        "sequences": sequences,
+        "totals": {clean(run): [_totals(line) for line in lines] for run, lines in threshold.totals.items()},
+    }  # fmt: skip
+
+
+def _totals(line: Mapping[str, float | None]) -> list[str]:
+    return [number(line[name], "fraction") for name in TOTALS]
