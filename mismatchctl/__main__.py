@@ -27,6 +27,8 @@ def main() -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print("interrupted", file=sys.stderr, flush=True)
         sys.exit(interrupts.exit_code() or EXIT_INTERRUPTED)
+    finally:
+        interrupts.over()
 
 
 if __name__ == "__main__":

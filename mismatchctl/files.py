@@ -69,9 +69,8 @@ def together() -> Iterator[list[Path]]:
         yield places
         interrupts.check()
         with interrupts.held():
-            for temporary, target in pending:
-                _move(temporary, target)
-                places.append(target)
+            _move_all(pending)
+            places += [target for _, target in pending]
     finally:
         _together.reset(token)
         for temporary, _ in pending:
@@ -155,6 +154,41 @@ def _move(temporary: Path, target: Path) -> None:
         temporary.replace(target)
     except OSError as error:
         raise _unwritable(target, error) from None
+
+
+def _move_all(pending: list[tuple[Path, Path]]) -> None:
+    """Move each to its target; if one cannot be moved, the targets are again what they were."""
+    kept: list[Path | None] = []
+    moved = 0
+    try:
+        for temporary, target in pending:
+            kept.append(_keep(target) if len(pending) > 1 else None)
+            _move(temporary, target)
+            moved += 1
+    except ConfigError:
+        for (_, target), before in zip(pending[:moved], kept, strict=False):
+            before.replace(target) if before is not None else target.unlink(missing_ok=True)
+        raise
+    finally:
+        for before in kept:
+            if before is not None:
+                _drop(before)
+
+
+def _keep(target: Path) -> Path | None:
+    """What stands at a target under another name beside it; None where nothing does."""
+    if not os.path.lexists(target):
+        return None
+    kept = target.parent / f".mismatchctl-{_mark()}.tmp"
+    try:
+        os.link(target, kept, follow_symlinks=False)
+    except OSError:  # a file system without links
+        try:
+            shutil.copy2(target, kept, follow_symlinks=False)
+        except OSError as error:
+            raise _unwritable(target, error) from None
+    _here.add(kept)
+    return kept
 
 
 def _drop(temporary: Path) -> None:

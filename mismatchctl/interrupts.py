@@ -11,6 +11,7 @@ from types import FrameType
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _received: list[int] = []
+_is_over = False
 _last_words: list[Callable[[], None]] = []
 
 
@@ -24,7 +25,7 @@ def install() -> None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     _received.append(number)
-    if len(_received) > 1:
+    if len(_received) > 1 or _is_over:
         for say in _last_words:
             say()
         os._exit(128 + number)
@@ -34,6 +35,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _unraisable(unraisable: sys.UnraisableHookArgs) -> None:
     if not isinstance(unraisable.exc_value, KeyboardInterrupt):
         sys.__unraisablehook__(unraisable)
+
+
+def over() -> None:
+    """From here on a signal ends the process at once: nothing is left that would hear of it."""
+    global _is_over
+    _is_over = True
 
 
 def exit_code() -> int | None:

@@ -12,13 +12,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import zygote
-from kills import make_dump
+from kills import litter, make_dump
 
 
 def tool(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -129,6 +131,52 @@ def clock(folder: Path) -> None:
             assert done.returncode == 0, done.stderr
             answers.add(done.stdout)
     assert len(answers) == 1
+
+
+@fault("a clock that was set back")
+def set_back(folder: Path) -> None:
+    """What was written in the future is believed, and nothing of a living process is swept."""
+    answers = set()
+    for moment in (time.time(), 1e9, 0.0):
+        done = zygote.run(folder, partial(at, moment, "analyze", "a.parquet", "--json", "--cache", "cache"))
+        assert done.code == 0, done.stderr
+        answers.add(done.stdout)
+        done = zygote.run(folder, partial(at, moment, *ANALYZE, "--force"))
+        assert done.code == 0 and not done.left, (done.stderr, done.left)
+    assert len(answers) == 1 and litter(os.listdir(folder / "out")) == []
+
+
+def at(moment: float, *argv: str) -> None:
+    """Run the tool at a moment."""
+    time.time, time.time_ns = (lambda: moment), (lambda: int(moment * 1e9))
+    zygote.command(argv)()
+
+
+@fault("other numbers of threads")
+def threads(folder: Path) -> None:
+    """The bytes of a sweep and of an analysis are the same, whatever threads polars and the engine have."""
+    sweep = ("sweep", "a.parquet", "-q", "--target-rejection", "0.1", "--by", "prompt_id", "-o", "out/s.parquet")
+    analyze = ("analyze", "a.parquet", "-q", "--sequences", "out/q.parquet", "-o", "out/r.json")
+    for argv in (sweep, (*sweep[:-1], "out/s.csv"), analyze):
+        answers = set()
+        for number in ("1", "2", "5"):
+            done = zygote.run(folder, partial(threaded, number, *argv, "--threads", number, "--force"))
+            assert done.code == 0, done.stderr
+            answers.add(tuple(path.read_bytes() for path in sorted((folder / "out").iterdir())))
+            emptied(folder / "out")
+        assert len(answers) == 1, argv
+
+
+def threaded(number: str, *argv: str) -> None:
+    """Run the tool with so many threads of polars."""
+    os.environ["POLARS_MAX_THREADS"] = number
+    zygote.command(argv)()
+
+
+def emptied(folder: Path) -> None:
+    """Nothing is in the folder."""
+    for path in folder.iterdir():
+        path.unlink()
 
 
 @fault("paths with newlines, markup, emoji, and bytes that are no text")

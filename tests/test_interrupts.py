@@ -149,6 +149,17 @@ def test_outputs_appear_together(tmp_path: Path) -> None:
         files.write_atomically(first, b"1")
         files.write_atomically(tmp_path / "no" / "folder", b"2")
     assert (first.read_text(), list(tmp_path.iterdir())) == ("before", [first])
+    blocked = tmp_path / "blocked"
+    for before in (b"before", None):  # the first target is there, or not
+        with pytest.raises(ConfigError, match="blocked: cannot be written"), files.together():
+            files.write_atomically(first, b"1")
+            files.write_atomically(blocked, b"2")
+            (blocked / "folder").mkdir(parents=True)
+        assert (first.read_bytes() if first.exists() else None) == before
+        shutil.rmtree(blocked)
+        first.unlink(missing_ok=True)
+        assert list(tmp_path.iterdir()) == []
+    first.write_text("before")
     with files.together() as places:
         files.write_atomically(first, b"1")
         files.write_atomically(second, b"2")

@@ -91,12 +91,13 @@ class Dump:
         self._plan: Plan = plan(opened, self._skip)  # may take files out of `opened`
         self.problems: Problems = opened.problems
         self.files: tuple[DumpFile, ...] = tuple(opened.files)
+        self._known = _known(self.files)
         self.units: tuple[Unit, ...] = self._plan.units
         self.warnings: list[str] = [*hints, *opened.notes, *warnings(self.files)]
 
     def has(self, column: str) -> bool:
         """Whether any file has the canonical column, as a column or from its Hive folder."""
-        return any(column in file.columns or column in file.partition for file in self.files)
+        return column in self._known
 
     def only(self, units: Sequence[Unit]) -> Dump:
         """The same dump as far as some units of one file need it: little enough to be sent elsewhere."""
@@ -104,6 +105,7 @@ class Dump:
         broken = self._plan.broken.get(file.index)
         part._plan = replace(self._plan, units=tuple(units), broken={} if broken is None else {file.index: broken})
         part.files, part.units, part.problems, part.warnings = (file,), tuple(units), Problems(), []
+        part._known = _known(part.files)
         return part
 
     def question(self, file: DumpFile) -> list[Any]:
@@ -187,6 +189,11 @@ class Dump:
         where = "in the file" if file else f"in any of the {len(self.files)} files"
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
+
+
+def _known(files: Sequence[DumpFile]) -> frozenset[str]:
+    """Columns that any file has: asked for each unit, of which there may be many thousand."""
+    return frozenset(name for file in files for name in (*file.columns, *file.partition))
 
 
 def _projection(file: DumpFile, columns: Sequence[str]) -> list[str]:
