@@ -7,7 +7,7 @@ is, of a token or the mean of its sequence, is said by `at`. A Term knows how it
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,19 +27,22 @@ class Term:
         slope: its derivative by the token's `x` [T].
         ratio: exp(x) [T].
         mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
+        through: tokens that the gradient reaches through that mean [T]; None: all.
     """
 
     losses: Array
     slope: Array
     ratio: Array
     mean_over: Segments | None = None
+    through: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
         """Derivative by each log-prob [T] of the losses times constant `factors` [T], added up."""
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
-        return self.mean_over.spread(self.mean_over.sum(own) / np.maximum(self.mean_over.lengths, 1))
+        passed: Array = self.mean_over.spread(self.mean_over.sum(own) / np.maximum(self.mean_over.lengths, 1))
+        return passed if self.through is None else np.where(self.through, passed, 0.0)
 
 
 def _exp(x: Array) -> Array:
@@ -112,6 +115,26 @@ def sapo(advantages: Array, x: Array, positive: float, negative: float, mean_ove
         gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
     losses = -advantages * gate * (4.0 / tau)
     return Term(losses, -advantages * 4.0 * gate * (1 - gate) * ratio, ratio, mean_over)
+
+
+def gmpo(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> Term:
+    """GMPO: the geometric mean of ratios that are clipped in log space on the side that the advantage pushes to."""
+    up = advantages > 0
+    clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
+    ratio = _exp(sequences.spread(sequences.sum(clipped) / np.maximum(sequences.lengths, 1)))
+    slope = -advantages * ratio
+    return Term(slope, slope, ratio, sequences, clipped == x)
+
+
+def topr(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
+    """TOPR: REINFORCE, with the bounded ratio as a constant weight where the advantage is negative."""
+    weights = np.where(advantages < 0, np.clip(_exp(x), low, high), 1.0)
+    return factor(advantages, log_probs, weights)
+
+
+def dropping(term: Term, dropped: NDArray[np.bool_]) -> Term:
+    """A term without some of its tokens."""
+    return replace(term, losses=np.where(dropped, 0.0, term.losses), slope=np.where(dropped, 0.0, term.slope))
 
 
 def quadratic(x: Array, tau: float) -> Term:

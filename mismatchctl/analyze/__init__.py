@@ -15,11 +15,12 @@ from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.correction import Correction
+from mismatchctl.correction.losses import loss_numbers
 from mismatchctl.diagnose import COLUMNS, Collector, collector_for
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
 from mismatchctl.engines.cache import Cached
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import Dtype
 from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
@@ -66,6 +67,24 @@ class _Pass:
         return (replace(self, causes=causes) for causes in self.causes.asked(file))
 
 
+def _with_losses(corrections: Sequence[Correction], losses: Sequence[str]) -> Sequence[Correction]:
+    """Every correction with each of the losses.
+
+    Raises:
+        ConfigError: there is no such loss.
+    """
+    try:
+        for loss in losses:
+            loss_numbers(loss)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if len(losses) < 2:
+        return [one.model_copy(update={"loss": loss}) for one in corrections for loss in losses] or corrections
+    return [
+        one.model_copy(update={"name": f"{one.name} [{loss}]", "loss": loss}) for one in corrections for loss in losses
+    ]
+
+
 def _kernel(tokens: int, device: Device, engine: Engine | None) -> Kernel:
     """What does the arithmetic: a device is of this process, other engines have the CPUs of theirs."""
     inner = engine.engine if isinstance(engine, Cached) else engine
@@ -96,6 +115,7 @@ def analyze(
     device: Device = "auto",
     engine: Engine | None = None,
     baseline: tuple[str, Result] | None = None,
+    losses: Sequence[str] = (),
 ) -> Result:
     """Measure the mismatch of a dump and what each correction would do, in one pass.
 
@@ -121,6 +141,8 @@ def analyze(
             dump is so large that it pays.
         engine: where units are read; the result does not depend on it.
         baseline: name of a Result that was accepted, and itself: the answer says how K3 stands to it.
+        losses: surrogates that every correction is measured with in place of its own (see `correction.losses`);
+            several make as many of each, called `NAME [LOSS]`. A framework that is replayed has its own.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -130,9 +152,14 @@ def analyze(
         raise ConfigError(f"a cache keeps sums, but {framework.title} replays every token: leave one of them out")
     if micro_batch_size is not None and isinstance(engine, Cached):
         raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
+    replayed, corrections = corrections, _with_losses(corrections, losses)
     extra = () if framework is None else NAMES
     reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS if findings else ())
     dump = reading.dump
+    for column in ("current_log_probs", "advantages") if losses else ():
+        if not dump.has(column):
+            problem = f"the loss {losses[0]} needs this column, which is missing"
+            raise DataError(problem, file=dump.files[0].path, column=column, remedy="record it, or leave the loss out")
     plan = Plan(
         tuple(corrections),
         tuple(by),
@@ -145,7 +172,7 @@ def analyze(
     unnamed = plan.scoped and not dump.has("micro_batch")
     micro_batches = numbered(dump, micro_batch_size) if unnamed and micro_batch_size else None
     accumulator = Accumulator(plan)
-    replays = [] if framework is None else _replays(framework, corrections, replay or ReplayOptions(), log)
+    replays = [] if framework is None else _replays(framework, replayed, replay or ReplayOptions(), log)
     causes = collector_for(dump, by)
     work = _Pass(plan, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:

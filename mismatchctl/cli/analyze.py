@@ -81,6 +81,10 @@ Against = Annotated[
     typer.Option(help="What the run logged: JSON lines, TensorBoard events, CSV; with lags."),
 ]
 
+Losses = Annotated[
+    list[str] | None,
+    typer.Option("--loss", help="Measure corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat."),
+]
 OnDevice = Annotated[
     Device,
     typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
@@ -135,6 +139,7 @@ def analyze(
     replay_dtype: ReplayDtype = Dtype.float64,
     reducer: ReplayReducer = None,
     against: Against = None,
+    loss: Losses = None,
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
@@ -199,6 +204,7 @@ def analyze(
                 replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
                 log=log,
                 device=device.value,
+                losses=loss or [],
             )
         if verbose:
             _explain(result)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from mismatchctl.correction.losses import LOSSES, WITH_OWN_RATIO, loss_numbers
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Source = Literal["train/rollout", "current/rollout", "current/train"]
@@ -265,15 +266,24 @@ class Correction(_Strict):
     gates: tuple[Gate, ...] = Field(
         default=(), description="applied in order; a token is kept when every gate keeps it"
     )
-    loss: Literal["ppo", "ppo_bypass", "policy_gradient"] = Field(
+    loss: str = Field(
         default="ppo",
-        description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE",
+        description="ppo: anchored on train; ppo_bypass: anchored on rollout; policy_gradient: weighted REINFORCE; "
+        f"others: {', '.join(list(LOSSES)[3:])}; numbers after a colon: gspo:low=0.9997,high=1.0004",
     )
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        loss_numbers(value)
+        return value
 
     @property
     def rare(self) -> list[str]:
         """Rules in words that few frameworks have; one without them leaves them unsaid."""
         usual, found = (LOG_RATIO_BOUND, "float64", 0.0, None), []
+        if self.loss not in ("ppo", "ppo_bypass", "policy_gradient"):
+            found.append(f"the loss {self.loss}: a setting of its own there")
         if self.weight is not None and not self.weight.is_usual:
             words = {"over", "clamp", "limit", "sees", "nonfinite", "bound_where"}
             said = self.weight.model_dump(include=words, exclude_defaults=True)
@@ -301,8 +311,12 @@ class Correction(_Strict):
 
     @property
     def weights_loss(self) -> bool:
-        """Whether the loss takes the weights: PPO anchored on rollout has those of current/rollout as its own ratio."""
-        return self.weight is not None and (self.loss, self.weight.source) != ("ppo_bypass", "current/rollout")
+        """Whether the loss takes the weights: one anchored on rollout has those of current/rollout as its own."""
+        name = loss_numbers(self.loss)[0]
+        own = name == "vespo" or (
+            self.weight is not None and name in WITH_OWN_RATIO and self.weight.source == "current/rollout"
+        )
+        return self.weight is not None and not own
 
     @property
     def needs_advantages(self) -> bool:

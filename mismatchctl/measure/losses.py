@@ -1,19 +1,23 @@
 """Columns that add of the policy loss: with each correction, and against the loss without any.
 
-The loss is PPO's clipped surrogate anchored on the trainer's log-probs (on the rollout's for `ppo_bypass`), or
-weighted REINFORCE for `policy_gradient`; clips at 0.8 and 1.2, the usual default. The gradient
-is that of each token's loss by its current log-prob, weights held fixed.
+The loss is one of `correction.losses`; without any correction it is PPO's. The gradient is that of each token's loss by
+its current log-prob, weights held fixed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mismatchctl import surrogates
 from mismatchctl.batch import Bools, Float64s, Floats, TokenBatch
 from mismatchctl.correction import Applied, Correction
+from mismatchctl.correction.losses import OF_SEQUENCES, WITH_OWN_RATIO, loss_numbers
 from mismatchctl.losses import ppo, reinforce
+from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import Term
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
@@ -22,24 +26,112 @@ _NAMES = ("loss", "gradient_product", "squared_gradient", "loss_clipped", "loss_
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """Loss of each token [T], its derivative by the current log-prob, and whether the clip decided it."""
+    """Loss of each token [T] and its derivative by the current log-prob.
+
+    Attributes:
+        losses: of each token [T].
+        gradient: derivative by the current log-probs, all tokens together [T].
+        clipped: whether a clip, a bound or a gate of the loss decided it [T].
+        term: what gives the gradient of weighted losses, where it passes to other tokens; None: it does not.
+    """
 
     losses: Floats
     gradient: Floats
     clipped: Bools
+    term: Term | None = None
+
+    def weighted_gradient(self, weights: Float64s | float, kept: Bools) -> Float64s:
+        """Derivative by the current log-probs [T] of the losses of the kept tokens times constant weights."""
+        if self.term is None:
+            return np.asarray(weights * self.gradient)
+        return self.term.gradient(np.where(kept, weights, 0.0))
 
 
-def token_loss(kind: str, batch: TokenBatch) -> TokenLoss | None:
+def token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
     """The loss of each token of a block before weights; None without current log-probs or advantages."""
     if batch.current is None or batch.advantages is None:
         return None
     advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
+    kind, numbers = loss_numbers(text)
+    low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
     if kind == "policy_gradient":
         return TokenLoss(reinforce(advantages, current), -advantages, np.zeros_like(current, np.bool_))
-    anchor: Floats = batch.rollout if kind == "ppo_bypass" else batch.train
-    surrogate = ppo(advantages, current, anchor.astype(np.float64))
-    slope = -advantages * np.exp(surrogate.log_ratio)
-    return TokenLoss(surrogate.losses, np.where(surrogate.clipped, 0.0, slope), surrogate.clipped)
+    on_rollout = kind in WITH_OWN_RATIO
+    anchor: Floats = batch.rollout if on_rollout else batch.train
+    if kind in ("ppo", "ppo_bypass"):
+        surrogate = ppo(advantages, current, anchor.astype(np.float64), clip_low=1 - low, clip_high=high - 1)
+        slope = -advantages * np.exp(surrogate.log_ratio)
+        return TokenLoss(surrogate.losses, np.where(surrogate.clipped, 0.0, slope), surrogate.clipped)
+    x = np.clip(current - anchor, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return _of_term(kind, numbers, _Tokens(advantages, x, current, batch, low, high))
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What a surrogate is made of: advantages, log ratios and current log-probs [T], and bounds."""
+
+    advantages: Float64s
+    x: Float64s
+    current: Float64s
+    batch: TokenBatch
+    low: float
+    high: float
+
+    @property
+    def mean(self) -> Float64s:
+        """The mean log ratio of each token's sequence [T]."""
+        return self.batch.segments.spread(self.batch.segments.mean(self.x))
+
+    @property
+    def moved(self) -> Float64s:
+        """How far the probability moved from the sampler's [T]."""
+        return np.exp(self.current) - np.exp(self.batch.rollout.astype(np.float64))
+
+
+def _of_term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> TokenLoss:
+    term, clipped = _term(kind, numbers, t)
+    ones = np.ones_like(t.x)
+    passes = term if kind in OF_SEQUENCES else None
+    return TokenLoss(term.losses, term.gradient(ones), clipped, passes)
+
+
+def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bools]:
+    """The surrogate, and the tokens of which a clip, a bound or a gate of it decides the loss."""
+    segments, ratio = t.batch.segments, np.exp(t.x)
+    outside = (ratio < t.low) | (ratio > t.high)
+    if kind in ("dual_clip", "two_sided", "gspo", "gspo_token"):
+        of_sequence = kind in ("gspo", "gspo_token")
+        x = t.mean if of_sequence else t.x
+        bounds = {"cap": numbers.get("cap"), "dual": numbers.get("dual")}
+        over = segments if kind == "gspo" else None
+        term = surrogates.ppo(t.advantages, x, t.low, t.high, mean_over=over, **bounds)
+        return term, (term.slope == 0) & (t.advantages != 0)
+    if kind in ("cispo", "cispo_bypass"):
+        return surrogates.cispo(t.advantages, t.x, t.current, t.low, t.high), outside
+    if kind == "topr":
+        return surrogates.topr(t.advantages, t.x, t.current, t.low, t.high), outside & (t.advantages < 0)
+    if kind == "gmpo":
+        made = surrogates.gmpo(t.advantages, t.x, t.low, t.high, segments)
+        return made, np.zeros_like(outside) if made.through is None else ~made.through
+    none = np.zeros_like(outside)
+    if kind == "sapo":
+        return surrogates.sapo(t.advantages, t.x, numbers["positive"], numbers["negative"]), none
+    if kind == "vespo":
+        weight = np.clip(segments.sum(t.x), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+        up, down = (
+            segments.spread(surrogates.vespo_gate(weight, numbers[f"k_{side}"], numbers[f"rate_{side}"]))
+            for side in ("positive", "negative")
+        )
+        return surrogates.factor(t.advantages, t.current, np.where(t.advantages >= 0, up, down)), none
+    plain = surrogates.weighted(t.advantages, t.x)
+    if kind == "dppo":
+        dropped = np.where(t.advantages > 0, t.moved > t.high, t.moved < -t.low)
+        return surrogates.dropping(plain, dropped), dropped
+    if kind == "ipo":
+        dropped = np.abs(t.moved) > numbers["eps"]
+        return surrogates.dropping(plain, dropped), dropped
+    penalty = surrogates.quadratic(t.x, numbers.get("tau", 0.0))
+    return replace(plain, losses=plain.losses + penalty.losses, slope=plain.slope + penalty.slope), none
 
 
 def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
@@ -56,7 +148,7 @@ def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | No
     if own is None or plain is None:
         return {name: np.zeros(len(batch)) for name in _NAMES}
     weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0
-    gradient = weights * own.gradient
+    gradient = own.weighted_gradient(weights, applied.kept.expanded())
     kept = applied.kept
     columns = (
         kept.sum(weights * own.losses),

@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
 
 _MOST_CELLS = 1 << 14
@@ -130,6 +131,7 @@ def _can_be_binned(correction: Correction) -> bool:
     weighted = correction.weight is None or correction.weights_loss
     return (
         weighted
+        and loss_numbers(correction.loss)[0] not in OF_SEQUENCES
         and len(effects) < 2
         and all(
             gate.is_usual and (gate.sees == "original" or not number) for number, gate in enumerate(correction.gates)
