@@ -6,10 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from mismatchctl import opening
+from mismatchctl.cli.main import app
 from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
@@ -218,6 +222,46 @@ def _about(layout: Layout, column: str) -> str:
     return "token t + 1" if column in layout.next_token else "token t"
 
 
+def cli() -> str:
+    """Every verb with its arguments and options, as --help has them."""
+    head = ["# The command line", NOTICE, "Every verb takes `-h`; [python.md](python.md) is the same in Python.", ""]
+    return "\n".join([*head, *_commands(get_command(app), "mismatchctl")])
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        if not inner.hidden:
+            yield from _command(inner, f"{path} {name}")
+            yield from _commands(inner, f"{path} {name}")
+
+
+def _command(command: Any, path: str) -> Iterator[str]:
+    taken = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+    arguments = [one for one in taken if one.param_type_name == "argument"]
+    usage = " ".join((one.metavar or one.name).upper() for one in arguments)
+    yield from (f"## `{path}`", "", f"    {path} [OPTIONS] {usage}".rstrip(), "", _plain(command.help or ""), "")
+    if taken:
+        yield from ("| argument or option | default | what it is |", "|---|---|---|")
+    for one in taken:
+        spelt = ", ".join(f"`{word}`" for word in (*one.opts, *one.secondary_opts))
+        named = f"`{(one.metavar or one.name).upper()}`" if one.param_type_name == "argument" else spelt
+        yield f"| {named} | {_default(one)} | {_cell(_plain(one.help or ''))} |"
+    yield ""
+
+
+def _plain(text: str) -> str:
+    return "\n".join(line.strip() for line in text.split("\f")[0].splitlines()).strip()
+
+
+def _default(option: Any) -> str:
+    value = option.default
+    if option.required:
+        return "required"
+    if value in (None, "", (), False) or callable(value) or option.show_default is False:
+        return ""
+    return f"`{getattr(value, 'value', value)}`"
+
+
 def schema() -> str:
     """The JSON Schema of a Result."""
     return json.dumps(result_schema(), indent=1) + "\n"
@@ -232,6 +276,7 @@ DOCUMENTS = {
     "contract.md": contract,
     "metrics.md": metrics,
     "presets.md": presets,
+    "cli.md": cli,
     "mission.md": mission,
     "importers.md": importers,
     "result.schema.json": schema,

@@ -1,4 +1,7 @@
-"""How a Result behaves in a notebook: rows, tables, text. What is drawn is the front door's to say."""
+"""How Results, sweeps, comparisons, verdicts and findings behave in a notebook: sentences, tables, rows.
+
+What is drawn is the front door's to say.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,40 @@ HEADLINE = ("k3", "abs_log_ratio_mean", "ess_token", "ess_sequence", "tokens", "
 """Metrics that text shows, where they are there; the first ones of a run otherwise."""
 FIGURES: list[Callable[[Any, str], Any]] = []
 """What draws a figure of a run by its name: filled by the package that draws."""
+
+
+Headlines = tuple[list[str], list[list[str]]]
+"""Headings, and rows of cells."""
+SWEPT = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
+"""Metrics of a sweep's points that text shows."""
+MOST = 20
+"""Rows that text shows at most."""
+_CHECKED = ("rule", "run", "place", "metric", "outcome", "reason")
+
+
+class TableViews:
+    """What shows itself as a few sentences and a table: in text, and as HTML."""
+
+    def _lead(self) -> list[str]:
+        """Sentences that come first."""
+        return []
+
+    def _headlines(self) -> Headlines:
+        """The headline table."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        head, rows = self._headlines()
+        widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
+        return "\n".join([*self._lead(), *(line.rstrip() for line in lines)])
+
+    def _repr_html_(self) -> str:
+        head, rows = self._headlines()
+        cells = [("th", head), *(("td", row) for row in rows)]
+        made = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells)
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in self._lead())
+        return said + "<table>" + "".join(f"<tr>{row}</tr>" for row in made) + "</table>"
 
 
 class RunViews:
@@ -44,7 +81,7 @@ class RunViews:
         return FIGURES[0](self, name)
 
 
-class ResultViews:
+class ResultViews(TableViews):
     """Runs by name, and all their values as rows."""
 
     if TYPE_CHECKING:  # the model declares it, in its own order
@@ -75,23 +112,137 @@ class ResultViews:
         kinds |= dict.fromkeys(("value", "se", "low", "high"), pl.Float64)
         return pl.DataFrame(rows, schema=kinds | {"status": pl.String})
 
-    def _headlines(self) -> tuple[list[str], list[list[str]]]:
+    def _lead(self) -> list[str]:
+        stories = ((run, found.story) for run, found in self.runs.items())
+        return [f"{run}: {story.answers[0].text}" for run, story in stories if story is not None and story.answers]
+
+    def _headlines(self) -> Headlines:
         first: Mapping[str, Any] = next(iter(self.runs.values())).overall.metrics if self.runs else {}
         names = [name for name in HEADLINE if name in first] or list(first)[:5]
         rows = [[run, *(_shown(found.overall.metrics.get(name)) for name in names)] for run, found in self.runs.items()]
         return ["run", *names], rows
 
-    def __str__(self) -> str:
-        head, rows = self._headlines()
-        widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-        return "\n".join(line.rstrip() for line in lines)
 
-    def _repr_html_(self) -> str:
-        head, rows = self._headlines()
-        cells = [("th", head), *(("td", row) for row in rows)]
-        made = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells)
-        return "<table>" + "".join(f"<tr>{row}</tr>" for row in made) + "</table>"
+class SweepViews(TableViews):
+    """A sweep as its points."""
+
+    if TYPE_CHECKING:
+        overall: pl.DataFrame
+
+        @property
+        def axis_paths(self) -> list[str]:
+            """The paths that are varied."""
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per run, correction and point: the value of each axis, every metric, `pareto`."""
+        return self.overall
+
+    def _lead(self) -> list[str]:
+        return [f"{self.overall.height:,} points over {', '.join(self.axis_paths)}"]
+
+    def _headlines(self) -> Headlines:
+        kept = [name for name in ("run", "correction", *self.axis_paths, *SWEPT) if name in self.overall.columns]
+        return kept, [[_cell(value) for value in row] for row in self.overall.select(kept).head(MOST).rows()]
+
+
+class ComparisonViews(TableViews):
+    """A comparison as its changes."""
+
+    if TYPE_CHECKING:
+        sides: list[Any]
+        contrasts: list[Any]
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per run held against the first, correction (null: of none) and metric: both values, the difference."""
+        import polars as pl
+
+        rows = [
+            {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
+             "other": change.other.value, "difference": change.difference,
+             "low": (change.interval or (None, None))[0], "high": (change.interval or (None, None))[1],
+             "p": change.p, "significant": change.significant, "status": change.status}
+            for found in self.contrasts
+            for correction, changes in ((None, found.changes), *found.corrections.items())
+            for name, change in changes.items()
+        ]  # fmt: skip
+        kinds: dict[str, Any] = dict.fromkeys(("run", "correction", "metric"), pl.String)
+        kinds |= dict.fromkeys(("reference", "other", "difference", "low", "high", "p"), pl.Float64)
+        return pl.DataFrame(rows, schema=kinds | {"significant": pl.Boolean, "status": pl.String})
+
+    def _lead(self) -> list[str]:
+        counts = (
+            (found.other, sum(change.significant for change in found.changes.values())) for found in self.contrasts
+        )
+        return [f"{other} against {self.sides[0].name}: {count} metrics differ" for other, count in counts]
+
+    def _headlines(self) -> Headlines:
+        rows = [
+            [found.other, name, _shown(change.reference), _shown(change.other), _cell(change.difference),
+             "yes" if change.significant else "no"]
+            for found in self.contrasts
+            for name, change in found.changes.items()
+            if name in HEADLINE
+        ]  # fmt: skip
+        return ["run", "metric", "reference", "other", "difference", "significant"], rows
+
+
+class VerdictViews(TableViews):
+    """A verdict as its checks."""
+
+    if TYPE_CHECKING:
+        outcome: str
+        checks: list[Any]
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per check: rule, run, place, metric, value, limit, baseline, p, outcome, reason."""
+        import polars as pl
+
+        kinds: dict[str, Any] = dict.fromkeys(_CHECKED, pl.String)
+        kinds |= dict.fromkeys(("value", "limit", "baseline", "p"), pl.Float64)
+        return pl.DataFrame([{name: getattr(check, name) for name in kinds} for check in self.checks], schema=kinds)
+
+    def _lead(self) -> list[str]:
+        return [f"{self.outcome}: {len(self.checks)} checks"]
+
+    def _headlines(self) -> Headlines:
+        names = ["rule", "run", "place", "metric", "value", "limit", "outcome", "reason"]
+        return names, [[_cell(getattr(check, name)) for name in names] for check in self.checks[:MOST]]
+
+
+class FindingsViews(TableViews):
+    """Findings of runs, strongest first."""
+
+    if TYPE_CHECKING:
+        runs: dict[str, list[Any]]
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
+        import polars as pl
+
+        kinds: dict[str, Any] = dict.fromkeys(("run", "cause", "confidence"), pl.String)
+        kinds |= {"share": pl.Float64, "summary": pl.String, "advice": pl.String}
+        rows = [
+            {"run": run, **{name: getattr(found, name) for name in kinds if name != "run"}}
+            for run, findings in self.runs.items()
+            for found in findings
+        ]
+        return pl.DataFrame(rows, schema=kinds)
+
+    def _lead(self) -> list[str]:
+        return [f"{run}: nothing found" for run, findings in self.runs.items() if not findings]
+
+    def _headlines(self) -> Headlines:
+        names = ["cause", "confidence", "summary"]
+        rows = [
+            [run, *(_cell(getattr(found, name)) for name in names)]
+            for run, findings in self.runs.items()
+            for found in findings
+        ]
+        return ["run", *names], rows
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _shown(value: Any) -> str:

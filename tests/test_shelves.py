@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -162,32 +163,6 @@ def test_advice_names_what_frameworks_call_it() -> None:
             assert "{settings}" in source, (one.name, cause)
 
 
-STUB = '''"""A framework that this test made up."""
-
-from mismatchctl.correction import Weight
-from mismatchctl.frameworks.plain import PlainFramework, shelf_of
-
-
-class Stub(PlainFramework):
-    """Token weights, truncated."""
-
-    name = "stub-rl"
-    signs = "stub_cap"
-    options = {"stub_cap": 2.0}
-    forms = (lambda low, high: {"stub_cap": high},)
-
-    def rules(self, options):
-        return Weight(truncate=options["stub_cap"]), ()
-
-    def terms(self, run):
-        return []
-
-    def metrics(self, run):
-        return {"stub/ratio": run.mean(run.weights)}
-
-
-SHELF = shelf_of(Stub, versions=("2030-01",), columns={"stub_logprobs": "rollout_log_probs"})
-'''
 USED = """
 import json
 import mismatchctl.frameworks as f
@@ -206,17 +181,20 @@ print(json.dumps([
 
 
 def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None:
+    """With the blocks of docs/add_a_framework.md, as they stand."""
+    page = (ROOT / "docs/add_a_framework.md").read_text()
+    (shelf_of_page,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (line,) = re.findall(r"```text\n(.*?)```", page, re.DOTALL)
+    names, named = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     package = tmp_path / "mismatchctl"
     copytree(ROOT / "mismatchctl", package, ignore=lambda *_: ["__pycache__"])
     folder = package / "frameworks/stub_rl"
     folder.mkdir()
-    (folder / "__init__.py").write_text(STUB)
-    (folder / "names.yaml").write_text("stub/ratio: [weight, tokens, mean, weights]\n")
-    (folder / "presets.yaml").write_text(
-        '- {version: "2030-01", source: made up, presets: {stub-default: {about: Cut., config: {stub_cap: 2.0}}}}\n'
-    )
+    (folder / "__init__.py").write_text(shelf_of_page)
+    (folder / "names.yaml").write_text(names)
+    (folder / "presets.yaml").write_text(named)
     register = package / "frameworks/__init__.py"
-    register.write_text(register.read_text().replace('    "ms_swift",\n', '    "ms_swift",\n    "stub_rl",\n'))
+    register.write_text(register.read_text().replace('    "ms_swift",\n', f'    "ms_swift",\n{line}'))
     done = subprocess.run(
         [sys.executable, "-c", USED], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )

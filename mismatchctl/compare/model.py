@@ -11,6 +11,7 @@ from mismatchctl import __version__
 from mismatchctl.correction import Correction
 from mismatchctl.finite import FiniteModel
 from mismatchctl.result import Breakdown, Distribution, Value
+from mismatchctl.views import ComparisonViews
 
 FORMAT = 1
 """Version of this format; it grows when a key changes its meaning or goes away."""
@@ -221,7 +222,7 @@ class Matrix(FiniteModel):
     cells: list[list[Cell | None]]
 
 
-class Comparison(FiniteModel):
+class Comparison(ComparisonViews, FiniteModel):
     """Several runs: each against the first."""
 
     format: int = FORMAT

@@ -19,6 +19,7 @@ from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 from mismatchctl.measure import WORTH_COMPILING
 from mismatchctl.result import Finding, Growth, Sides
+from mismatchctl.views import FindingsViews
 
 COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE, "reference_version"))
@@ -141,7 +142,7 @@ class _Gather:
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class Diagnosed(FindingsViews):
     """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
 
     runs: dict[str, list[Finding]]

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatchctl.finite import FiniteModel
+from mismatchctl.views import VerdictViews
 
 Outcome = Literal["passed", "undecided", "failed"]
 Kind = Literal["max", "min", "increase", "decrease", "rising trend", "falling trend"]
@@ -88,7 +89,7 @@ class Check(FiniteModel):
     reason: str = ""
 
 
-class Verdict(FiniteModel):
+class Verdict(VerdictViews, FiniteModel):
     """Every check, and the worst outcome among them.
 
     Attributes:

@@ -15,6 +15,7 @@ from mismatchctl.measure.metrics.evaluate import why_undefined
 from mismatchctl.result import InputFile, LeftOut
 from mismatchctl.sweep.outlook import Forecast
 from mismatchctl.sweep.study import Study
+from mismatchctl.views import SweepViews
 
 if TYPE_CHECKING:
     import polars as pl
@@ -72,7 +73,7 @@ class Folder:
 
 
 @dataclass
-class Sweep:
+class Sweep(SweepViews):
     """The result of `sweep`.
 
     Attributes:
