@@ -174,7 +174,6 @@ def test_the_first_output_does_not_stay_when_the_second_fails(
         raise ConfigError("the page fails")
 
     monkeypatch.setattr("mismatchctl.render.to.html.html", fails)
-    monkeypatch.setattr("mismatchctl.render.sweep_report.render_sweep_report", fails)
     monkeypatch.chdir(tmp_path)
     for words in (["analyze", "--sequences", "q.parquet"], ["sweep", "-o", "s.csv"]):
         done = CliRunner().invoke(app, [*words, str(dump), "--html", "p.html", "-q"])

@@ -21,9 +21,11 @@ from typer.testing import CliRunner
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, correction_from_mapping
 from mismatchctl.frameworks import load
-from mismatchctl.render import sweep_explorer
-from mismatchctl.render.sweep_report import prepare, render_sweep_report
-from mismatchctl.render.sweep_section import start_point
+from mismatchctl.render.document import Figures, Section, Table
+from mismatchctl.render.pages import sweep_explorer
+from mismatchctl.render.pages.sweep import document
+from mismatchctl.render.pages.sweep_study import start_point
+from mismatchctl.render.to.html import html
 from mismatchctl.sweep import Axis, Outlook, Study, Sweep, sweep
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
@@ -39,6 +41,27 @@ STUDIES = (
 LEVELS = Study(BOTH, (Axis.parse("weight.level", "token,sequence"), Axis.parse("weight.clip.1", "1.5,4,2")))
 
 
+def _page(found: Sweep) -> str:
+    return html(document(found))
+
+
+def sections_of(found: Sweep, run: int) -> list[Section]:
+    """The sections of the studies on a run."""
+    return [one for one in document(found).parts(Section) if re.fullmatch(rf"thresholds-{run}-\d+", one.anchor)]
+
+
+def table_of(section: Section, words: str) -> Table | None:
+    """The table whose title or caption holds some words."""
+    tables = (part for part in section.parts if isinstance(part, Table))
+    return next((table for table in tables if words in f"{table.title} {table.caption}"), None)
+
+
+def axes_of(section: Section) -> list[int]:
+    """The axis of each curve."""
+    curves = next(part for part in section.parts if isinstance(part, Figures) and part.axes)
+    return [int(name.rpartition("-")[2]) for name, _ in curves.axes]
+
+
 @pytest.fixture(scope="module")
 def found() -> Sweep:
     return sweep(
@@ -48,7 +71,7 @@ def found() -> Sweep:
 
 @pytest.fixture(scope="module")
 def page(found: Sweep) -> str:
-    return render_sweep_report(found)
+    return _page(found)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +81,7 @@ def hostile() -> str:
     small = sweep([MOE], [Study(correction, STUDIES[0].axes)], wishes=[("rejected_tokens", 0.05)])
     named = pl.lit(path).alias("run")
     targets = tuple(replace(target, run=path) for target in small.targets)
-    return render_sweep_report(
+    return _page(
         replace(
             small,
             overall=small.overall.with_columns(named),
@@ -138,15 +161,16 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
 
 
 def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> None:
-    prepared = prepare(found)
-    for run in prepared.runs:
-        for study, section in zip(STUDIES, run.studies, strict=True):
-            assert len(section.every.rows) == len(study.points)
-            rows = found.rows(run.name, study.name).to_dicts()
-            column = [head.text for head in section.every.heads].index("rejected tokens")
-            shown = [float(row[column].order) for row in section.every.rows]
+    for index, run in enumerate(found.runs):
+        for study, section in zip(STUDIES, sections_of(found, index), strict=True):
+            every, few = table_of(section, "All points of"), table_of(section, "points that no other beats")
+            assert every is not None and few is not None
+            assert len(every.rows) == len(study.points)
+            rows = found.rows(run, study.name).to_dicts()
+            column = [head.text for head in every.heads].index("rejected tokens")
+            shown = [float(row[column].order) for row in every.rows]
             assert shown == pytest.approx([row["rejected_tokens"] for row in rows], rel=1e-5)
-            best = {tuple(cell.text for cell in row[: len(study.axes)]) for row in section.best.rows}
+            best = {tuple(cell.text for cell in row[: len(study.axes)]) for row in few.rows}
             front = [study.points[row["point"]] for row in rows if row["pareto"]]
             assert best <= {tuple(f"{value:.6g}" for value in values) for values in front}
     text = Parsed(page).text
@@ -161,7 +185,7 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
 
 
 def test_steps_spread_as_in_the_groups(found: Sweep) -> None:
-    table = prepare(found).runs[1].studies[0].spread
+    table = table_of(sections_of(found, 1)[0], "step by step")
     assert table is not None
     for row in table.rows:
         value = float(row[0].text.split()[-1])
@@ -179,7 +203,7 @@ def test_predictions_say_model_and_check(found: Sweep, page: str) -> None:
         assert words in text, words
     assert "Predictions tried on the dump" in text
     without = replace(found, forecasts=())
-    assert "Predict" not in Parsed(render_sweep_report(without)).text
+    assert "Predict" not in Parsed(_page(without)).text
 
 
 def test_presets_are_named_on_the_curves(page: str) -> None:
@@ -189,30 +213,33 @@ def test_presets_are_named_on_the_curves(page: str) -> None:
 
 
 def test_figures_of_axes_and_maps(found: Sweep) -> None:
-    one, two = prepare(found).runs[0].studies
-    assert [drawn.figure.subject for _, drawn in one.curves] == [
+    one, two = sections_of(found, 0)
+    curves, others = (part for part in two.parts if isinstance(part, Figures))
+    assert [figure.subject for part in one.parts if isinstance(part, Figures) for figure in part.figures][:3] == [
         "Rejected", "Effective sample size after", "K3 of what is kept",
     ]  # fmt: skip
-    assert [axis for axis, _ in two.curves] == [0, 0, 0, 1, 1, 1]
-    assert [figure.subject for figure in two.figures] == [
+    assert axes_of(two) == [0, 0, 0, 1, 1, 1]
+    assert [figure.subject for figure in others.figures] == [
         "Rejected tokens", "Effective sample size of tokens after", "Points that no other beats",
     ]  # fmt: skip
-    assert two.curves[0][1].place.low < 1.1 < 4 < two.curves[0][1].place.high
+    low, high = map(float, curves.axes[0][1].split()[4:6])
+    assert low < 1.1 < 4 < high
 
 
 def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
-    section = prepare(sweep([MOE], [LEVELS])).runs[0].studies[0]
-    assert [axis for axis, _ in section.curves] == [1, 1, 1]
-    assert section.spread is not None
-    assert len(section.every.rows) == 6
+    (section,) = sections_of(sweep([MOE], [LEVELS]), 0)
+    assert axes_of(section) == [1, 1, 1]
+    assert table_of(section, "step by step") is not None
+    every = table_of(section, "All points of")
+    assert every is not None and len(every.rows) == 6
 
 
 def test_a_correction_that_leaves_nothing_says_why() -> None:
     nothing = Correction.model_validate({"name": "nothing", "gates": [{"level": "geometric", "keep": [50, None]}]})
-    text = Parsed(render_sweep_report(sweep([MOE], [Study(nothing, (Axis.parse("gates.0.keep.0", "50,60,70"),))]))).text
+    text = Parsed(_page(sweep([MOE], [Study(nothing, (Axis.parse("gates.0.keep.0", "50,60,70"),))]))).text
     assert "No point has every figure" in text
     assert "nothing is kept" in text
-    alone = Parsed(render_sweep_report(sweep([MOE], [Study(GEOMETRIC, (Axis.parse("gates.0.keep", "1.01"),))]))).text
+    alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (Axis.parse("gates.0.keep", "1.01"),))]))).text
     assert "1 of 1 points that no other beats" in alone
 
 
@@ -248,17 +275,17 @@ def test_hostile_strings_are_only_text(hostile: str) -> None:
 
 
 def test_same_sweep_same_bytes(found: Sweep, page: str) -> None:
-    assert render_sweep_report(found) == page
+    assert _page(found) == page
 
 
 def test_large_studies_say_what_is_left_out(found: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep_explorer, "MOST_CONFIGS", 10)
-    configs = data_of(render_sweep_report(found))["studies"][0]["configs"]["points"]
+    configs = data_of(_page(found))["studies"][0]["configs"]["points"]
     front = found.overall.filter((pl.col("correction") == "geo") & pl.col("pareto"))["point"]
     assert len(configs) <= 10
     assert {int(point) for point in configs} <= set(front)
     monkeypatch.setattr(sweep_explorer, "MOST_POINTS", 50)
-    assert [study["name"] for study in data_of(render_sweep_report(found))["studies"]] == ["geo"]
+    assert [study["name"] for study in data_of(_page(found))["studies"]] == ["geo"]
 
 
 @pytest.mark.parametrize(

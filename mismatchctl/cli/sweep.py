@@ -165,9 +165,10 @@ def sweep(
 
             export.write(found, output)
         if html is not None:
-            from mismatchctl.render.sweep_report import render_sweep_report
+            from mismatchctl.render.pages.sweep import document
+            from mismatchctl.render.to import html as page
 
-            write([(html, render_sweep_report(found).encode())])
+            write([(html, page.html(document(found)).encode())])
     _show(found, quiet, as_json=json, front=pareto)
 
 
@@ -180,9 +181,10 @@ def _show(found: Sweep, quiet: bool, *, as_json: bool, front: bool) -> None:
             say(f"warning: {sentence}", quiet)
         typer.echo(to_json(found), nl=False)
     elif not quiet:
-        from mismatchctl.render.sweep import render_sweep
+        from mismatchctl.render.pages.sweep import document
+        from mismatchctl.render.to.terminal import show
 
-        render_sweep(found, console(), front=front)
+        show(document(found, whole=False, front=front), console())
 
 
 def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:

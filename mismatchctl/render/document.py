@@ -186,11 +186,11 @@ class Code(Part):
 
 @dataclass
 class Figures(Part):
-    """Figures side by side: of the page alone. `axes` are what a script finds each by, if any."""
+    """Figures side by side: of the page alone. `axes` are (name, place of the axis) that a script finds each by."""
 
     kind = "figures"
     figures: Sequence[Figure]
-    axes: Sequence[str] = ()
+    axes: Sequence[tuple[str, str]] = ()
     reach: int = field(default=WHOLE, kw_only=True)
 
 

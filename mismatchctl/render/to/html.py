@@ -18,7 +18,6 @@ from markupsafe import Markup, escape
 
 import mismatchctl
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
-from mismatchctl.numbers import estimate, missing, number
 from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
 from mismatchctl.render.text import clean
@@ -51,12 +50,6 @@ def frame(own: str = "") -> Frame:
 
 def html(document: Document) -> str:
     """One HTML document; the same Document gives the same bytes."""
-    explores = any(True for _ in document.parts(Explorer))
-    return render_page("document.html.j2", document, "sweep" if explores else "")
-
-
-def render_page(template: str, page: Any, own: str = "") -> str:
-    """One HTML document; the same page gives the same bytes. `own` names style and script beside the shared ones."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_folder()),
         autoescape=True,
@@ -65,12 +58,16 @@ def render_page(template: str, page: Any, own: str = "") -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters |= {"breakable": breakable, "rest": _rest, "json": htmlsafe_json_dumps}
-    environment.globals.update(
-        number=number, estimate=estimate, missing=missing, gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE),
-        spark=_spark,
-    )  # fmt: skip
-    return environment.get_template(template).render(page=page, frame=frame(own))
+    environment.filters |= {"breakable": breakable, "rest": _rest, "json": _json}
+    environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
+    explores = any(True for _ in document.parts(Explorer))
+    around = frame("sweep" if explores else "")
+    return environment.get_template("document.html.j2").render(page=document, frame=around)
+
+
+def _json(data: Any) -> Markup:
+    """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
+    return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _rest(card: Card) -> list[tuple[str, str]]:

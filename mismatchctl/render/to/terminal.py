@@ -91,6 +91,8 @@ class Terminal:
                 Text.assemble((self.glyphs.text(section.title), "bold"), (self.glyphs.text(note), "dim"))
             )
         self._parts(shown)
+        if isinstance(shown[-1], Note) and section.title:
+            self.console.print()
 
     def _answers(self, part: Answers) -> None:
         rows = self._rows()
@@ -129,7 +131,7 @@ class Terminal:
 
     def _column(self, head: Head, cells_of: Sequence[Cell]) -> Column:
         cells, brief = ([self._cell(cell, narrow) for cell in cells_of] for narrow in (False, True))
-        heading = head.short or broken(self.glyphs.text(head.text), _BROKEN)
+        heading = head.short or (broken(self.glyphs.text(head.text), _BROKEN) if head.numeric else head.text)
         return Column(heading, cells, right=head.numeric, drop=head.drop or 0, brief=brief)
 
     def _cell(self, cell: Cell, narrow: bool) -> str:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.numbers import number
+from mismatchctl.render.document import BRIEF, WHOLE, Cell, Facts, Figures, Head, Note, Section, Table
 from mismatchctl.render.figures import Figure
 from mismatchctl.render.figures import curves as draw
 from mismatchctl.render.figures.fronts import Front, front_figure
 from mismatchctl.render.figures.maps import Map, map_figure
 from mismatchctl.render.figures.scales import percent
-from mismatchctl.render.sweep import MOST_PRESETS, WISHES, telling, thinned, threshold
-from mismatchctl.render.tables import MOST_ROWS, Cell, Head, Registry, Table, words
+from mismatchctl.render.pages.sweep_words import (
+    FIGURES,
+    MOST_PRESETS,
+    WISHES,
+    Row,
+    at_place,
+    telling,
+    thinned,
+    threshold,
+)
+from mismatchctl.render.tables import MOST_ROWS, Registry, words
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import Value
 from mismatchctl.sweep.front import values_at
@@ -27,59 +36,72 @@ from mismatchctl.sweep.study import Study
 
 AFFORDABLE = 0.05
 """A point to begin with rejects at most so many tokens, if one does."""
-SHOWN, SPREAD = 12, 5
-"""Best points in a table; those of them whose steps are told apart."""
+SHOWN, SHOWN_OF_FRONT, SPREAD = 12, 40, 5
+"""Best points in a table, those with the front asked for; those of them whose steps are told apart."""
 _BOTH_SIDES = ("clip", "zero", "keep")
-
-Row = Mapping[str, Any]
-
-
-@dataclass
-class StudySection:
-    """What stands under a correction's heading."""
-
-    anchor: str
-    number: int
-    name: str
-    lead: str
-    marked: list[str]
-    curves: list[tuple[int, draw.Drawn]]
-    best: Table
-    spread: Table | None
-    every: Table
-    figures: list[Figure] = field(default_factory=list)
+_CURVES = (("rejected tokens", "rejected_tokens"), ("ESS of tokens", "ess_token"))
+_TERMINAL = {key: (drop, short) for short, key, _, drop in FIGURES}
 
 
 def study_section(
-    sweep: Sweep, run: str, study: Study, anchor: str, rows: Sequence[Row], start: int, registry: Registry
-) -> StudySection:
+    sweep: Sweep, run: str, study: Study, anchor: str, rows: Sequence[Row], start: int, registry: Registry,
+    *, whole: bool = True, front: bool = False,
+) -> Section:  # fmt: skip
     """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through."""
-    figures = [*_maps(study, rows, start, anchor), _front(study, rows, anchor)]
-    best = [row for row in rows if row["pareto"]]
-    chosen = thinned(sorted(best, key=lambda row: (row["rejected_tokens"], -row["ess_token"])) or rows, SHOWN)
-    words_of_best = "No point has every figure"
+    best = sorted((row for row in rows if row["pareto"]), key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
+    chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
+    found = "No point has every figure"
     if best:
-        words_of_best = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
+        found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
     keys = [(key, unit) for _, key, unit, _ in telling(rows)]
-    return StudySection(
-        anchor=anchor,
-        number=sweep.studies.index(study),
-        name=clean(study.name),
-        lead=_lead(study, start),
-        marked=_marked(sweep, run, study),
-        curves=_curves(sweep, run, study, rows, start, anchor),
-        figures=[figure for figure in figures if figure is not None],
-        best=_points(sweep, study, keys, chosen, f"{words_of_best}.", registry),
-        spread=_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]),
-        every=_points(
-            sweep,
-            study,
-            keys,
-            rows[:MOST_ROWS],
-            f"{len(study.points):,} point{'s' * (len(study.points) != 1)}.",
-            registry,
-        ),
-    )
+    section = Section(clean(study.name), anchor, lead=_lead(study, start))
+    section.add(_axes(study, rows), _along(study, rows))
+    if whole:
+        section.add(*(Note(text, "quiet", reach=WHOLE) for text in _marked(sweep, run, study)))
+        section.add(_curves(sweep, run, study, rows, start, anchor))
+        figures = [*_maps(study, rows, start, anchor), _front(study, rows, anchor)]
+        section.add(Figures([figure for figure in figures if figure is not None]))
+    points = _points(sweep, study, keys, chosen, f"{found}.", registry)
+    points.title, points.reach = found, BRIEF
+    section.add(points, _presets_told(sweep, study))
+    if whole:
+        section.add(_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]))
+        counted = f"{len(study.points):,} point{'s' * (len(study.points) != 1)}."
+        every = _points(sweep, study, keys, rows[:MOST_ROWS], counted, registry)
+        every.title, every.folded = f"All points of {clean(study.name)}", True
+        section.add(every)
+    return section
+
+
+def _axes(study: Study, rows: Sequence[Row]) -> Note:
+    """What varies, from where to where, in how many points."""
+    axes = [
+        f"{axis.path} {threshold(axis.values[0])} to {threshold(axis.values[-1])}"
+        if axis.is_numeric and len(axis.values) > 1
+        else f"{axis.path} {', '.join(threshold(value) for value in axis.values)}"
+        for axis in study.axes
+    ]
+    return Note(clean(f"{'; '.join(axes)} ({len(rows):,} point{'s' * (len(rows) != 1)})"), "quiet")
+
+
+def _along(study: Study, rows: Sequence[Row]) -> Section | None:
+    """Rejection and effective sample size along a single axis, as a terminal draws them."""
+    if len(study.axes) != 1 or not study.axes[0].is_numeric or len(rows) < 3:
+        return None
+    curves = {heading: [row[key] for row in rows] for heading, key in _CURVES if len({row[key] for row in rows}) > 1}
+    ends = {name: f"{number(v[0], 'fraction')} → {number(v[-1], 'fraction')}" for name, v in curves.items()}
+    return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
+
+
+def _presets_told(sweep: Sweep, study: Study) -> Section:
+    """Where the presets of frameworks stand on the axes, as a terminal says it."""
+    rows = []
+    for mark in sweep.marks:
+        if mark.correction == study.name:
+            first, more = mark.presets[:MOST_PRESETS], len(mark.presets) - MOST_PRESETS
+            names = f"{', '.join(first)}{f' and {more} more' if more > 0 else ''}"
+            rows.append((f"{mark.path} {threshold(mark.value)}", clean(names)))
+    return Section("", "presets", terminal=True).add(Facts(rows))
 
 
 def start_point(rows: Sequence[Row]) -> int:
@@ -90,12 +112,6 @@ def start_point(rows: Sequence[Row]) -> int:
     wanted = max(affordable) if affordable else min(lost)
     equal = [row["point"] for row, share in zip(known, lost, strict=True) if share == wanted]
     return int(equal[len(equal) // 2])
-
-
-def at_place(study: Study, point: int) -> str:
-    """A point by its axes: `gates.0.keep 2`."""
-    values = zip(study.axes, study.points[point], strict=True)
-    return ", ".join(f"{clean(axis.path)} {clean(threshold(value))}" for axis, value in values)
 
 
 def _lead(study: Study, start: int) -> str:
@@ -112,25 +128,27 @@ def _floats(rows: Sequence[Row], key: str) -> Float64s:
     return np.array([math.nan if row.get(key) is None else row[key] for row in rows], np.float64)
 
 
-def _curves(
-    sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, anchor: str
-) -> list[tuple[int, draw.Drawn]]:
+def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, anchor: str) -> Figures:
     """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left."""
-    found = []
+    number_of, found, axes = sweep.studies.index(study), [], []
     for place, axis in enumerate(study.axes):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
         order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
-        at = list(np.unravel_index(start, study.shape))
-        points = [int(np.ravel_multi_index([*at[:place], index, *at[place + 1 :]], study.shape)) for index in order]
+        through = list(np.unravel_index(start, study.shape))
+        points = [
+            int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape)) for index in order
+        ]
         values = np.array([axis.values[index] for index in order], np.float64)
         along = draw.Axis(clean(axis.path), values, axis.log)
         markers = _markers(sweep, run, study, axis.path)
         for kind, curves in enumerate(_kinds(study, [rows[point] for point in points], along, markers)):
             drawn = draw.curves_figure(curves, f"{anchor}-{place}-{kind}")
             if drawn is not None:
-                found.append((place, drawn))
-    return found
+                found.append(drawn.figure)
+                at, name = drawn.place, f"{sweep.runs.index(run)}-{number_of}-{place}"
+                axes.append((name, f"{' '.join(map(str, at.box))} {at.low} {at.high} {int(at.log)}"))
+    return Figures(found, axes)
 
 
 def _kinds(study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]) -> list[draw.Curves]:
@@ -249,8 +267,11 @@ def _points(
     registry: Registry,
 ) -> Table:
     """One row per point: its thresholds, then `keys` in their units."""
-    heads = [Head(clean(axis.path)) for axis in study.axes]
-    table = Table(caption, [*heads, *(registry.head(key, "c") for key, _ in keys)], sortable=True)
+    heads = [Head(clean(axis.path), drop=0, short=clean(axis.path).replace(".", ".\n", 1)) for axis in study.axes]
+    for key, _ in keys:
+        drop, short = _TERMINAL.get(key, (None, ""))
+        heads.append(replace(registry.head(key, "c"), drop=drop, short=short))
+    table = Table(caption, heads, sortable=True)
     for row in rows:
         values = study.points[row["point"]]
         orders = [f"{value:.6g}" if isinstance(value, float) else "" for value in values]

@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from jinja2.utils import htmlsafe_json_dumps
-from markupsafe import Markup
-
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
 from mismatchctl.frameworks import SHELVES
 from mismatchctl.numbers import estimate_or_reason, number
+from mismatchctl.render.pages.sweep_words import thinned, threshold
 from mismatchctl.render.reference import native_yaml, preset_yaml
-from mismatchctl.render.sweep import thinned, threshold
 from mismatchctl.render.tables import Registry
 from mismatchctl.render.text import clean
 from mismatchctl.sweep.model import Sweep
@@ -103,11 +100,6 @@ def explorer_data(
             for study in studies
         ],
     }
-
-
-def as_json(data: Any) -> Markup:
-    """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
-    return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
 
 def _values(

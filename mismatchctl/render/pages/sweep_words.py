@@ -1,0 +1,123 @@
+"""What a Sweep says, in words: values of axes, wishes, predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from mismatchctl.numbers import DASH, number
+from mismatchctl.predict.prediction import Check, Prediction
+from mismatchctl.render.text import clean
+from mismatchctl.sweep.model import Sweep, Target
+from mismatchctl.sweep.study import Study
+
+MOST_PRESETS = 4
+"""Presets named at one place."""
+FIGURES = (
+    ("rejected\ntokens", "rejected_tokens", "fraction", 0),
+    ("rejected\nsequences", "rejected_sequences", "fraction", 4),
+    ("ESS\ntokens", "ess_token", "fraction", 0),
+    ("ESS\nsequences", "ess_sequence", "fraction", 3),
+    ("weight\nmean", "weight_mean", "ratio", 5),
+    ("bias of\nthe bound", "weight_bias", "ratio", 2),
+    ("K3\nkept", "k3_kept", "nats/token", 1),
+)
+"""What is told of a point: (heading, key, unit, how early it goes where there is little room)."""
+WISHES = {
+    "rejected_tokens": "of tokens rejected",
+    "rejected_sequences": "of sequences rejected",
+    "ess_token": "ESS of tokens",
+}
+_DIGITS = 6
+
+
+TITLES = {
+    "rejected_tokens": "tokens rejected",
+    "rejected_sequences": "sequences rejected",
+    "ess_token": "ESS of tokens",
+    "ess_sequence": "ESS of sequences",
+}
+"""Short titles of what is predicted; every one is a fraction."""
+_WIDE, _FINEST = 0.02, 1e-3
+"""Ends of an interval wider than the one are not told closer to 0 or 1 than the other."""
+
+Row = Mapping[str, Any]
+Item = TypeVar("Item")
+
+
+def predictions_of(sweep: Sweep, run: str) -> dict[str, Sequence[Prediction]]:
+    """The predictions of one run by correction and point."""
+    found: dict[str, Sequence[Prediction]] = {}
+    for forecast in sweep.forecasts:
+        if forecast.run == run:
+            place = sweep.place(forecast.correction, forecast.point)
+            values = ", ".join(f"{path} {threshold(value)}" for path, value in place.items())
+            found[f"{forecast.correction}: {values}"] = forecast.predictions
+    return found
+
+
+def threshold(value: Any) -> str:
+    """A value of an axis: as many digits as tell thresholds apart."""
+    if value is None:
+        return DASH
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) else str(value)
+
+
+def at_place(study: Study, point: int) -> str:
+    """A point by its axes: `gates.0.keep 2`."""
+    values = zip(study.axes, study.points[point], strict=True)
+    return ", ".join(f"{clean(axis.path)} {clean(threshold(value))}" for axis, value in values)
+
+
+def telling(rows: Sequence[Row]) -> list[tuple[str, str, str, int]]:
+    """Those of FIGURES that differ among rows, and the two that always stand there."""
+    always = ("rejected_tokens", "ess_token")
+    return [
+        figure for figure in FIGURES if figure[1] in always or any(row[figure[1]] != rows[0][figure[1]] for row in rows)
+    ]
+
+
+def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
+    """Targets by what was asked for, in order."""
+    found: dict[tuple[str, float], list[Target]] = {}
+    for target in targets:
+        found.setdefault((target.wish, target.wanted), []).append(target)
+    return found
+
+
+def thinned(rows: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of them, spread evenly."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+
+
+def target_interval(target: Target) -> str:
+    """The interval of a solved threshold, a dash without one."""
+    if target.interval is None:
+        return DASH
+    low, high = target.interval
+    return f"{'below' if low is None else threshold(low)} to {'beyond' if high is None else threshold(high)}"
+
+
+def interval(found: Prediction) -> str:
+    """The interval of a prediction, a dash without one."""
+    if found.interval is None:
+        return DASH
+    low, high = found.interval
+    if high - low < _WIDE:
+        return f"{number(low, 'fraction')} to {number(high, 'fraction')}"
+    below = f"< {_FINEST:.1%}".replace("%", " %") if 0 < low < _FINEST else number(low, "fraction")
+    above = f"> {1 - _FINEST:.1%}".replace("%", " %") if 1 - _FINEST < high < 1 else number(high, "fraction")
+    return f"{below} to {above}"
+
+
+def check_sentence(check: Check) -> str:
+    """How the model fared on the dump itself, in a sentence."""
+    lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
+    noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # as a mean absolute difference
+    return (
+        f"Check on this dump: from the first {check.start:,} tokens to {lengths}, rejection is off by "
+        f"{100 * check.error:.1f} points on average, where {100 * noise:.1f} are noise."
+    )
