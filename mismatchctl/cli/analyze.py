@@ -22,16 +22,18 @@ from mismatchctl.cli.flags import (
     EngineName,
     Force,
     Html,
+    Markdown,
     MemoryLimit,
     OnBad,
     OnBadRows,
+    Open,
     Paths,
     Quiet,
     Threads,
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, open_page, or_stdout, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -115,6 +117,11 @@ Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
 ]
 
+Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")]
+Advise = Annotated[
+    bool, typer.Option("--advise", help="Ask for a correction with its price, too: reads the dump twice more.")
+]
+
 IsLevel = Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)]
 IsThreshold = Annotated[float | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_RULE)]
 IsLower = Annotated[float | None, typer.Option(help="Lower bound of weights.", rich_help_panel=_RULE)]
@@ -140,6 +147,8 @@ def analyze(
     reducer: ReplayReducer = None,
     against: Against = None,
     loss: Losses = None,
+    baseline: Baseline = None,
+    advise: Advise = False,
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
@@ -154,6 +163,8 @@ def analyze(
     json: ToJson = False,
     output: Output = None,
     html: Html = None,
+    markdown: Markdown = None,
+    open_: Open = False,
     sequences: Sequences = None,
     join: Join = None,
     tokens: Tokens = None,
@@ -176,16 +187,22 @@ def analyze(
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
-    read = [*paths, *(config or []), against, join]
-    check_places(output, html, sequences, tokens, force=force, inputs=read)
+    text = None if str(markdown) == "-" else markdown
+    if json and markdown is not None and text is None:
+        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+    read = [*paths, *(config or []), against, join, baseline]
+    check_places(output, html, text, sequences, tokens, force=force, inputs=read)
+    page = open_page(html, wanted=open_)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
 
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
     from mismatchctl.analyze.against import read_log
+    from mismatchctl.result import read_result
 
     log = None if against is None else read_log(against)
+    accepted = None if baseline is None else (str(baseline), read_result(baseline))
     where = chosen_engine(threads, memory_limit, engine, address, cache)
     with outputs(quiet):
         with progress_bar(quiet) as progress:
@@ -205,13 +222,20 @@ def analyze(
                 log=log,
                 device=device.value,
                 losses=loss or [],
+                baseline=accepted,
             )
+        if advise:
+            _advise(result, paths, renamed(column), quiet)
         if verbose:
             _explain(result)
-        _write(result, output, html)
+        _write(result, output, html, text)
         if tokens is not None:
             _write_tokens(tokens, result, paths, browse or [], tokenizer, renamed(column), on_bad)
+    page()
     asked = bool(correction or config or rule != RuleFlags())
+    if markdown is not None and text is None:
+        typer.echo(_markdown(result), nl=False)
+        return
     _show(result, quiet, as_json=json, asked=asked)
     if log is not None and not (quiet or json):
         from mismatchctl.render.against import render_against
@@ -226,13 +250,31 @@ def _explain(result: Result) -> None:
         say(f"correction {correction.name}: {correction.to_mapping()}")
 
 
-def _write(result: Result, output: Path | None, html: Path | None) -> None:
+def _advise(result: Result, paths: Sequence[str], rename: dict[str, str], quiet: bool) -> None:
+    """Ask which correction holds, and let that be the answer to what to do."""
+    from mismatchctl.advise import advise
+    from mismatchctl.advise.words import answer_with
+
+    with progress_bar(quiet) as progress:
+        answer_with(result, advise(paths, rename=rename, progress=progress))
+
+
+def _markdown(result: Result) -> str:
+    from mismatchctl.render.pages.analyze import document
+    from mismatchctl.render.to.markdown import markdown
+
+    return markdown(document(result, whole=False))
+
+
+def _write(result: Result, output: Path | None, html: Path | None, markdown: Path | None) -> None:
     files: list[tuple[Path, bytes]] = []
     if html is not None:
         from mismatchctl.render.pages.analyze import document
         from mismatchctl.render.to import html as page
 
         files.append((html, page.html(document(result)).encode()))
+    if markdown is not None:
+        files.append((markdown, _markdown(result).encode()))
     if output is not None:
         files.append((output, result.to_json().encode()))
     write(files)

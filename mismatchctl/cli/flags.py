@@ -66,6 +66,10 @@ Cache = Annotated[
     typer.Option(help="Keep what was read in this folder, and read it no more.", rich_help_panel=RUNNING),
 ]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
+Markdown = Annotated[
+    Path | None, typer.Option(help="Write Markdown for a pull request; - is stdout.", rich_help_panel=OUTPUTS)
+]
+Open = Annotated[bool, typer.Option("--open", help="Open the page of --html.", rich_help_panel=OUTPUTS)]
 Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that stand there.", rich_help_panel=OUTPUTS)]
 Columns = Annotated[

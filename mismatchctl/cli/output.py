@@ -125,6 +125,25 @@ def write(files: Iterable[tuple[Path, bytes]]) -> None:
         write_atomically(place, content)
 
 
+def open_page(html: Path | None, *, wanted: bool) -> Callable[[], None]:
+    """What opens a page in the browser once it is written; nothing where that is not wanted.
+
+    Raises:
+        ConfigError: it is wanted, and no page is written.
+    """
+    if wanted and html is None:
+        raise ConfigError("--open opens the page of --html: name a file for it")
+
+    def done() -> None:
+        if wanted and html is not None:
+            import webbrowser
+
+            if not webbrowser.open(html.resolve().as_uri()):
+                say(f"warning: no browser could be started; the page is {html}")
+
+    return done
+
+
 def say(text: str, quiet: bool = False) -> None:
     """Talk to the user, on stderr; strings from outside may be part of it."""
     if not quiet:

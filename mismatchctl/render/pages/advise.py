@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mismatchctl.advise import Advice, Advised, Ahead
+from mismatchctl.advise.words import against_yours, headline
 from mismatchctl.numbers import DASH
 from mismatchctl.render.document import BRIEF, USUAL, Cell, Code, Document, Head, Headline, Note, Section, Table
 from mismatchctl.render.text import clean
@@ -25,7 +26,10 @@ def document(found: Mapping[str, Advice]) -> Document:
     """The advice for each run."""
     made = Document(Headline("", what="advise"))
     return made.add(
-        *(section(f"{run}: {headline(a)}", f"advice-{index}", a) for index, (run, a) in enumerate(found.items()))
+        *(
+            section(": ".join(filter(None, (run, headline(a)))), f"advice-{index}", a)
+            for index, (run, a) in enumerate(found.items())
+        )
     )
 
 
@@ -42,31 +46,6 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
     made.add(*(Note(f"{note}.", "quiet") for note in advice.notes))
     config = advice.advice[0].config
     return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
-
-
-def headline(advice: Advice) -> str:
-    """The answer in one sentence."""
-    until = ""
-    if advice.fix_first is not None:
-        if not advice.advice:
-            return f"fix this first, nothing corrects it: {advice.fix_first.title}"
-        until = f"fix this first: {advice.fix_first.title}; until then, "
-    if not advice.advice:
-        return "nothing can be ranked"
-    best = advice.advice[0]
-    size = f"at {advice.batch:,} sequences an update"
-    if best.name == "none":
-        return f"{until}no correction: nothing beats it beyond noise {size}"
-    cost = f"rejects {best.rejected_tokens:.1%} of the tokens" if best.rejected_tokens else "rejects nothing"
-    return f"{until}{best.name}: {best.gain:.0%} less error of the gradient than no correction {size}; {cost}"
-
-
-def against_yours(own: Advised, best: Advised) -> str:
-    """What you have against the first, in one sentence."""
-    if own.ties:
-        return f"{own.name} cannot be told from {best.name}"
-    times = own.mse / best.mse if best.mse else 1.0
-    return f"{own.name} has {times:.2g} times the error of the gradient that {best.name} has: {own.why}"
 
 
 def _table(advice: Advice) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mismatchctl.correction import Correction
 from mismatchctl.numbers import DASH
-from mismatchctl.render.document import USUAL, Cell, Head, Table
+from mismatchctl.render.document import BRIEF, USUAL, Cell, Head, Table
 from mismatchctl.render.tables import Registry, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import Result, RunResult, Value
@@ -49,7 +49,7 @@ def corrections_table(run: RunResult, registry: Registry) -> Table:
         if key in _TERMINAL:
             drop, short = _TERMINAL[key]
             table.heads[place] = replace(table.heads[place], drop=drop, short=short)
-    table.title, table.reach = "Corrections", USUAL
+    table.title, table.reach = "Corrections", BRIEF
     return table
 
 

@@ -75,7 +75,10 @@ def _item(part: Part) -> str:
 
 
 def _table(table: Table) -> str:
-    chosen = [place for place, head in enumerate(table.heads) if place == 0 or head.drop is not None]
+    drawn = {place for row in table.rows[:1] for place, cell in enumerate(row) if cell.line}
+    chosen = [
+        place for place, head in enumerate(table.heads) if place == 0 or (head.drop is not None and place not in drawn)
+    ]
     heads = [safe((table.heads[place].short or table.heads[place].text).replace("\n", " ")) for place in chosen]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join('---:' if table.heads[p].numeric else '---' for p in chosen)}|"]
     lines += [f"| {' | '.join(safe(row[place].text) for place in chosen)} |" for row in table.rows[:MOST_ROWS]]
