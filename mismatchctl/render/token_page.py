@@ -14,9 +14,8 @@ from mismatchctl import __version__
 from mismatchctl.browse import Browsed, Row, Threshold
 from mismatchctl.browse.thresholds import TOTALS
 from mismatchctl.numbers import label, number
-from mismatchctl.render.sweep_explorer import as_json
 from mismatchctl.render.text import clean, short
-from mismatchctl.render.to.html import render_page
+from mismatchctl.render.to.html import as_json, render_page
 
 MOST_TOKENS = 40_000
 """On one page, so that it stays below 5 MB; later sequences are cut, and say so."""

@@ -50,6 +50,12 @@ def frame(own: str = "") -> Frame:
 
 def html(document: Document) -> str:
     """One HTML document; the same Document gives the same bytes."""
+    explores = any(True for _ in document.parts(Explorer))
+    return render_page("document.html.j2", document, "sweep" if explores else "")
+
+
+def render_page(template: str, page: Any, own: str = "") -> str:
+    """A page of a template; `own` names its style and script beside the shared ones."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_folder()),
         autoescape=True,
@@ -58,14 +64,12 @@ def html(document: Document) -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters |= {"breakable": breakable, "rest": _rest, "json": _json}
+    environment.filters |= {"breakable": breakable, "rest": _rest, "json": as_json}
     environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
-    explores = any(True for _ in document.parts(Explorer))
-    around = frame("sweep" if explores else "")
-    return environment.get_template("document.html.j2").render(page=document, frame=around)
+    return environment.get_template(template).render(page=page, frame=frame(own))
 
 
-def _json(data: Any) -> Markup:
+def as_json(data: Any) -> Markup:
     """JSON that can stand in a script element: nothing in it ends one or begins a comment."""
     return htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False)
 
