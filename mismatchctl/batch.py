@@ -22,6 +22,8 @@ Bools = NDArray[np.bool_]
 
 BLOCK_TOKENS = 1 << 16
 """Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
+BLOCK_SEQUENCES = 1 << 14
+"""Sequences per block at most: each has hundreds of columns."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class TokenBatch:
             rows=self.rows[chosen],
         )
 
-    def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int | None = None) -> Iterator[tuple[int, TokenBatch]]:
+    def blocks(self, tokens: int = BLOCK_TOKENS, sequences: int = BLOCK_SEQUENCES) -> Iterator[tuple[int, TokenBatch]]:
         """Whole sequences in cache-sized blocks: (index of the first sequence, block); a long sequence is its own."""
         for start, stop in self.segments.blocks(tokens, sequences):
             yield start, self.sequences(start, stop)

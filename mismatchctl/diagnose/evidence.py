@@ -219,6 +219,9 @@ def level_sums(
         if values is None and name:
             continue
         keys = [None] * len(steps) if values is None else values[some].tolist()
+        if len(alike := set(zip(steps, keys, strict=True))) == 1:
+            cells[(name, *alike.pop())] = sums.sum(axis=0)
+            continue
         members: dict[tuple[Value, Value], list[int]] = {}
         for index, key in enumerate(zip(steps, keys, strict=True)):
             members.setdefault(key, []).append(index)

@@ -107,7 +107,7 @@ def table_buffers(rows: int) -> PairTables:
 def _emptied(tables: PairTables) -> Histogram:
     """What the tables hold, with rows for buckets; they are zero again afterwards, and lent to the next who asks."""
     counts, k3 = tables.counts.reshape(-1), tables.k3.reshape(-1)
-    places = np.flatnonzero(counts)
+    places = np.flatnonzero(counts != 0)  # of flags, it takes a fifth of the time
     found = Histogram(places, counts[places], k3[places])
     counts[places], k3[places] = 0, 0.0
     if tables.counts.base is not None and len(tables.counts.base) == MOST_ROWS:

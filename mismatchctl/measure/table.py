@@ -123,10 +123,8 @@ class ClusterTable:
         """Add up rows of the same cluster and scope, in the order given."""
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
-        order = np.lexsort((scopes, clusters))
+        order, first = _sorted(scopes, clusters)
         clusters, scopes = clusters[order], scopes[order]
-        first = np.ones(len(order), np.bool_)
-        first[1:] = (clusters[1:] != clusters[:-1]) | (scopes[1:] != scopes[:-1])
         starts = np.flatnonzero(first)
         return cls(
             clusters[starts],
@@ -168,6 +166,16 @@ class ClusterTable:
         return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima, self.is_folded)
 
 
+def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
+    """The order of rows [S] by their keys, the last one first, and which of them begin one that differs."""
+    order = np.lexsort(keys)
+    new = np.zeros(len(order), np.bool_)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= key[order[1:]] != key[order[:-1]]
+    return order, new
+
+
 class TableOfBatch:
     """The cluster tables of the cells of a batch, added to block by block, in the order of its sequences.
 
@@ -179,16 +187,15 @@ class TableOfBatch:
 
     def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
         """Rows of zeros for the clusters of each cell [S], which lie one after the other."""
-        _, first = np.unique(np.stack([cells.astype(np.uint64), clusters]), axis=1, return_index=True)
-        self._folded = np.bincount(cells[first], minlength=1) > GROUP_CAP
+        order, new = _sorted(clusters, cells)
+        self._folded = np.bincount(cells[order[new]], minlength=1) > GROUP_CAP
         if self._folded.any():
             clusters = np.where(self._folded[cells], clusters % np.uint64(GROUP_CAP), clusters)
-        order = np.lexsort((scopes, clusters, cells))
-        keys = np.stack([cells.astype(np.uint64), clusters, scopes])[:, order]
-        new = np.append(True, np.any(keys[:, 1:] != keys[:, :-1], axis=0))[: len(order)]
+        order, new = _sorted(scopes, clusters, cells)
         self.rows = np.empty(len(order), np.int64)
         self.rows[order] = np.cumsum(new) - 1
-        self._cells, self._clusters, self._scopes = cells[order[new]], keys[1, new], keys[2, new]
+        firsts = order[new]
+        self._cells, self._clusters, self._scopes = cells[firsts], clusters[firsts], scopes[firsts]
         self._sums = np.zeros((len(self), sums))
         self._maxima = np.full((len(self), maxima), -np.inf)
         self._done = 0

@@ -1,0 +1,81 @@
+"""Columns are declared once: kernels, tables and what closes them read the same names in the same order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mismatchctl.batch import Segments, TokenBatch
+from mismatchctl.correction import Correction
+from mismatchctl.frameworks import preset
+from mismatchctl.measure import GROUP_CAP, MISMATCH, Plan, reduce_batch
+from mismatchctl.measure.close import closed_axis
+from mismatchctl.measure.columns import PAIR, TOKEN_MAXIMA, TOKEN_SUMS, names_of, pair_columns
+from mismatchctl.measure.kernels.compiled import COMPILED
+from mismatchctl.measure.kernels.kernel import Kernel, PairTables, Places
+from mismatchctl.measure.kernels.plain import PLAIN
+from mismatchctl.measure.table import Axis
+
+CORRECTIONS: tuple[Correction, ...] = tuple(preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))
+
+
+def one_token_each(sequences: int, clusters: int) -> TokenBatch:
+    rng = np.random.default_rng(0)
+    rollout = -rng.exponential(0.4, sequences)
+    train = np.minimum(rollout + 0.01 * rng.normal(size=sequences), 0.0)
+    columns = {"step": np.zeros(sequences, np.int64), "prompt_id": np.arange(sequences) % clusters}
+    segments = Segments(np.arange(sequences + 1))
+    current, advantages = np.minimum(train + 0.001, 0.0), np.ones(sequences)
+    return TokenBatch(segments, rollout, train, current, None, advantages, columns, rows=np.arange(sequences))
+
+
+@pytest.mark.parametrize("kernel", [PLAIN, COMPILED], ids=["plain", "compiled"])
+def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> None:
+    declared = [column for column in PAIR if column.scope == "token"]
+    assert all(column.make is None for column in declared)
+    assert all(column.make is not None for column in PAIR if column.scope == "sequence")
+    batch = one_token_each(3, 3)
+    ratios = kernel.ratios(batch.train, batch.rollout, batch.segments)
+    first = np.arange(3)
+    sums, maxima = kernel.reduce(ratios, None, Places(first, first, first), PairTables())
+    assert sums.shape == (len(TOKEN_SUMS), 3)
+    assert maxima.shape == (len(TOKEN_MAXIMA), 3)
+    added, largest = pair_columns(ratios, sums, maxima)
+    assert tuple(added) == names_of(PAIR, "sum")
+    assert tuple(largest) == names_of(PAIR, "largest")
+    np.testing.assert_allclose(added["log_ratio"], batch.train - batch.rollout)
+    np.testing.assert_allclose(largest["-log_ratio"], batch.rollout - batch.train)
+
+
+@pytest.mark.parametrize("drift", [False, True])
+def test_tables_are_as_wide_as_their_axes(drift: bool) -> None:
+    plan = Plan(CORRECTIONS, drift=drift)
+    for axis in (plan.of_sequences, plan.sums, plan.maxima, closed_axis(plan)):
+        assert len(set(axis.names)) == len(axis)
+    (cell,) = reduce_batch(one_token_each(20, 5), "run", plan).cells.values()
+    assert cell.table.sums.shape == (5, len(plan.sums))
+    assert cell.table.maxima.shape == (5, len(plan.maxima))
+    tokens = cell.table.sums[:, plan.sums.place(MISMATCH, "tokens")]
+    layers = [place for name, place in plan.sums.own(MISMATCH).items() if name.startswith("tokens@")]
+    np.testing.assert_array_equal(tokens, np.full(5, 4.0))
+    np.testing.assert_array_equal(cell.table.sums[:, layers].sum(axis=1), tokens)
+
+
+def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None:
+    axis = Axis(((MISMATCH, "tokens"), (MISMATCH, "k3"), ("drift", "k3"), (0, "kept")))
+    assert (axis.place("drift", "k3"), axis.place(0, "k3"), axis.place(0, "kept")) == (2, 1, 3)
+    assert axis.own(0) == {"kept": 3}
+    with pytest.raises(KeyError):
+        axis.place("drift", "kept")
+
+
+def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
+    """Else one of a million short sequences would hold a row of all columns for each."""
+    plan, batch = Plan(), one_token_each(3 * GROUP_CAP, 3 * GROUP_CAP)
+    (cell,) = reduce_batch(batch, "run", plan).cells.values()
+    assert cell.table.is_folded
+    assert len(cell.table) <= GROUP_CAP
+    k3, tokens = (cell.table.sums[:, plan.sums.place(MISMATCH, name)].sum() for name in ("k3", "tokens"))
+    x = batch.train - batch.rollout
+    assert tokens == len(batch)
+    assert k3 == pytest.approx(float((np.expm1(x) - x).sum()), rel=1e-9)
