@@ -76,7 +76,7 @@ for (const here of overSteps) {
       for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
       svg.append(line);
       const told = rows[near].slice(1).map((text, index) => [heads[index + 1], text]).filter(([head, text]) => text !== "" && !/ (from|to)$/.test(head));
-      said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + text).join(", ");
+      said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + (Number.isNaN(Number(text)) ? text : Number(Number(text).toPrecision(4)))).join(", ");
     }
   });
   here.svg.addEventListener("pointerleave", clearSteps);

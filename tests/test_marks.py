@@ -73,3 +73,17 @@ def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> Non
     (tmp_path / "p.parquet").unlink(missing_ok=True)
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "p.parquet")
     assert not is_ours(tmp_path / "p.parquet")
+
+
+def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
+    kind, words = "svg", ["analyze", "dump", "-c", "token_tis", "--figures", "figures", "-q"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    held = {place.name: place.read_bytes() for place in (here / "figures").iterdir()}
+    assert {"k3." + kind, "k3.csv", "k3_by_position.csv", "captions.md"} <= held.keys()
+    assert held["k3.csv"].startswith(b"step,K3 (nats/token),")
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert {place.name: place.read_bytes() for place in (here / "figures").iterdir()} == held
+    (here / "figures" / f"k3.{kind}").write_text("mine")
+    refused = CliRunner().invoke(app, words)
+    assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
+    assert (here / "figures" / "k3.csv").read_bytes() == held["k3.csv"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections, replaying
+from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
 from mismatchctl.cli.flags import (
     OUTPUTS,
     Address,
@@ -167,6 +168,8 @@ def analyze(
     open_: Open = False,
     sequences: Sequences = None,
     join: Join = None,
+    figures: FigureFolder = None,
+    figure_format: FigureFormat = Picture.svg,
     tokens: Tokens = None,
     browse: Browse = None,
     tokenizer: Tokenizer = None,
@@ -192,6 +195,7 @@ def analyze(
         raise ConfigError("--json and --markdown - both write to stdout: give one of them")
     read = [*paths, *(config or []), against, join, baseline]
     check_places(output, html, text, sequences, tokens, force=force, inputs=read)
+    check_folder(figures)
     page = open_page(html, wanted=open_)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
@@ -229,6 +233,10 @@ def analyze(
         if verbose:
             _explain(result)
         _write(result, output, html, text)
+        if figures is not None:
+            from mismatchctl.render.figures.export import figures_of_result
+
+            write_figures(figures_of_result(result), figures, figure_format, force=force)
         if tokens is not None:
             _write_tokens(tokens, result, paths, browse or [], tokenizer, renamed(column), on_bad)
     page()

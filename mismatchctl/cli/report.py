@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
 from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet
 from mismatchctl.cli.output import check_places, console, open_page, outputs, write
+from mismatchctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mismatchctl.render.figures import Figure
 
 
 def report(
@@ -19,12 +24,15 @@ def report(
     html: Html = None,
     markdown: Markdown = None,
     open_: Open = False,
+    figures: FigureFolder = None,
+    figure_format: FigureFormat = Picture.svg,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed."""
     to_stdout = str(markdown) == "-"
     check_places(html, None if to_stdout else markdown, force=force, inputs=results)
+    check_folder(figures)
     page = open_page(html, wanted=open_)
     from mismatchctl.render.pages.combined import document
     from mismatchctl.render.to.markdown import markdown as as_markdown
@@ -39,6 +47,8 @@ def report(
         files.append((markdown, as_markdown(brief).encode()))
     with outputs(quiet):
         write(files)
+        if figures is not None:
+            write_figures(_figures(results), figures, figure_format, force=force)
     page()
     if to_stdout:
         typer.echo(as_markdown(brief), nl=False)
@@ -46,3 +56,13 @@ def report(
         from mismatchctl.render.to.terminal import show
 
         show(brief, console())
+
+
+def _figures(results: list[Path]) -> dict[str, Figure]:
+    """The figures of what `analyze` wrote."""
+    from mismatchctl.render.figures.export import figures_of_result
+    from mismatchctl.result import is_result, read_result
+
+    if len(results) != 1 or not is_result(str(results[0])):
+        raise ConfigError("--figures takes one Result, as analyze -o writes it")
+    return figures_of_result(read_result(results[0]))

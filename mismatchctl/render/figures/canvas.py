@@ -48,7 +48,8 @@ class Layout:
 class Canvas:
     """What a figure is painted on: `axes` are matplotlib's, the rest is how all figures do it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, again: bool = False) -> None:
+        self._again = again
         self.figure = MatplotlibFigure()
         self.axes: Any = self.figure.add_axes((0, 0, 1, 1))
         for axis in (self.axes.xaxis, self.axes.yaxis):
@@ -88,6 +89,9 @@ class Canvas:
         axis = getattr(self.axes, f"{which}axis")
         axis.set_ticks(list(where), [text(tick) for tick in where])
         axis.set_ticks([], minor=True)
+        if self._again:  # nobody lays such a figure out anew: where its labels end need not be known
+            for tick in axis.get_major_ticks():
+                tick.label1.set_in_layout(False)
         getattr(self.axes, f"set_{which}lim")(*limits)
 
     def labels(self, x: str, y: str = "") -> None:
@@ -165,7 +169,7 @@ def painted(paint: Paint, layout: Layout, *, keep: bool = False) -> Iterator[Can
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
-            canvas = Canvas() if keep else getattr(_stages, "canvas", None) or Canvas()
+            canvas = Canvas() if keep else getattr(_stages, "canvas", None) or Canvas(again=True)
             if not keep:
                 _stages.canvas = canvas
             canvas.clear(layout)

@@ -48,6 +48,11 @@ class InlineRenderer(RendererBase):
         size = prop.get_size_in_points()
         return _LETTER * size * len(s), 0.73 * size, 0.0
 
+    def _get_font_height_metrics(self, prop: Any) -> tuple[float, float, float]:
+        """The same of a line, for matplotlib from 3.11 on: no font file has to be read."""
+        size = prop.get_size_in_points()
+        return 0.9 * size, 0.22 * size, 0.0
+
     def draw_path(self, gc: Any, path: Path, transform: Any, face: Any = None) -> None:
         """A line is cut at the axes; areas stay within them by themselves."""
         box = gc.get_clip_rectangle() if face is None else None

@@ -198,6 +198,7 @@ def _message(chart: Chart, shown: Mapping[str, Column], steps: Steps) -> str:
 
 _UNDER = {
     "abs": "Log-prob difference,", "chi2": "Chi-square of", "ess": "Effective sample size of", "drift-k3": "K3 of",
+    "ppl": "Perplexity of",
 }  # fmt: skip
 
 
