@@ -7,7 +7,7 @@ TEST_INSTALLED := $(VENV)/.test-installed
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench check format docs clean
+.PHONY: help demo test conformance bench reliability versions check format docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,12 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/formats.py --write docs/benchmarks-formats.md
 	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
+
+reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md (an hour)
+	$(BIN)/python tests/reliability.py --write docs/reliability.md
+
+versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
+	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(shell command -v python$(v))) --oldest $(shell command -v python3.10)
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .

@@ -20,6 +20,38 @@ from typing import Any
 import pyarrow
 
 HERE = Path(__file__).parent
+KINDS = {
+    "a pickle corrupts memory": ("test_importers_hostile.py::test_forged_states_are_refused",
+                                 "test_importers_hostile.py::test_made_up_sizes_are_refused"),
+    "the gate lets a worse value pass": ("test_gate_coverage.py::test_a_result_that_dropped_its_bad_half_is_undecided",
+                                         "test_gate_coverage.py::test_a_place_of_the_baseline_must_be_there",
+                                         "test_gate_coverage.py::test_infinitely_many_tokens_are_no_evidence",
+                                         "test_gate_coverage.py::test_a_mask_that_hides_the_bad_tokens_does_not_pass"),
+    "memory and time by step": ("test_many_groups.py::test_a_group_is_as_large_as_its_tokens",),
+    "extreme numbers": ("test_finite.py::test_no_output_holds_a_number_that_is_not_finite",
+                        "test_finite.py::test_no_page_draws_a_number_that_is_not_finite"),
+    "texts that are parsed": ("test_texts.py::test_what_is_refused_says_where_and_why",
+                              "test_texts.py::test_regular_files_alone_are_read"),
+    "Results from elsewhere": ("test_doors.py::test_a_result_that_is_not_whole_is_refused",
+                               "test_doors.py::test_a_result_holds_finite_numbers"),
+    "odd dumps": ("test_dumps_odd.py::test_ids_of_any_kind_name_sequences",
+                  "test_dumps_odd.py::test_a_mask_of_fractions_is_converted_and_then_refused",
+                  "test_dumps_odd.py::test_a_memory_limit_needs_no_units"),
+    "outputs": ("test_interrupts.py::test_outputs_appear_together",
+                "test_interrupts.py::test_an_output_never_replaces_an_input",
+                "test_doors.py::test_hostile_labels_stay_text_in_every_output", "faults.py::threads"),
+    "interruption": ("test_interrupts.py::test_a_signal_ends_with_its_code_and_leaves_nothing",
+                     "test_interrupts.py::test_a_signal_that_a_callback_swallows_is_not_lost",
+                     "test_interrupts.py::test_streams_that_are_closed_or_full",
+                     "test_recorder_files.py::test_a_killed_writer_loses_only_its_file"),
+    "cache": ("test_cache.py::test_a_part_under_another_name_is_no_part_of_it",),
+    "sentences": ("test_dumps_paths.py::test_a_file_without_permission_is_told",
+                  "test_dumps_paths.py::test_a_path_that_is_not_utf_8_is_read_and_shown_escaped",
+                  "test_dumps_paths.py::test_a_link_that_leads_nowhere_is_told"),
+    "a fresh machine": ("test_chromium.py::test_what_is_missing_is_the_reason_and_ci_never_skips",),
+    "speed of small things": ("faults.py::many",),
+}  # fmt: skip
+"""What once broke, and the tests that hold each kind."""
 LIMITS = """
 - pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the
   process; the cases found none that does. Read dumps of strangers where a crash does no harm.
@@ -66,7 +98,8 @@ def cases(found: list[dict[str, Any]]) -> list[str]:
     ]
     return [
         "Each case follows from its seed (`tests/fuzzing.py`) and is a process of its own; sound dumps are held to",
-        "their K3. A warning of a library on stderr is a failure too.",
+        "their K3. A warning of a library on stderr is a failure too. Seeds that failed on the way were mended and run",
+        "again.",
         "",
         "| input | cases |",
         "|---|---|",
@@ -87,7 +120,7 @@ def kills(found: list[dict[str, Any]]) -> list[str]:
         "SIGKILL, SIGTERM and SIGINT at random moments of each verb and of the recorder, half of them with earlier",
         "outputs in place. Each output is as an undisturbed run writes it or as it was before; those of one command",
         "appear together; the exit code is the signal's; after the next run no other file is there, temporary folders",
-        "included.",
+        "included. Kills that found something were mended, and others of that verb made in their place.",
         "",
         "| verb | kills |",
         "|---|---|",
@@ -105,6 +138,25 @@ def faults(found: list[dict[str, Any]]) -> list[str]:
     return ["| fault | outcome |", "|---|---|", *(f"| {name} | {outcome} |" for name, outcome in outcomes.items())]
 
 
+def versions(found: list[dict[str, Any]]) -> list[str]:
+    """The section of other versions of Python and of the dependencies."""
+    if not found:
+        return ["None was tried: `make versions`."]
+    names = list(found[-1]["versions"])
+    return [
+        "A part of the tests with other versions of Python, and with the oldest of each dependency (`make versions`);",
+        "torch, and what needs it, is left out.",
+        "",
+        f"| Python | {' | '.join(names)} | outcome |",
+        f"|---{'|---' * len(names)}|---|",
+        *(
+            f"| {one['python']} | {' | '.join(one['versions'].values())} | {brief(one['wrong'] or one['tests'])} |"
+            for one in found
+            if one["versions"]
+        ),
+    ]
+
+
 def document(folder: Path) -> str:
     """docs/reliability.md."""
     lines = [
@@ -118,6 +170,17 @@ def document(folder: Path) -> str:
         *("", "## Cases", "", *cases(logged(folder, "cases"))),
         *("", "## Kills", "", *kills(logged(folder, "kills"))),
         *("", "## Faults of the machine", "", *faults(logged(folder, "faults"))),
+        *("", "## Versions", "", *versions(logged(folder, "versions"))),
+        *(
+            "",
+            "## Kinds of failure",
+            "",
+            "What once broke, and the tests that hold it.",
+            "",
+            "| kind | tests |",
+            "|---|---|",
+        ),
+        *(f"| {kind} | {', '.join(f'`{name}`' for name in names)} |" for kind, names in KINDS.items()),
         *("", "## Limits", LIMITS),
     ]
     return "\n".join(lines)

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from mismatchctl.cli.main import app
 
 EXTREMES = {
-    "far": (-1e4, 1.0), "farther": (-0.9e5, 1.0), "tiny": (-1e-300, 1.0), "rewards": (-3.0, 1e300),
+    "far": (-1e4, 1.0), "tiny": (-1e-300, 1.0), "rewards": (-3.0, 1e300),
+    "sentinel": (-3.4e38, 1.0),
 }  # fmt: skip
 """A log-prob of the trainer here and there, and the size of rewards and advantages."""
 VERBS = {
@@ -30,6 +31,7 @@ VERBS = {
     "sweep.parquet": ["sweep", "a.parquet", "-q", "--target-rejection", "0.1", "-o", "out/s.parquet"],
     "compare": ["compare", "b.parquet", "a.parquet", "--json"],
     "gate": ["gate", "a.parquet", "--rule", "k3:max=1", "--rule", "abs_diff_max:max=1", "--json"],
+    "baseline": ["gate", "a.parquet", "--baseline", "b.json", "--json", "--save-baseline", "out/b.json", "--accept"],
     "diagnose": ["diagnose", "a.parquet", "--json"],
     "advise": ["advise", "a.parquet", "--json"],
     "convert": ["convert", "a.parquet", "out/c.parquet", "-q"],
@@ -97,6 +99,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.yaml").write_text("algorithm:\n  rollout_correction:\n    rollout_is: token\n")
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(app, ["gate", "b.parquet", "--save-baseline", "b.json", "--accept"], catch_exceptions=False)
     return tmp_path
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
 from harness import found
+from reliability import KINDS
 
 CASES = 60
 ONCE_FAILED = (605, 607, 1605, 1881, 3395, 7667, 8836, 10**9 + 41)
@@ -12,3 +17,10 @@ def test_every_case_ends_in_an_answer_or_a_sentence() -> None:
     cases = found("fuzz_check.py", 10**9, CASES, *ONCE_FAILED)
     assert len(cases) == CASES + len(ONCE_FAILED)
     assert [case for case in cases if case["wrong"]] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_failure_has_its_tests(kind: str) -> None:
+    for name in KINDS[kind]:
+        file, _, test = name.partition("::")
+        assert re.search(rf"^def {test}\(", Path(__file__).with_name(file).read_text(), re.MULTILINE), name

@@ -54,7 +54,8 @@ def metric_changes(
     smooth = {key: metric for key, metric in metrics.items() if metric.is_resampled and _has_columns(metric, samples)}
     draws = resample(samples, list(smooth.values())) if smooth else [[], []]
     pairs = dict(zip(smooth, zip(*draws, strict=True), strict=True))
-    p = _p_values(smooth, samples)
+    with np.errstate(all="ignore"):  # what overflows has no p-value
+        p = {key: value for key, value in _p_values(smooth, samples).items() if np.isfinite(value)}
     return {key: _change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys}
 
 

@@ -1,0 +1,74 @@
+"""Tests with other versions of Python and with the oldest of each dependency, each in an environment of its own.
+
+`python tests/versions.py python3.10 python3.12 --oldest python3.10` prints one line of JSON for each. Torch, which is
+large and loaded only by those who ask for a device or give it tensors, is left out, and so are the tests that need it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+ROOT = Path(__file__).parent.parent
+TESTS = (
+    *("test_texts", "test_dumps_wide", "test_dumps_odd", "test_accuracy", "test_gate_cli", "test_compat"),
+    *("test_recorder_files", "test_cache", "test_finite", "test_sweep_exact", "test_doctor"),
+)
+WITH = ("pytest>=8.0", "hypothesis>=6.100", "mpmath>=1.3", "scipy>=1.11", "jsonschema>=4.21", "hatchling>=1.26")
+SHOWN = ("numpy", "pyarrow", "polars", "pydantic", "numba", "typer", "matplotlib")
+
+
+def dependencies(oldest: bool) -> list[str]:
+    """Those of the project but torch; the oldest that it supports of each."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    wanted = [one for one in wanted if not one.startswith("torch")]
+    return [re.sub(r">=([\d.]+)", r"==\1.*", one) if oldest else one for one in wanted]
+
+
+def tried(python: str, oldest: bool) -> dict[str, Any]:
+    """Install and test with one interpreter; what is wrong, or nothing."""
+    with tempfile.TemporaryDirectory(prefix="versions-") as folder:
+        own = f"{folder}/bin/python"
+        pip = [own, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--prefer-binary"]
+        tests = [own, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(f"tests/{name}.py" for name in TESTS)]
+        found: dict[str, Any] = {"python": python, "oldest": oldest, "versions": {}, "tests": "", "wrong": ""}
+        for command in (
+            [python, "-m", "venv", folder],
+            [*pip, *dependencies(oldest), *WITH],
+            [*pip, "--no-deps", "--no-build-isolation", str(ROOT)],
+            tests,
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+            if done.returncode:
+                return found | {"wrong": (done.stdout + done.stderr)[-2000:]}
+        show = "import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, sys.argv[1:]))"
+        number, *versions = subprocess.check_output([own, "-c", show, *SHOWN], text=True).split()
+        passed = done.stdout.strip().splitlines()[-1]
+        return found | {"python": number, "versions": dict(zip(SHOWN, versions, strict=True)), "tests": passed}
+
+
+def every(pythons: list[str], oldest: list[str]) -> Iterator[dict[str, Any]]:
+    """One after the other."""
+    for python in pythons:
+        yield tried(python, False)
+    for python in oldest:
+        yield tried(python, True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("pythons", nargs="*")
+    parser.add_argument("--oldest", nargs="*", default=[])
+    asked = parser.parse_args()
+    for one in every(asked.pythons, asked.oldest):
+        print(json.dumps(one), flush=True)
+        print(one["wrong"], file=sys.stderr)
