@@ -23,6 +23,10 @@ def main() -> None:
         from mismatchctl.cli.main import main as command
 
         command()
+    except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED:  # of any signal that comes while typer parses
+            sys.exit(interrupts.exit_code() or EXIT_INTERRUPTED)
+        raise
     except KeyboardInterrupt:  # before the command could deal with it, or after
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print("interrupted", file=sys.stderr, flush=True)

@@ -195,8 +195,10 @@ class BoundedSums:
             bound = self.bounds.low if side == "below" else self.bounds.high
             beyond = self.sum_beyond(side, outside)
             if beyond is not None:
-                factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
-                total += beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
+                    made = beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
+                total += np.where(beyond == 0, 0.0, made)  # nothing lies beyond a bound whose square overflows
         return total
 
     def sum_beyond(self, side: str, column: str) -> Float64s | None:
