@@ -205,7 +205,7 @@ class Corrected:
         """Of each quantity, where it is known (1, else 0) and its value there (else 0)."""
         found = {}
         for name, values in compared(self.batch).items():
-            known = ~np.isnan(values) & (self.length > 0)
+            known = np.isfinite(values) & (self.length > 0)
             found[name] = known.astype(np.float64), np.where(known, values, 0.0)
         return found
 

@@ -365,7 +365,7 @@ class _Binned:
         made, n, some = self.made, self._wide(self.n), self.segments.nonempty
         made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
         for name, values in compared(self.batch).items():
-            known = ~np.isnan(values) & some
+            known = np.isfinite(values) & some
             for key, column in ((name, np.where(known, values, 0.0)), (f"{name}_known", known.astype(np.float64))):
                 made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
                 made.failing[f"rejected_{key}"] = self._wide(column)
