@@ -22,8 +22,11 @@ from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
 from mismatchctl.frameworks.layout import Layout
+from mismatchctl.measure import PAIRS, Pair
 from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.facets import FACETS, Facet
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.measure.reduce import MOST_VALUES
 from mismatchctl.render.preset_table import HEADINGS, methods_data
 from mismatchctl.render.reference import name_lines
@@ -83,8 +86,19 @@ def metrics() -> str:
             "",
             "## Mismatch",
             *_table(MISMATCH_METRICS),
-            "## Second drift (train to current), where the dump has `current_log_probs`",
-            *_table(drift_metrics()),
+            *(
+                line
+                for pair in PAIRS[1:]
+                for line in (f"## {pair.section}, where the dump has {_columns(pair)}", *_table(pair_metrics(pair)))
+            ),
+            *(
+                line
+                for facet in FACETS
+                for line in (
+                    f"## {SECTIONS[facet.name]}, where the dump has {_columns(facet)}",
+                    *_table(FACET_METRICS[facet.name]),
+                )
+            ),
             "## Of each correction",
             "The gates' rows are shown for one gate, a veto; others are `gate1_...` and so on.",
             "",
@@ -105,6 +119,10 @@ def metrics() -> str:
             "",
         ]
     )
+
+
+def _columns(of: Pair | Facet) -> str:
+    return " and ".join(f"`{column}`" for column in sorted(of.needs))
 
 
 def _table(found: Iterable[Metric]) -> list[str]:

@@ -126,6 +126,8 @@ class TokenBatch:
             numbers are float64 or int64, a missing number is NaN, other values are objects or None.
         file: index of the file that the sequences come from.
         rows: row of each sequence in its file [S] (its first row in the long layout).
+        others: more columns of the contract by name: log-probs of further policies [T], experts [T, K]; NaN where a
+            sequence lacks them.
     """
 
     segments: Segments
@@ -137,6 +139,7 @@ class TokenBatch:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     file: int = 0
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -150,6 +153,25 @@ class TokenBatch:
     def positions(self) -> Ints:
         """Place of each token in its response [T], counted from the first valid token."""
         return self.segments.places if self.position is None else self.position
+
+    def log_probs(self, policy: str) -> Floats | None:
+        """Log-probs of the tokens under a policy [T]: rollout, train, current, ref or reference; None without them."""
+        if policy in ("rollout", "train", "current"):
+            found: Floats | None = getattr(self, policy)
+            return found
+        values = self.others.get(f"{policy}_log_probs")
+        return None if values is None else self.segments.from_host(values)
+
+    def scored(self, *policies: str) -> Bools:
+        """Which sequences have log-probs of all these policies on every token [S]; an empty one has."""
+        known = np.ones(len(self), np.bool_)
+        for policy in policies:
+            values = self.log_probs(policy)
+            if values is None:
+                return np.zeros(len(self), np.bool_)
+            if policy in ("ref", "reference"):  # the others are complete, or the sequence would not be here
+                known &= np.isfinite(self.segments.sum(values))
+        return known
 
     def sequences(self, start: int, stop: int) -> TokenBatch:
         """The sequences `start:stop` as a batch of views."""
@@ -167,6 +189,7 @@ class TokenBatch:
             current=cut(self.current),
             position=cut(self.position),
             advantages=cut(self.advantages),
+            others={name: values[tokens] for name, values in self.others.items()},
             columns={name: values[start:stop] for name, values in self.columns.items()},
             rows=self.rows[start:stop],
         )
@@ -186,6 +209,7 @@ class TokenBatch:
             current=pick(self.current),
             position=pick(self.position),
             advantages=pick(self.advantages),
+            others={name: values[tokens] for name, values in self.others.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             rows=self.rows[chosen],
         )

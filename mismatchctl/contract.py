@@ -96,5 +96,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+PARTIAL: tuple[str, ...] = ("ref_log_probs", "reference_log_probs", "rollout_experts", "train_experts")
+"""Columns that sequences may lack: what is measured on them is measured on the other sequences."""
 REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED, "sequence_id", "position")

@@ -105,7 +105,12 @@ def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
     return exp(-log_ratio) - 1 + log_ratio
 
 
-def low_variance_kl(log_ratio: Floats, importance: Floats | None = None, bound: float = 10.0) -> Floats:
+KL_KINDS = ("k1", "k2", "k3", "low_var")
+"""Estimators of the KL to the reference policy; low_var is K3 within LOW_VAR_BOUND."""
+LOW_VAR_BOUND = 10.0
+
+
+def low_variance_kl(log_ratio: Floats, importance: Floats | None = None, bound: float = LOW_VAR_BOUND) -> Floats:
     """K3 per token [T], bounded; unbiased (DeepSeek-V3.2) where it is weighted with current / anchor before the bound.
 
     Args:

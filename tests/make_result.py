@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from mismatchctl.correction import Correction
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 from mismatchctl.result import (
     Breakdown,
     Clusters,
@@ -108,7 +108,7 @@ def _run(
     drift: bool,
 ) -> RunResult:
     noise = np.random.default_rng(seed)
-    metrics = [*MISMATCH_METRICS, *(drift_metrics() if drift else ())]
+    metrics = [*MISMATCH_METRICS, *(other_metrics() if drift else ())]
     sizes = [
         level * 5 ** float(np.clip((i - len(steps) * 0.4) / max(len(steps) * 0.3, 1), 0, 1)) for i in range(len(steps))
     ]

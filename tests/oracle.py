@@ -10,7 +10,7 @@ A group is a list of sequences: mappings with lists `rollout`, `train`, `mask`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from decimal import Decimal
 
 from oracle_estimates import (
@@ -33,6 +33,9 @@ from oracle_estimates import (
     total,
     truth,
 )
+
+Logs = Callable[[Sequence_], list[Decimal]]
+"""Log ratios of a sequence."""
 
 
 def log_ratios(sequence: Sequence_, upper: str, lower: str) -> list[Decimal]:
@@ -173,6 +176,55 @@ def mismatch(sequences: Sequence[Sequence_], upper: str = "train", lower: str = 
     found |= {key: quantile(share, [abs(v) for v in tokens]) for key, share in QUANTILES.items()}
     for level, logs in (("token", tokens), ("sequence", [total(own) for own in filled])):
         found |= {f"khat_{level}{end}": value for end, value in khat(logs).items()}
+    return found
+
+
+def split(sequences: Sequence[Sequence_], whole: Logs, a: Logs, b: Logs) -> dict[str, Truth]:
+    """Of log ratios w = a + b per token: the share of each in sum of w^2, their correlation, K3 of w beyond both's."""
+    sums = []
+    for sequence in sequences:
+        own = Sums()
+        w, x, y = whole(sequence), a(sequence), b(sequence)
+        own.add("n", len(w))
+        for name, left, right in (("ww", w, w), ("xw", x, w), ("yw", y, w), ("xx", x, x), ("yy", y, y), ("xy", x, y)):
+            own.add(name, *(p * q for p, q in zip(left, right, strict=True)))
+        for name in ("xw", "yw", "xy"):
+            own["#" + name] = own["ww"] + own["xx"] + own["yy"]  # whoever takes it from squares rounds relative to them
+        for name, values in (("w", w), ("x", x), ("y", y)):
+            own.add(name, *values)
+            own.add(f"k3 {name}", *(k3(v) for v in values))
+        sums.append(own)
+    rows = cluster_rows(sequences, sums)
+    formulas: list[Formula] = [
+        lambda t: over(t["xw"], t["ww"]),
+        lambda t: over(t["yw"], t["ww"]),
+        lambda t: over(
+            t["n"] * t["xy"] - t["x"] * t["y"],
+            t["n"] * (scatter(t["xx"], t["x"], t["n"]) * scatter(t["yy"], t["y"], t["n"])).sqrt(),
+        ),
+        lambda t: over(t["k3 w"] - t["k3 x"] - t["k3 y"], t["n"]),
+    ]
+    return dict(zip(("a", "b", "correlation", "together"), (truth(formula, rows) for formula in formulas), strict=True))
+
+
+def splits(sequences: Sequence[Sequence_], has: Set[str]) -> dict[str, Truth]:
+    """How current / rollout and train / rollout split into two ratios each, where the dump has such log-probs."""
+
+    def logs(upper: str, lower: str) -> Logs:
+        return lambda sequence: log_ratios(sequence, upper, lower)
+
+    found = {}
+    if "current" in has:
+        known = [sequence for sequence in sequences if "current" in sequence]
+        own = split(known, logs("current", "rollout"), logs("train", "rollout"), logs("current", "train"))
+        names = ("total_share_mismatch", "total_share_drift", "total_correlation", "total_k3_together")
+        found |= dict(zip(names, own.values(), strict=True))
+    if "reference" in has:
+        known = [sequence for sequence in sequences if "reference" in sequence]
+        own = split(known, logs("train", "rollout"), logs("reference", "rollout"), logs("train", "reference"))
+        found |= {"share_rollout": own["a"], "share_train": own["b"]}
+        errors = split(known, logs("train", "train"), logs("rollout", "reference"), logs("train", "reference"))
+        found |= {"sides_correlation": errors["correlation"]}
     return found
 
 

@@ -19,6 +19,8 @@ from mismatchctl.correction import Correction
 
 Rows = list[dict[str, Any]]
 COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "current": "current_log_probs"}
+PARTIAL = {"reference": "reference_log_probs"}
+"""What some sequences of a file may lack."""
 TYPES = {"worker": pa.string(), "prompt_id": pa.int64()}
 JUNK = (math.nan, math.inf, -math.inf, 0.0, 7.5, -9999.0)
 FLAVOURS = ("noise", "heavy", "extreme", "tiny", "equal", "grid", "constant", "stuck")
@@ -38,6 +40,7 @@ class Shape:
     named: bool = True
     nameless: bool = False
     current: str = "all"
+    reference: str = "none"
     advantages: str = "token"
     reward: str = "some"
     files: int = 2
@@ -70,6 +73,7 @@ def shapes(**fixed: Any) -> st.SearchStrategy[Shape]:
         "named": st.booleans(),
         "nameless": st.booleans(),
         "current": st.sampled_from(["all", "all", "some", "none"]),
+        "reference": st.sampled_from(["all", "some", *["none"] * 4]),
         "advantages": st.sampled_from(["token", "sequence", "none"]),
         "reward": st.sampled_from(["all", "some", "none"]),
         "files": st.integers(1, 3),
@@ -100,8 +104,10 @@ def _sequence(shape: Shape, rng: random.Random, index: int, mask: str = "", leng
     if shape.current == "all" or (shape.current == "some" and index < shape.sequences // 2):
         drift = rng.choice(("noise", "equal", "grid"))
         row["current"] = [min(0.0, p[1] + _offset(drift, rng)) for p in pairs]
+    if shape.reference == "all" or (shape.reference == "some" and rng.random() < 0.5):
+        row["reference"] = [min(0.0, p[1] + _offset(rng.choice(("noise", "equal", "grid")), rng)) for p in pairs]
     if shape.float32:
-        for policy in COLUMNS.keys() & row.keys():
+        for policy in (COLUMNS | PARTIAL).keys() & row.keys():
             row[policy] = [float(np.float32(v)) for v in row[policy]]
     if shape.steps:
         row["step"] = rng.randrange(shape.steps)
@@ -173,6 +179,10 @@ def table(rows: Rows, files: Files) -> pa.Table:
     for policy, column in COLUMNS.items():
         if policy in rows[0]:
             columns[column] = pa.array([_junk(row[policy], row["mask"]) for row in rows], pa.list_(floats))
+    for policy, column in PARTIAL.items():
+        if any(policy in row for row in rows):
+            given = [_junk(row[policy], row["mask"]) if policy in row else None for row in rows]
+            columns[column] = pa.array(given, pa.list_(floats))
     columns["response_mask"] = pa.array([row["mask"] for row in rows], pa.list_(pa.int8())).cast(
         pa.list_(pa.type_for_alias(files.mask_type))
     )

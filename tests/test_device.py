@@ -34,6 +34,8 @@ SAMPLE = Path(__file__).parent.parent / "sample_data" / "dense"
 ACCELERATORS = "mismatchctl.measure.kernels.device.accelerators"
 CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 
+WITH_CURRENT = frozenset({"current_log_probs"})
+
 
 def run(*words: str | Path) -> Result:
     return CliRunner().invoke(app, ["analyze", str(SAMPLE), *map(str, words)], env={"COLUMNS": "200"})
@@ -199,11 +201,11 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "to_host", watched)
     monkeypatch.setattr("mismatchctl.measure.kernels.device.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
-    plan = Plan((EVERYTHING,), drift=True, kernel=kernel_on(("cpu",)))
+    plan = Plan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
     assert len(sizes) > 50
     assert max(sizes) < batch.tokens
-    plain = reduce_batch(batch, "run", Plan((EVERYTHING,), drift=True))
+    plain = reduce_batch(batch, "run", Plan((EVERYTHING,), has=WITH_CURRENT))
     np.testing.assert_allclose(table.sums, plain.cells["run", (None, ())].table.sums, rtol=1e-8, atol=1e-8)
 
 
@@ -236,6 +238,6 @@ def test_an_empty_cell() -> None:
     from mismatchctl.measure.kernels.device import kernel_on
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
-    sums = reduce_batch(batch, "run", Plan((EVERYTHING,), drift=True, kernel=kernel_on(("cpu",))))
+    sums = reduce_batch(batch, "run", Plan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",))))
     table = sums.cells["run", (None, ())].table
     assert math.isfinite(table.sums.sum())

@@ -31,6 +31,8 @@ Columns = dict[str, NDArray[np.float64]]
 COUNTS = ("kept", "counted", "touched", "emptied", "weight_low", "weight_high", "loss_tokens", "loss_kept")
 SOURCES = ("train/rollout", "current/rollout", "current/train")
 
+WITH_CURRENT = frozenset({"current_log_probs"})
+
 
 def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False, scale: float = 0.2) -> TokenBatch:
     """Heavy tails, some tokens that are the same, some that are very unlikely, advantages of both signs and none."""
@@ -50,7 +52,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
 
 def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
     """Columns and maxima of each correction, of the whole batch."""
-    plan = Plan(tuple(given), drift=True, kernel=kernel)
+    plan = Plan(tuple(given), has=WITH_CURRENT, kernel=kernel)
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
         for _, block in kernel.blocks(batch):
@@ -119,7 +121,7 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
 
 def gates(batch: TokenBatch) -> Iterator[Gate]:
     """All that a gate measures and may reject; what it sees, leaves and includes changes from one to the next."""
-    every_source = Plan((Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), drift=True)
+    every_source = Plan((Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT)
     ratios = ratios_of(batch, every_source)
     rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))
     for statistic in ("ratio", *STATISTICS):

@@ -18,7 +18,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load
 from mismatchctl.frameworks.meanings import NEVER_LOGGED, Relative, relatives, resolve
 from mismatchctl.frameworks.slime import metrics as slime
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 
 TITLES = [title for shelf in SHELVES for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
 """Those that have names for metrics of the registry; the others' names are held to goldens."""
@@ -82,7 +82,7 @@ def computed(rows: pa.Table, correction: Correction, folder: Path) -> dict[str, 
 
 
 def registry(correction: Correction) -> list[Metric]:
-    return [*MISMATCH_METRICS, *drift_metrics(), *correction_metrics(correction)]
+    return [*MISMATCH_METRICS, *other_metrics(), *correction_metrics(correction)]
 
 
 def names(metric: Metric, title: str) -> list[Relative]:

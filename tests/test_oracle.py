@@ -6,6 +6,7 @@ import decimal
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,15 @@ from oracle_estimates import CONTEXT, Truth
 from random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 
 from mismatchctl.analyze import analyze
-from mismatchctl.analyze.build import GROUP_ERRORS
+from mismatchctl.analyze.build import GROUP_ERRORS, PAIR_ERRORS, REPEATED
 from mismatchctl.correction import Correction
+from mismatchctl.measure import PAIRS
 from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, drift_key, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
 
 Expected = list[dict[str, Truth]]
-VALUE_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-7, 5e-3
+VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-6, 5e-7, 5e-3
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
 MANY = settings(
     deadline=None,
@@ -81,16 +83,22 @@ def check_status(truth: Truth, status: str, undefined: str, place: str) -> None:
     assert status in ("ok", undefined, "no valid token"), f"{place}: {status}"
 
 
-def truths(rows: Rows, applied: Mapping[str, Sequence[Applied]], given: Sequence[Correction], drift: bool) -> Expected:
-    """Of some sequences: the mismatch with the drift, and each correction."""
+def truths(
+    rows: Rows, applied: Mapping[str, Sequence[Applied]], given: Sequence[Correction], has: AbstractSet[str]
+) -> Expected:
+    """Of some sequences: the mismatch with the other pairs of policies, and each correction."""
     metrics = oracle.mismatch(rows)
-    if drift:
-        pair = oracle.mismatch([row for row in rows if "current" in row], "current", "train")
-        metrics |= {drift_key(key): truth for key, truth in pair.items() if key not in oracle.COUNTS}
+    for pair in PAIRS[1:]:
+        if {*pair.policies} - {"rollout", "train"} <= has:
+            scored = [row for row in rows if {*pair.policies} <= row.keys()]
+            own = oracle.mismatch(scored, *pair.policies)
+            metrics |= {pair.key(key): truth for key, truth in own.items() if key not in oracle.COUNTS}
+    metrics |= oracle.splits(rows, has)
     return [metrics, *(correction_truths(c, rows, applied[c.name]) for c in given)]
 
 
-REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *drift_metrics())}
+PLAIN = {metric.key for metric in MISMATCH_METRICS}
+REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
 LOSSES = {"loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm"}
@@ -111,17 +119,19 @@ def check_overall(expected: Expected, found: Overall, given: Sequence[Correction
             check_se(truth, value.se, where)
             check_status(truth, value.status, why[key], where)
             if value.interval is not None:
-                assert 0 <= value.interval[0] <= value.interval[1] <= section["abs_diff_max"].value or "drift" in key
+                assert 0 <= value.interval[0] <= value.interval[1] <= section["abs_diff_max"].value or key not in PLAIN
 
 
 def check_group(expected: Expected, found: Groups, index: int, given: Sequence[Correction], place: str) -> None:
     sections: list[Mapping[str, Series]] = [found.metrics, *(found.corrections[c.name] for c in given)]
     for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
-        assert truth_of.keys() == section.keys() - LOSSES
-        for key, truth in truth_of.items():
+        assert truth_of.keys() - REPEATED == section.keys() - LOSSES
+        for key in section.keys() - LOSSES:
+            truth = truth_of[key]
             series, where = section[key], f"{place}: {name} {key}"
-            check_value(truth, series.value[index], where, CORRECTION_DIGITS if name else VALUE_DIGITS)
-            if name and key not in GROUP_ERRORS:
+            digits = CORRECTION_DIGITS if name else VALUE_DIGITS if key in PLAIN else PAIR_DIGITS
+            check_value(truth, series.value[index], where, digits)
+            if (name or key not in PLAIN) and key not in GROUP_ERRORS | PAIR_ERRORS:
                 assert series.se is None, where
             else:
                 check_se(truth, series.se and series.se[index], where, SE_DIGITS)
@@ -140,9 +150,11 @@ def check_run(rows: Rows, given: Sequence[Correction], run: RunResult, by: Seque
             for i, own in zip(places, apply(c, group), strict=True):
                 applied[c.name][i] = own
 
+    has = {policy for policy in ("current", "reference") if any(policy in row for row in rows)}
+
     def part(places: Sequence[int]) -> Expected:
         parts = {name: [own[i] for i in places] for name, own in applied.items()}
-        return truths([rows[i] for i in places], parts, given, any("current" in row for row in rows))
+        return truths([rows[i] for i in places], parts, given, has)
 
     check_overall(part(range(len(rows))), run.overall, given, "overall")
     for column, groups in (("step", run.groups), *((c, run.by[c]) for c in by)):

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from make_result import HOSTILE, UNDEFINED, make_corrections, make_result
 
-from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
 from mismatchctl.numbers import estimate, number
 from mismatchctl.render.document import Document, Figures, Section, Table, Tiles
 from mismatchctl.render.pages.analyze import document
@@ -129,7 +129,7 @@ def test_every_section_is_there(parsed: Parsed) -> None:
 
 def test_every_metric_shown_is_explained(parsed: Parsed) -> None:
     anchors = {a["id"] for _, a in parsed.elements if "id" in a}
-    for metric in (*MISMATCH_METRICS, *drift_metrics()):
+    for metric in (*MISMATCH_METRICS, *other_metrics()):
         assert f"m-{metric.key}" in anchors
         assert _plain(metric.definition) in parsed.text, metric.key
         assert _plain(metric.meaning) in parsed.text, metric.key

@@ -14,6 +14,7 @@ from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions,
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
+from mismatchctl.contract import PARTIAL
 from mismatchctl.correction import Correction
 from mismatchctl.correction.losses import loss_numbers
 from mismatchctl.diagnose import COLUMNS, Collector, collector_for
@@ -154,7 +155,8 @@ def analyze(
         raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
     replayed, corrections = corrections, _with_losses(corrections, losses)
     extra = () if framework is None else NAMES
-    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=COLUMNS if findings else ())
+    watched = (*PARTIAL, *(COLUMNS if findings else ()))
+    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=watched)
     dump = reading.dump
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
@@ -163,7 +165,7 @@ def analyze(
     plan = Plan(
         tuple(corrections),
         tuple(by),
-        dump.has("current_log_probs"),
+        reading.has,
         sequences is not None,
         _kernel(reading.expected, device, engine),
         every_cluster,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,7 +23,8 @@ from mismatchctl.measure.close import Closed
 from mismatchctl.measure.columns import CLUSTERS, MISMATCH
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import LAYERS
-from mismatchctl.measure.metrics import Estimate, Estimates, Row
+from mismatchctl.measure.metrics import Estimate, Estimates, Row, pair_metrics
+from mismatchctl.measure.pairs import PAIRS
 from mismatchctl.measure.reduce import Value as Label
 from mismatchctl.measure.table import Axis, Of
 from mismatchctl.measure.tails import Worst
@@ -44,12 +46,26 @@ from mismatchctl.result import (
     WorstToken,
 )
 
-VALUE_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 7, 3
-"""Significant digits of series over groups: metrics, those of corrections, errors. A thousand steps stay small."""
+VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 6, 7, 3
+"""Significant digits of series over groups: metrics of the mismatch, of other pairs, of corrections, errors. A thousand
+steps stay small."""
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 """Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
+PAIR_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k1", "k3", "abs_diff_mean", "ratio_mean"))
+"""The same of other pairs than the mismatch."""
+REPEATED = frozenset(
+    pair.key(key)
+    for pair in PAIRS[1:]
+    for key in (
+        *(f"khat_{level}_{what}" for level in ("token", "sequence") for what in ("limit", "tail")),
+        *(f"{side}_{ppl}" for side in ("train", "rollout") for ppl in ("log_ppl", "ppl")),
+    )
+)
+"""Metrics of other pairs that repeat, step by step, those of the mismatch or of one another: kept overall only."""
+OF_PAIRS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair))
+"""Metrics of other pairs than the mismatch."""
 MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")
 """Columns whose storage types are kept: they decide what can be compared."""
 COARSER = 8
@@ -131,9 +147,13 @@ def _values(estimates: Estimates) -> dict[str, Value]:
 def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
     """Estimates of the cells of these labels, in the labels' natural order."""
     order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
+    metrics = {key: estimate for key, estimate in rows.metrics.items() if key not in OF_PAIRS}
+    others = {
+        key: replace(estimate, interval=None) for key, estimate in rows.metrics.items() if key in OF_PAIRS - REPEATED
+    }
     return Groups(
         labels=[labels[cell] for cell in order],
-        metrics=_all_series(rows.metrics, order, VALUE_DIGITS),
+        metrics=_all_series(metrics, order, VALUE_DIGITS) | _all_series(others, order, PAIR_DIGITS, PAIR_ERRORS),
         corrections={
             name: _all_series(estimates, order, CORRECTION_DIGITS, GROUP_ERRORS)
             for name, estimates in zip(names, rows.corrections, strict=True)

@@ -51,6 +51,15 @@ def numbered(dump: Dump, size: int) -> MicroBatches:
     )
 
 
+def taken_for_steps(corrections: Iterable[Correction]) -> str:
+    """That the whole step was taken for a micro-batch, and what helps."""
+    names = dict.fromkeys(c.name.split(" at point ")[0] for c in corrections if c.normalizes_micro_batches)
+    return (
+        f"{', '.join(names)}: weights are normalized within micro-batches, and {UNNAMED}: the whole step was taken for "
+        "one. --micro-batch-size N takes N rows of it at a time, as the trainer did"
+    )
+
+
 def warn_of_steps(result: Result, corrections: Iterable[Correction]) -> None:
     """Say which corrections took the whole step for a micro-batch, and what that may change."""
     names = [correction.name for correction in corrections if correction.normalizes_micro_batches]
@@ -60,7 +69,5 @@ def warn_of_steps(result: Result, corrections: Iterable[Correction]) -> None:
     known = [f"{factor:.6g}" for factor in factors if factor is not None]
     divided = f"weights of {names[0]} are divided by {', '.join(known)} in the mean; " if known else ""
     result.warnings.append(
-        f"{', '.join(names)}: weights are normalized within micro-batches, and {UNNAMED}: the "
-        "whole step was taken for one. --micro-batch-size N takes N rows of it at a time, as the trainer did: "
-        f"{divided}with one row in each, the mean weight of every sequence becomes 1"
+        f"{taken_for_steps(corrections)}: {divided}with one row in each, the mean weight of every sequence becomes 1"
     )

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from mismatchctl.analyze.micro_batches import MicroBatches
 from mismatchctl.batch import TokenBatch
+from mismatchctl.contract import BY_NAME
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Part, shards_of
@@ -104,6 +105,7 @@ class Reading:
 
     Attributes:
         dump: the files.
+        has: the columns of the contract that some file has.
         expected: tokens that the files' footers tell of, valid or not.
         tokens: valid tokens read so far, by file.
         problems: what was left out so far.
@@ -143,6 +145,7 @@ class Reading:
             paths, rename=rename, aliases=names, by=by, wanted=[*needed], watched=watched, on_bad=on_bad
         )
         _check_columns(corrections, self.dump)
+        self.has = frozenset(column for column in BY_NAME if self.dump.has(column))
         self.expected = sum(unit.tokens for unit in self.dump.units)
         self.tokens = dict.fromkeys((file.index for file in self.dump.files), 0)
         self.problems = self.dump.problems

@@ -25,6 +25,7 @@ from mismatchctl.cli.flags import (
     Html,
     Markdown,
     MemoryLimit,
+    MicroBatch,
     OnBad,
     OnBadRows,
     Open,
@@ -63,6 +64,23 @@ class Reducer(str, Enum):
     token_mean = "token_mean"
 
 
+class Kl(str, Enum):
+    """Estimators of the KL to the reference policy."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+    low_var = "low_var"
+
+
+class LossAgg(str, Enum):
+    """How losses of tokens become one number, as configurations name it."""
+
+    token_mean = "token-mean"
+    seq_mean_token_sum = "seq-mean-token-sum"
+    seq_mean_token_mean = "seq-mean-token-mean"
+
+
 _RULE = "One more correction, from flags"
 
 FrameworkName = Annotated[
@@ -71,9 +89,6 @@ FrameworkName = Annotated[
         "--framework",
         help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
     ),
-]
-MicroBatch = Annotated[
-    int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
 ]
 ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
 ReplayReducer = Annotated[
@@ -87,6 +102,13 @@ Against = Annotated[
 Losses = Annotated[
     list[str] | None,
     typer.Option("--loss", help="Measure corrections with this loss: gspo, sapo, dual_clip:dual=3, ...; repeat."),
+]
+KlKinds = Annotated[
+    list[Kl] | None, typer.Option("--kl", help="Show the KL to ref_log_probs, biased and unbiased; repeat.")
+]
+LossAggs = Annotated[
+    list[LossAgg] | None,
+    typer.Option("--loss-agg", help="Show each correction's loss, and --kl, under this aggregation; repeat."),
 ]
 OnDevice = Annotated[
     Device,
@@ -150,6 +172,8 @@ def analyze(
     loss: Losses = None,
     baseline: Baseline = None,
     advise: Advise = False,
+    kl: KlKinds = None,
+    loss_agg: LossAggs = None,
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
@@ -232,6 +256,11 @@ def analyze(
             _advise(result, paths, renamed(column), quiet)
         if verbose:
             _explain(result)
+        kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
+        if kinds or aggregations:
+            from mismatchctl.render.objectives import require_objectives
+
+            require_objectives(result, kinds, aggregations)
         _write(result, output, html, text)
         if figures is not None:
             from mismatchctl.render.figures.export import figures_of_result
@@ -245,6 +274,10 @@ def analyze(
         typer.echo(_markdown(result), nl=False)
         return
     _show(result, quiet, as_json=json, asked=asked)
+    if (kinds or aggregations) and not (quiet or json):
+        from mismatchctl.render.objectives import render_objectives
+
+        render_objectives(result, kinds, aggregations, console())
     if log is not None and not (quiet or json):
         from mismatchctl.render.against import render_against
 

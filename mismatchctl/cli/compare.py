@@ -19,6 +19,7 @@ from mismatchctl.cli.flags import (
     EngineName,
     Force,
     MemoryLimit,
+    MicroBatch,
     OnBad,
     OnBadRows,
     Quiet,
@@ -53,6 +54,7 @@ def compare(
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
+    micro_batch_size: MicroBatch = None,
     threads: Threads = None,
     memory_limit: MemoryLimit = None,
     engine: EngineChoice = EngineName.local,
@@ -84,6 +86,7 @@ def compare(
             rename=renamed(column),
             by=by or [],
             on_bad=on_bad.value,
+            micro_batch_size=micro_batch_size,
             engine=where,
             progress=progress,
         )

@@ -70,6 +70,9 @@ Markdown = Annotated[
     Path | None, typer.Option(help="Write Markdown for a pull request; - is stdout.", rich_help_panel=OUTPUTS)
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page of --html.", rich_help_panel=OUTPUTS)]
+MicroBatch = Annotated[
+    int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
+]
 Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files that stand there.", rich_help_panel=OUTPUTS)]
 Columns = Annotated[

@@ -20,6 +20,7 @@ from mismatchctl.cli.flags import (
     EngineChoice,
     EngineName,
     MemoryLimit,
+    MicroBatch,
     Quiet,
     Threads,
     chosen_engine,
@@ -94,6 +95,7 @@ def gate(
     expect_bitwise: Bitwise = False,
     correction: Corrections = None,
     column: Columns = None,
+    micro_batch_size: MicroBatch = None,
     on_undecided: Undecided = OnUndecided.fail,
     level: Level = 0.05,
     max_skipped: MaxSkipped = "1%",
@@ -139,7 +141,10 @@ def gate(
     most = _share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
     where = chosen_engine(threads, memory_limit, engine, address, cache)
     with progress_bar(quiet) as progress:
-        result = open_result(paths, rules, corrections, rename=renamed(column), progress=progress, engine=where)
+        result = open_result(
+            paths, rules, corrections, rename=renamed(column), progress=progress, engine=where,
+            micro_batch_size=micro_batch_size,
+        )  # fmt: skip
     if regression is not None:
         _show_plan(needs(result, rules, regression, against, level), quiet, json)
         return

@@ -21,6 +21,7 @@ from mismatchctl.cli.flags import (
     EngineName,
     Force,
     MemoryLimit,
+    MicroBatch,
     OnBad,
     OnBadRows,
     Paths,
@@ -100,6 +101,7 @@ def sweep(
     by: By = None,
     column: Columns = None,
     on_bad: OnBadRows = OnBad.error,
+    micro_batch_size: MicroBatch = None,
     threads: Threads = None,
     memory_limit: MemoryLimit = None,
     engine: EngineChoice = EngineName.local,
@@ -158,6 +160,7 @@ def sweep(
             progress=progress,
             wishes=wishes,
             outlook=Outlook(batch, tuple(at_length or ()), at_step),
+            micro_batch_size=micro_batch_size,
         )
     with outputs(quiet):
         if output is not None:

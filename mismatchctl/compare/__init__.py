@@ -38,6 +38,7 @@ def compare(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
+    micro_batch_size: int | None = None,
 ) -> Comparison:
     """Compare every run of every argument with the first one.
 
@@ -50,12 +51,14 @@ def compare(
         threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected) of each dump.
         engine: where units are read; nothing depends on it.
+        micro_batch_size: rows of a step in each micro-batch, where no column names them.
 
     Raises:
         DataError: an argument that cannot be read, or only one run.
         ConfigError: settings that do not fit each other or the dumps.
     """
-    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, engine or Local(threads), progress)
+    engine = engine or Local(threads)
+    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, engine, progress, micro_batch_size)
     sources, warnings = read_sources(paths, reading)
     samples = [sample_of_run(source.run) for source in sources]
     first, *others = sources

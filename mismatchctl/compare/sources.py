@@ -43,6 +43,7 @@ class Reading:
     on_bad: Literal["error", "skip"] = "error"
     engine: Engine = field(default_factory=Local)
     progress: Callable[[int, int], None] | None = None
+    micro_batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]
     how = reading
     result = analyze(
         [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, engine=how.engine,
-        progress=how.progress,
+        progress=how.progress, micro_batch_size=how.micro_batch_size,
         every_cluster=True, findings=False,
     )  # fmt: skip
     return result, reading

@@ -11,9 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments, TokenBatch
-from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, POSITIVE_TOLERANCE, REQUIRED
-from mismatchctl.dumps.arrays import nulls, numbers, scalars
+from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REQUIRED
+from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
+from mismatchctl.dumps.kinds import is_list
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
 
 MASK, CURRENT, ADVANTAGES, POSITION = "response_mask", "current_log_probs", "advantages", "position"
@@ -78,6 +79,10 @@ def assemble(block: Block) -> TokenBatch:
     position = _position(index if place is None else place, Segments(offsets))
     if position is not None:
         picked[POSITION] = position
+    for column in PARTIAL:
+        values = per_token(block.watched_tokens[column]) if column in block.watched_tokens else None
+        if values is not None:
+            picked[column] = values if index is None else values[index]
     _check_values(block, np.diff(offsets) > 0)
     return _batch(block, Segments(offsets), picked)
 
@@ -150,6 +155,28 @@ def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, 
         block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
 
 
+def per_token(array: pa.Array) -> NDArray[Any] | None:
+    """A value per token, null as NaN; lists of one common length (or null) as a matrix, other lists not at all."""
+    if not is_list(array.type):
+        values, missing = numbers(array), nulls(array)
+        if missing is None:
+            return values
+        values = values.astype(np.float64)
+        values[missing] = np.nan
+        return values
+    lists = Lists.of(array)
+    given = np.ones(len(array), np.bool_) if lists.null is None else ~lists.null
+    widths = np.unique(lists.lengths[given])
+    if len(widths) != 1 or widths[0] == 0:
+        return None
+    flat = numbers(lists.flat(None)).reshape(-1, int(widths[0]))
+    if lists.null is None:
+        return flat
+    values = np.full((len(array), flat.shape[1]), np.nan)
+    values[given] = flat
+    return values
+
+
 def _position(place: Ints | None, segments: Segments) -> Ints | None:
     """Each valid token's place after its sequence's first; None when no sequence has a hole."""
     if place is None:
@@ -212,6 +239,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
         current=picked.get(CURRENT),
         position=picked.get(POSITION),
         advantages=picked.get(ADVANTAGES),
+        others={column: picked[column] for column in PARTIAL if column in picked},
         columns=columns,
         file=file.index,
         rows=rows,

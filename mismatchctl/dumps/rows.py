@@ -7,13 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments
-from mismatchctl.dumps.arrays import Lists, nulls, numbers
-from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values
-from mismatchctl.dumps.kinds import is_list
+from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token
 
 PIECE_TOKENS = 1 << 17
 """Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
@@ -52,17 +49,17 @@ class Rows:
     def of(cls, block: Block) -> Rows:
         """The rows of a block, faults or not."""
         length, segments = int(block.offsets[-1]), Segments(block.offsets)
-        found = {name: _per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
-        per_token = {name: values for name, values in found.items() if values is not None}
-        mask = per_token.pop(MASK, None)
-        position = per_token.pop(POSITION, None)
+        found = {name: per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
+        tokens = {name: values for name, values in found.items() if values is not None}
+        mask = tokens.pop(MASK, None)
+        position = tokens.pop(POSITION, None)
         return cls(
             segments=segments,
-            rollout=per_token.pop("rollout_log_probs"),
-            train=per_token.pop("train_log_probs"),
+            rollout=tokens.pop("rollout_log_probs"),
+            train=tokens.pop("train_log_probs"),
             mask=np.ones(length, np.bool_) if mask is None else mask == 1,
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
-            tokens=per_token,
+            tokens=tokens,
             columns=column_values(block),
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
@@ -111,20 +108,3 @@ class Rows:
             file=self.file[chosen],
             rows=self.rows[chosen],
         )
-
-
-def _per_token(array: pa.Array) -> NDArray[Any] | None:
-    """A value per token, null as NaN; lists of one common length as a matrix, other lists not at all."""
-    if not is_list(array.type):
-        values, missing = numbers(array), nulls(array)
-        if missing is None:
-            return values
-        values = values.astype(np.float64)
-        values[missing] = np.nan
-        return values
-    lists = Lists.of(array)
-    widths = np.unique(lists.lengths)
-    if len(widths) != 1 or widths[0] == 0:
-        return None
-    flat = numbers(lists.flat(None))
-    return flat.reshape(len(array), int(widths[0]))

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatchctl.batch import Bools, Ints
-from mismatchctl.contract import REQUIRED
+from mismatchctl.contract import PARTIAL, REQUIRED
 from mismatchctl.dumps.arrays import Lists, single
 from mismatchctl.dumps.blocks import Block
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
@@ -65,9 +65,9 @@ def wide_block(
             if column not in lists
         },
         watched_tokens={
-            column: column_lists.flat(keep)
+            column: values
             for column, column_lists in unchecked.items()
-            if np.array_equal(column_lists.lengths if keep is None else column_lists.lengths[keep], lengths)
+            if (values := _watched(column, column_lists, keep, lengths)) is not None
         },
         watched_values={
             column: array if chosen is None else array.filter(chosen)
@@ -76,6 +76,22 @@ def wide_block(
         },
         faults=faults,
     )
+
+
+def _watched(column: str, lists: Lists, keep: Bools | None, lengths: Ints) -> pa.Array | None:
+    """The elements of a column that nothing is checked about; None where its lists do not match the others.
+
+    Of a column that sequences may lack, null for each token of those whose lists do not match.
+    """
+    own = lists.lengths if keep is None else lists.lengths[keep]
+    if np.array_equal(own, lengths):
+        return lists.flat(keep)
+    fits = own == lengths
+    if column not in PARTIAL or not (fits & (lengths > 0)).any():
+        return None
+    starts = (lists.starts if keep is None else lists.starts[keep]) - (np.cumsum(lengths) - lengths)
+    index = np.repeat(starts, lengths) + np.arange(int(lengths.sum()))
+    return lists.values.take(pa.array(index, mask=np.repeat(~fits, lengths)))
 
 
 def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:

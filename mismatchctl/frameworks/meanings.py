@@ -12,7 +12,7 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks import SHELVES, load, titles
 from mismatchctl.frameworks.framework import Framework, Meaning
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, other_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
 
 NEVER_LOGGED = "no code ever logged this"
@@ -165,11 +165,11 @@ def _by_measure() -> dict[Measure, Metric]:
 def _sources() -> dict[str, Literal["metrics", "corrections"]]:
     """Keys of the registry, and whether they belong to a run or to each correction; what both have is the run's."""
     of_corrections: dict[str, Literal["metrics", "corrections"]] = {metric.key: "corrections" for metric in _OF_ANY}
-    return of_corrections | {metric.key: "metrics" for metric in (*MISMATCH_METRICS, *drift_metrics())}
+    return of_corrections | {metric.key: "metrics" for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
 def _registry() -> Iterator[Metric]:
-    yield from (*_OF_ANY, *drift_metrics(), *MISMATCH_METRICS)
+    yield from (*_OF_ANY, *other_metrics(), *MISMATCH_METRICS)
 
 
 def _newest_with(framework: str, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:

@@ -61,6 +61,7 @@ def open_result(
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
     on_bad: Literal["error", "skip"] = "error",
+    micro_batch_size: int | None = None,
 ) -> Result:
     """The Result to judge: read where one is named, else made of dumps, with all that the rules look at.
 
@@ -72,6 +73,7 @@ def open_result(
         progress: called with (tokens read, tokens expected).
         engine: where dumps are read.
         on_bad: whether bad rows and files stop it or are left out and counted.
+        micro_batch_size: rows of a step in each micro-batch, where no column names them.
 
     Raises:
         DataError: what is named cannot be read or used.
@@ -98,6 +100,7 @@ def open_result(
         progress=progress,
         framework=framework,
         every_cluster=True,
+        micro_batch_size=micro_batch_size,
         engine=engine,
         on_bad=on_bad,
     )
@@ -111,7 +114,7 @@ def _logged_by(rules: Sequence[Rule], named: dict[str, Correction]) -> Framework
     """
     found: dict[str, Rule] = {}
     for rule in rules:
-        target = find_target(rule.metric, rule.framework, named[rule.correction] if rule.correction else None)
+        target = find_target(rule.name, rule.framework, named[rule.correction] if rule.correction else None)
         if target.logged_by:
             found.setdefault(target.logged_by, rule)
             if rule.correction is None:

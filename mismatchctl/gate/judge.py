@@ -80,6 +80,8 @@ class _Case:
     @property
     def is_resampled(self) -> bool:
         """Whether noise is taken into account; a number that is logged is a fact, unless a baseline is at hand."""
+        if self.kind == "max" and self.bound == 0 and self.target.metric.unit == "fraction":
+            return False  # a share that may not be above 0 is refuted by a single token, whatever its noise
         return self.target.table.is_resampled and (not self.target.logged_by or isinstance(self.bound, Allowance))
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.gate.names import Target, better_of, find_target
 from mismatchctl.gate.verdict import Kind
+from mismatchctl.measure.pairs import BY_SOURCE
 from mismatchctl.result import Result
 from mismatchctl.texts import number, parse_inline, read_data
 
@@ -64,6 +65,7 @@ class Rule(_Strict):
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
     framework: str = Field(default="", description="whose name it is, NAME or NAME@VERSION; empty: of any")
+    pair: str = Field(default="", description="the two policies: current/train, rollout/reference, ...")
     correction: str | None = Field(default=None, description="the correction whose metric it is")
     per: str = Field(default="overall", min_length=1, description="overall, step, or a column: each of its values")
     max: Number | None = Field(default=None, description="largest value")
@@ -78,6 +80,21 @@ class Rule(_Strict):
             raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         return self
 
+    @model_validator(mode="after")
+    def _of_one_pair(self) -> Rule:
+        if not self.pair:
+            return self
+        if self.pair not in BY_SOURCE:
+            raise ValueError(f"pair: {self.pair!r} is none of {', '.join(BY_SOURCE)}")
+        if self.correction is not None or self.framework:
+            raise ValueError("pair: a metric of the registry is measured on it, no framework's and no correction's")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What the rule names, as a Result calls it where it is measured on another pair."""
+        return BY_SOURCE[self.pair].key(self.metric) if self.pair else self.metric
+
     @property
     def bounds(self) -> dict[Kind, float | Allowance]:
         """What is given, by kind."""
@@ -87,7 +104,10 @@ class Rule(_Strict):
     @property
     def text(self) -> str:
         """The rule as `--rule` takes it."""
-        settings: dict[str, Any] = {"framework": self.framework or None, "correction": self.correction}
+        settings: dict[str, Any] = {
+            "framework": self.framework or None, "pair": self.pair or None, "correction": self.correction,
+        }  # fmt: skip
+
         settings["per"] = None if self.per == "overall" else self.per
         settings |= self.bounds | {"sequences": self.sequences or None}
         given = [f"{key}={_shown(value)}" for key, value in settings.items() if value is not None]
@@ -157,7 +177,7 @@ def _completed(rule: Rule, where: str) -> Rule:
     """A rule without any bound gets the usual tolerance, in the direction that is worse."""
     if rule.bounds and rule.correction is not None:
         return rule
-    better = better_of(rule.metric, rule.framework, of_correction=rule.correction is not None)
+    better = better_of(rule.name, rule.framework, of_correction=rule.correction is not None)
     if rule.bounds:
         return rule
     if better not in ("low", "high"):
@@ -180,11 +200,11 @@ def target_of(rule: Rule, result: Result) -> Target:
         known = ", ".join(found) or "none"
         raise ConfigError(f"rule {rule.text}: the Result has no correction {rule.correction!r} (it has: {known})")
     if rule.correction is not None:
-        return find_target(rule.metric, rule.framework, found[rule.correction], also)
-    target = find_target(rule.metric, rule.framework, None, also)
+        return find_target(rule.name, rule.framework, found[rule.correction], also)
+    target = find_target(rule.name, rule.framework, None, also)
     if target.logged_by:
         for correction in result.corrections:
-            each = find_target(rule.metric, rule.framework, correction, also)
+            each = find_target(rule.name, rule.framework, correction, also)
             if any(each.key in run.logged.get(correction.name, {}) for run in result.runs.values()):
                 return each
     return target

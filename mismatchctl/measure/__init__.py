@@ -1,23 +1,25 @@
 """Mergeable sums: what the pass over the tokens leaves behind, and the pass itself."""
 
 from mismatchctl.measure.cell import CellSums, PairSums, RunSums
-from mismatchctl.measure.columns import DRIFT, MISMATCH
+from mismatchctl.measure.columns import MISMATCH
 from mismatchctl.measure.kernels.choose import WORTH_COMPILING, Device, kernel_for
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel
+from mismatchctl.measure.pairs import PAIRS, Pair
 from mismatchctl.measure.reduce import Plan, Sums, reduce_batch
 from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable
 
 __all__ = [
     "BUCKETS",
-    "DRIFT",
     "GROUP_CAP",
     "MISMATCH",
     "OVERALL_CAP",
+    "PAIRS",
     "WORTH_COMPILING",
     "CellSums",
     "ClusterTable",
     "Device",
     "Kernel",
+    "Pair",
     "PairSums",
     "Plan",
     "RunSums",

@@ -15,8 +15,9 @@ from mismatchctl.measure.reduce import Plan
 from mismatchctl.measure.table import Axis, ClusterTable, Hashes, Prompts, add_rows
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
-_LINEAR = ("sequence_weight", "loss", "gradient_product")  # in the weights; losses only where the dump has them
-_OF_LOSS = ("loss", "gradient_product", "squared_gradient")
+_LINEAR = ("sequence_weight", "loss", "loss_mean", "gradient_product")
+"""In the weights; losses only where the dump has them."""
+_OF_LOSS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 _SMALLEST_FACTOR = 1e-8  # below it trainers leave weights as they are
 

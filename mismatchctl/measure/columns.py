@@ -22,8 +22,8 @@ from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.losses import Columns, TokenLoss
 from mismatchctl.ratios import Ratios
 
-MISMATCH, DRIFT = "mismatch", "drift"
-"""The pairs of policies."""
+MISMATCH = "mismatch"
+"""The pair of policies that the tool is about."""
 Facts = TypeVar("Facts")
 Made = Callable[[Facts], Float64s]
 
@@ -130,7 +130,8 @@ _VETO: tuple[Column[Corrected], ...] = (
 _LOSS: tuple[Column[Corrected], ...] = tuple(
     Column(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
     for name in (
-        "loss", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted", "loss_tokens",
+        "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
+        "loss_sequences", "loss_tokens",
     )
 )  # fmt: skip
 

@@ -21,7 +21,10 @@ from mismatchctl.surrogates import Term
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
-_NAMES = ("loss", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted", "loss_tokens")
+_NAMES = (
+    "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
+    "loss_sequences", "loss_tokens",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class TokenLoss:
     def weighted_gradient(self, weights: Float64s | float, kept: Bools) -> Float64s:
         """Derivative by the current log-probs [T] of the losses of the kept tokens times constant weights."""
         if self.term is None:
-            return np.asarray(weights * self.gradient)
+            found: Float64s = (weights * self.gradient).astype(np.float64)
+            return found
         return self.term.gradient(np.where(kept, weights, 0.0))
 
 
@@ -149,14 +153,17 @@ def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | No
         return {name: np.zeros(len(batch)) for name in _NAMES}
     weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0
     gradient = own.weighted_gradient(weights, applied.kept.expanded())
-    kept = applied.kept
+    kept, counted = applied.kept, applied.counted.counts
+    losses = kept.sum(weights * own.losses)
     columns = (
-        kept.sum(weights * own.losses),
+        losses,
+        losses / np.maximum(counted, 1),
         kept.sum(gradient * plain.gradient),
         kept.sum(gradient * gradient),
         kept.sum(own.clipped.astype(np.float64)),
         kept.counts,
-        applied.counted.counts,
+        counted,
+        (counted > 0).astype(np.float64),
         batch.segments.lengths.astype(np.float64),
     )
     return dict(zip(_NAMES, columns, strict=True))

@@ -11,16 +11,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
-from mismatchctl.measure.columns import DRIFT, MISMATCH, PAIR, PLAIN_LOSS, columns_of, names_of, pair_columns
+from mismatchctl.measure.columns import MISMATCH, PAIR, PLAIN_LOSS, columns_of, names_of, pair_columns
+from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.histogram import MOST_ROWS, Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import LAYERS, close_layers, table_of
 from mismatchctl.measure.losses import Columns, plain_loss_columns, token_loss
+from mismatchctl.measure.pairs import PAIRS, WHOLE, Pair, whole_names
 from mismatchctl.measure.table import (
     DETAILED_CAP,
     GROUP_CAP,
@@ -50,7 +52,7 @@ class Plan:
     Attributes:
         corrections: all are applied in the same pass.
         by: columns to break down by.
-        drift: whether the dump has current log-probs.
+        has: the optional columns of the contract that the dump has: they decide what can be measured.
         sequences: whether a row per sequence is wanted too.
         kernel: what does the arithmetic over tokens.
         by_prompt: whether the dump names prompts: each is one cluster of its run, in whatever steps it occurs.
@@ -60,23 +62,34 @@ class Plan:
 
     corrections: tuple[Correction, ...] = ()
     by: tuple[str, ...] = ()
-    drift: bool = False
+    has: frozenset[str] = frozenset()
     sequences: bool = False
     kernel: Kernel = PLAIN
     every_cluster: bool = False
     by_prompt: bool = False
 
     @property
-    def pairs(self) -> dict[str, str]:
-        """The pairs of policies that are measured: name -> policy/reference."""
-        return {MISMATCH: "train/rollout"} | ({DRIFT: "current/train"} if self.drift else {})
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs of policies that are measured."""
+        return tuple(pair for pair in PAIRS if pair.needs <= self.has)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """What is measured beside pairs of policies."""
+        return tuple(facet for facet in FACETS if facet.needs <= self.has)
+
+    @property
+    def losses(self) -> bool:
+        """Whether the dump has current log-probs, without which there is no loss."""
+        return "current_log_probs" in self.has
 
     @cached_property
     def of_sequences(self) -> Axis:
         """The columns that are made of every sequence and add."""
-        pairs = [(pair, name) for pair in self.pairs for name in names_of(PAIR, "sum")]
-        losses = [(MISMATCH, name) for name in PLAIN_LOSS if self.drift]
-        return Axis((*pairs, *losses, *self._of_corrections("sum")))
+        pairs = [(pair.name, name) for pair in self.pairs for name in _names(pair)]
+        facets = [(MISMATCH, name) for facet in self.facets for name in facet.names]
+        losses = [(MISMATCH, name) for name in PLAIN_LOSS if self.losses]
+        return Axis((*pairs, *facets, *losses, *self._of_corrections("sum")))
 
     @cached_property
     def sums(self) -> Axis:
@@ -89,17 +102,17 @@ class Plan:
     @cached_property
     def before_layers(self) -> int:
         """How many columns come before the layers."""
-        return len(self.pairs) * len(names_of(PAIR, "sum"))
+        return sum(len(_names(pair)) for pair in self.pairs)
 
     @cached_property
     def maxima(self) -> Axis:
         """The columns of a cluster table of which the largest counts."""
-        pairs = [(pair, name) for pair in self.pairs for name in names_of(PAIR, "largest")]
+        pairs = [(pair.name, name) for pair in self.pairs for name in names_of(PAIR, "largest")]
         return Axis((*pairs, *self._of_corrections("largest")))
 
     def _of_corrections(self, merge: Literal["sum", "largest"]) -> Iterator[tuple[Of, str]]:
         for index, correction in enumerate(self.corrections):
-            yield from ((index, name) for name in names_of(columns_of(correction, losses=self.drift), merge))
+            yield from ((index, name) for name in names_of(columns_of(correction, losses=self.losses), merge))
 
     @property
     def most_clusters(self) -> int:
@@ -240,7 +253,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints,
         own = filled[first : first + MOST_ROWS]
         start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
         places = Places(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
-        collectors = {name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for name in plan.pairs}
+        collectors = {pair.name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for pair in plan.pairs}
         for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, layers, plan):
             table.add(sums, maxima)
             if plan.sequences:
@@ -266,43 +279,88 @@ def _blocks(
 
     The collectors, and `layers`, take note of the tokens.
     """
+    scored = {pair: batch.scored(*pair.policies) for pair in plan.pairs}
+    some = {
+        pair: _of_some(pair, known, batch, places, collectors[pair.name], plan)
+        for pair, known in scored.items()
+        if not known.all()
+    }
     for start, block in plan.kernel.blocks(batch):
         ratios, within = ratios_of(block, plan), places.part(start, start + len(block))
         columns: dict[str, tuple[Columns, Columns]] = {}
-        for name, source in plan.pairs.items():
-            if source not in ratios:  # a file without current log-probs among others that have them
-                nothing = np.zeros(len(block)), np.full(len(block), -np.inf)
-                added, largest = (
-                    dict.fromkeys(names_of(PAIR, merge), values)
-                    for merge, values in zip(("sum", "largest"), nothing, strict=True)
-                )
+        for pair in plan.pairs:
+            if pair in some:
+                part = slice(start, start + len(block))
+                added, largest = ({name: values[part] for name, values in each.items()} for each in some[pair])
             else:
-                beside = (worst.tables, layers) if name == MISMATCH else ()
-                reduced = collectors[name].reduce(ratios[source], block.position, within, *beside)
-                added, largest = pair_columns(ratios[source], *reduced)
-            columns[name] = added, largest
+                own, beside = (
+                    _ratios(pair, block, ratios, plan),
+                    (worst.tables, layers) if pair.name == MISMATCH else (),
+                )
+                added, largest = pair_columns(own, *collectors[pair.name].reduce(own, block.position, within, *beside))
+                added |= {f"mismatch_{name}": columns[MISMATCH][0][name] for name in WHOLE if whole_names(pair)}
+            columns[pair.name] = added, largest
         mismatch = columns[MISMATCH][0]
         worst.add(ratios["train/rollout"], block, mismatch, within.buckets)
         made = [*columns.values()]
-        plain = token_loss("ppo", block) if plan.drift and plan.corrections else None
-        if plan.drift:
+        for facet in plan.facets:
+            found = facet.columns(block, ratios["train/rollout"], plan.kernel)
+            made.append(({name: found[name] for name in facet.names}, {}))
+        plain = token_loss("ppo", block) if plan.losses and plan.corrections else None
+        if plan.losses:
             made.append((plain_loss_columns(plain, block), {}))
         for correction in plan.corrections:
-            made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.drift))
+            made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.losses))
         yield (
             np.stack([values for added, _ in made for values in added.values()], axis=1),
             np.stack([values for _, largest in made for values in largest.values()], axis=1),
         )
 
 
+def _names(pair: Pair) -> tuple[str, ...]:
+    """The columns of a pair that add."""
+    return (*names_of(PAIR, "sum"), *whole_names(pair))
+
+
+def _of_some(
+    pair: Pair, known: Bools, batch: TokenBatch, places: Places, collector: PairCollector, plan: Plan
+) -> tuple[Columns, Columns]:
+    """The columns of a pair that only some sequences have, or none; nothing where they have it not."""
+    columns = {name: np.zeros(len(batch)) for name in _names(pair)}
+    maxima = {name: np.full(len(batch), -np.inf) for name in names_of(PAIR, "largest")}
+    chosen = np.flatnonzero(known)
+    if not len(chosen):
+        return columns, maxima
+    for start, block in plan.kernel.blocks(batch.take(chosen)):
+        rows = chosen[start : start + len(block)]
+        own, gap = (_ratios(each, block, {}, plan) for each in (pair, PAIRS[0]))
+        within = Places(places.rows[rows], places.buckets[rows], places.clusters[rows])
+        added, largest = pair_columns(own, *collector.reduce(own, block.position, within))
+        whole = (gap.log_ratio_sum, gap.square_sum, gap.k3_sum)
+        added |= dict(zip(whole_names(pair), whole, strict=True))
+        for into, made in ((columns, added), (maxima, largest)):
+            for name, values in made.items():
+                into[name][rows] = values
+    return columns, maxima
+
+
 def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
-    """One Ratios per source that a metric or a correction looks at."""
+    """One Ratios per source that a correction looks at."""
     made = {"train/rollout": plan.kernel.ratios(block.train, block.rollout, block.segments)}
-    if plan.drift and block.current is not None:
+    if plan.losses and block.current is not None:
         made["current/train"] = plan.kernel.ratios(block.current, block.train, block.segments)
-        if any("current/rollout" in correction.sources for correction in plan.corrections):
-            made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
+        made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
     return made
+
+
+def _ratios(pair: Pair, block: TokenBatch, made: dict[str, Ratios], plan: Plan) -> Ratios:
+    """The Ratios of a pair: one that is made already, or its own."""
+    if pair.source in made:
+        return made[pair.source]
+    policy, reference = (block.log_probs(name) for name in pair.policies)
+    assert policy is not None
+    assert reference is not None
+    return plan.kernel.ratios(policy, reference, block.segments)
 
 
 def cluster_hashes(batch: TokenBatch) -> Hashes:

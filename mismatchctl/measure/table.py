@@ -81,17 +81,24 @@ class Axis:
     def _places(self) -> dict[tuple[Of, str], int]:
         return {name: place for place, name in enumerate(self.names)}
 
+    @cached_property
+    def _titled(self) -> dict[str, int]:
+        """Columns of pairs as others name them: drift_square."""
+        return {f"{of}_{name}": place for (of, name), place in self._places.items() if isinstance(of, str)}
+
     def __len__(self) -> int:
         return len(self.names)
 
     def place(self, of: Of, name: str) -> int:
-        """The place of a column of a pair or correction; where it has none of that name, of the mismatch's.
+        """The place of a column of a pair or correction; else of the mismatch's, else of the pair that it begins with.
 
         Raises:
-            KeyError: neither has.
+            KeyError: none has it.
         """
-        own = self._places.get((of, name))
-        return self._places[MISMATCH, name] if own is None else own
+        for found in (self._places.get((of, name)), self._places.get((MISMATCH, name))):
+            if found is not None:
+                return found
+        return self._titled[name]
 
     def own(self, of: Of) -> dict[str, int]:
         """The columns of a pair or correction alone: name -> place."""

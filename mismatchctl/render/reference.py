@@ -18,7 +18,9 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.frameworks.meanings import relatives
 from mismatchctl.frameworks.said import said
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure import PAIRS
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.render.grid import ruled_table
 from mismatchctl.texts.yaml_written import dump_yaml
 
@@ -37,7 +39,8 @@ def find_metrics(name: str | None = None) -> Sections:
     """
     sections: Sections = {
         "The mismatch": list(MISMATCH_METRICS),
-        "The second drift, from train to current": list(drift_metrics()),
+        **{pair.section: list(pair_metrics(pair)) for pair in PAIRS[1:]},
+        **{SECTIONS[name]: list(metrics) for name, metrics in FACET_METRICS.items()},
         "Each correction (gate0 stands for any gate)": list(correction_metrics(_EXAMPLE)),
     }
     if name is None:

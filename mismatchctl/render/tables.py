@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from mismatchctl.correction import Correction
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 from mismatchctl.numbers import number
 from mismatchctl.render.document import Cell as Cell
 from mismatchctl.render.document import Head as Head
@@ -41,7 +41,7 @@ class Entry:
 
 @cache
 def _mismatch() -> dict[str, Metric]:
-    return {metric.key: metric for metric in (*MISMATCH_METRICS, *drift_metrics())}
+    return {metric.key: metric for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
 def known_metric(key: str) -> Metric:

@@ -12,12 +12,15 @@ from mismatchctl.batch import Float64s
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.finite import LARGEST
-from mismatchctl.measure import DRIFT
-from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, drift_metrics
+from mismatchctl.measure import PAIRS
+from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.metrics.metric import Number
 from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.result import Clusters, Groups, RunResult
 
+REDO = "record the log-probs that it compares, and name the dump itself in place of a Result"
+"""What helps where a pair of policies is missing."""
 ASK_THE_DUMP = "name the dump itself in place of the Result"
 """What helps where a Result was made without what is asked for."""
 
@@ -111,10 +114,17 @@ def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], 
 
 @dataclass(frozen=True)
 class TableMetric:
-    """A metric with the prefix under which its columns stand: none for the mismatch, the drift's, a correction's."""
+    """A metric with the prefix under which its columns stand: none for the mismatch, a pair's, a correction's.
+
+    Attributes:
+        metric: of the registry.
+        prefix: looked up first; a column that is not there is the one without it.
+        needs: a column without which there is no such metric.
+    """
 
     metric: Metric
     prefix: str = ""
+    needs: str = ""
 
     @property
     def is_resampled(self) -> bool:
@@ -128,6 +138,9 @@ class TableMetric:
             DataError: the sample has no such column.
         """
         assert self.metric.formula is not None
+        if self.needs and self.needs not in sample.columns:
+            problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result their clusters"
+            raise DataError(problem, remedy=REDO)
         asked = _Asked(self.prefix, sample.columns)
         with np.errstate(all="ignore"):
             self.metric.formula(asked)
@@ -170,12 +183,15 @@ class _Asked:
 
 @cache
 def _registry() -> dict[str, TableMetric]:
-    drift = {metric.key: TableMetric(metric, f"{DRIFT}_") for metric in drift_metrics()}
-    return {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS} | drift
+    found = {metric.key: TableMetric(metric) for metric in MISMATCH_METRICS}
+    found |= {metric.key: TableMetric(metric) for metrics in FACET_METRICS.values() for metric in metrics}
+    for pair in PAIRS[1:]:
+        found |= {metric.key: TableMetric(metric, pair.prefix, f"{pair.prefix}tokens") for metric in pair_metrics(pair)}
+    return found
 
 
 def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
-    """A metric of the mismatch or the drift by its key, or one of a correction.
+    """A metric of the mismatch or another pair by its key, or one of a correction.
 
     Raises:
         ConfigError: there is none of that key.

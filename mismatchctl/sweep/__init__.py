@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mismatchctl.analyze.build import input_files, left_out
+from mismatchctl.analyze.micro_batches import numbered, taken_for_steps
 from mismatchctl.analyze.reading import Reading, check_names
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
@@ -78,6 +79,7 @@ def sweep(
     wishes: Sequence[Wish] = (),
     outlook: Outlook = NOTHING_ASKED,
     engine: Engine | None = None,
+    micro_batch_size: int | None = None,
 ) -> Sweep:
     """Measure what every point of every study would do, in one pass, as `analyze` does for one correction.
 
@@ -92,6 +94,8 @@ def sweep(
         wishes: what thresholds are to be solved for; takes a second pass.
         outlook: what is to be predicted at some points of each study.
         engine: where units are read; the sweep does not depend on it.
+        micro_batch_size: rows of a step in each micro-batch that weights are normalized within, where no column
+            `micro_batch` names them; the dump is read once more then. None: the whole step is one, with a warning.
 
     Raises:
         DataError: a dump that cannot be read or used.
@@ -105,9 +109,8 @@ def sweep(
         for study, family in parts
     ]
     reading = Reading(paths, kinds, rename or {}, by, on_bad)
-    drift = reading.dump.has("current_log_probs")
     plan = SweepPlan(
-        Plan(tuple(kinds), tuple(by), drift, by_prompt=reading.dump.has("prompt_id")),
+        Plan(tuple(kinds), tuple(by), reading.has, by_prompt=reading.dump.has("prompt_id")),
         tuple(family for _, family in parts),
     )
     accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))
@@ -117,7 +120,9 @@ def sweep(
 
     work = _Pass(plan, tuple(predicted), outlook.needs_sequences)
     engine = engine or Local(threads)
-    for done, may_grow in reading.parts(work, engine, progress):
+    unnamed = plan.base.scoped and not reading.dump.has("micro_batch")
+    micro_batches = numbered(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
+    for done, may_grow in reading.parts(work, engine, progress, micro_batches):
         accumulator.add(done.sums)
         accumulator.close(may_grow)
         sample = sample + done.sequences
@@ -143,7 +148,7 @@ def sweep(
         groups=groups,
         inputs=input_files(reading.dump, reading.tokens, reading.problems),
         left_out=left_out(reading.problems),
-        warnings=list(reading.dump.warnings),
+        warnings=[*reading.dump.warnings, *([taken_for_steps(kinds)] if unnamed and micro_batches is None else [])],
         targets=tuple(sorted(targets, key=lambda target: order.index((target.wish, target.wanted)))),
         marks=marks(chosen, presets()),
         forecasts=forecasts(outlook, chosen, runs, sample, groups) if outlook != NOTHING_ASKED else (),

@@ -20,7 +20,7 @@ from mismatchctl.measure.grid.columns import Arrays
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
 from mismatchctl.measure.metrics import correction_metrics
-from mismatchctl.measure.metrics.corrections import COSTS
+from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
 from mismatchctl.measure.reduce import Value, require_few
 from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, mix
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
@@ -93,8 +93,8 @@ class SweepAccumulator:
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
-        drift = plan.base.drift
-        self.metrics = [(*correction_metrics(family.correction, drift), *COSTS) for family in plan.families]
+        known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
+        self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
 
     def add(self, sums: CellsOfBatch) -> None:
         """Merge the sums of the next unit."""

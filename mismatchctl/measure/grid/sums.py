@@ -72,7 +72,7 @@ class SweepPlan:
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        ratios, plain = ratios_of(block, self.base), token_loss("ppo", block) if self.base.drift else None
+        ratios, plain = ratios_of(block, self.base), token_loss("ppo", block) if self.base.losses else None
         found = []
         for family in self.families:
             made = _columns(self, family, block, ratios, plain)
@@ -161,7 +161,7 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
         keys = clusters[start : start + len(block)]
         order = np.argsort(keys, kind="stable")
         firsts = np.flatnonzero(np.append(True, np.diff(keys[order].view(np.int64)) != 0))
-        plain = token_loss("ppo", block) if plan.base.drift else None
+        plain = token_loss("ppo", block) if plan.base.losses else None
         found = []
         for family, (all_of, largest, by_cluster) in zip(plan.families, plan.layouts, strict=True):
             made = _columns(plan, family, block, ratios, plain)
@@ -176,10 +176,10 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
 def _columns(
     plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
 ) -> BlockColumns:
-    made = block_columns(family, ratios, block, plain, losses=plan.base.drift)
+    made = block_columns(family, ratios, block, plain, losses=plan.base.losses)
     shared = {"tokens": block.segments.lengths.astype(np.float64)}
     shared |= {"sequences": block.segments.nonempty.astype(np.float64)}
-    if plan.base.drift:
+    if plan.base.losses:
         shared |= plain_loss_columns(plain, block)
     trivial = (1,) * len(family.grid)
     made.fixed |= {name: values.reshape(-1, *trivial) for name, values in shared.items()}

@@ -1,7 +1,7 @@
 """Metrics: one registry of definitions, and their evaluation on closed sums."""
 
 from mismatchctl.measure.metrics.corrections import correction_metrics
-from mismatchctl.measure.metrics.evaluate import Estimates, Evaluator, Row, drift_key, drift_metrics
+from mismatchctl.measure.metrics.evaluate import Estimates, Evaluator, Row, other_metrics, pair_metrics
 from mismatchctl.measure.metrics.metric import Estimate, Metric
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
 from mismatchctl.measure.metrics.quantity import Measure, Quantity
@@ -19,6 +19,6 @@ __all__ = [
     "Quantity",
     "Row",
     "correction_metrics",
-    "drift_key",
-    "drift_metrics",
+    "other_metrics",
+    "pair_metrics",
 ]

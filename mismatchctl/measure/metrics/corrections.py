@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.facts import COMPARED
+from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Totals
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.measure.metrics.quantity import (
@@ -178,7 +179,7 @@ def correction_metrics(correction: Correction, losses: bool = True) -> tuple[Met
     """
     gates = tuple(metric for index, _ in enumerate(correction.gates) for metric in _gate_metrics(index, correction))
     veto = _VETO if any(gate.is_veto for gate in correction.gates) else ()
-    return (*_COMMON, *gates, *veto, *_COMPARISONS, *(_LOSS if losses else ()))
+    return (*_COMMON, *gates, *veto, *_COMPARISONS, *((*_LOSS, *AGGREGATED) if losses else ()))
 
 
 def _gate_metrics(index: int, correction: Correction) -> tuple[Metric, ...]:
@@ -279,3 +280,14 @@ _LOSS = (
         _gradient_norm, better="one",
     ),
 )  # fmt: skip
+
+AGGREGATED = tuple(
+    Metric(
+        f"loss{SUFFIXES[aggregation]}", f"policy loss, {aggregation}", "loss",
+        f"as loss, but the {WORDS[aggregation]} in the loss's denominator",
+        "What the trainer minimizes with this correction under that aggregation.", "mismatchctl",
+        _NO_LOSS, aggregated("loss", "loss_counted", "loss_sequences", aggregation), better="",
+    )
+    for aggregation in AGGREGATIONS[1:]
+)  # fmt: skip
+"""The loss under the other aggregations; sweeps leave them out."""

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure import DRIFT, MISMATCH, Plan
+from mismatchctl.measure import MISMATCH, PAIRS, Pair, Plan
 from mismatchctl.measure.close import Closed, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.metrics.histograms import quantiles_with_intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
+from mismatchctl.measure.metrics.split import SPLITS
 from mismatchctl.measure.table import Axis, Of
 
 Estimates = dict[str, Estimate]
@@ -31,24 +33,26 @@ class Section:
     of: Of
 
 
-def drift_key(key: str) -> str:
-    """The key of a pair metric when it is measured on the second drift."""
-    return "ois" if key == "ratio_mean" else "ois_z" if key == "ratio_mean_z" else f"{DRIFT}_{key}"
-
-
-def drift_metrics() -> tuple[Metric, ...]:
-    """The pair metrics under the names they have for the second drift."""
-    return tuple(
+def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
+    """The metrics of a pair of policies under the names that they have for it, and how it splits into its parts."""
+    own = tuple(
         replace(
             metric,
-            key=drift_key(metric.key),
-            title=f"drift: {metric.title}",
-            definition=f"as {metric.key}, with x = current minus train (current in place of train, train of rollout)",
-            meaning=f"As {metric.key}, but of how far the policy has moved since the trainer's recomputation.",
-            measure=metric.measure and replace(metric.measure, basis="current/train"),
+            key=pair.key(metric.key),
+            title=f"{pair.title}: {metric.title}",
+            definition=f"as {metric.key}, with x = {pair.policy} minus {pair.reference} "
+            f"({pair.policy} in place of train, {pair.reference} of rollout)",
+            meaning=f"As {metric.key}, but of {pair.meaning}.",
+            measure=metric.measure and replace(metric.measure, basis=pair.source),
         )
         for metric in (*PAIR, RATIO_Z)
     )
+    return own + SPLITS.get(pair.name, ())
+
+
+def other_metrics() -> tuple[Metric, ...]:
+    """The metrics of what only some dumps hold: those of the other pairs, and of facets."""
+    return sum((*map(pair_metrics, PAIRS[1:]), *FACET_METRICS.values()), ())
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,12 @@ class Evaluator:
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """What is evaluated."""
-        sections = [Section((*BASE, *PAIR), MISMATCH)]
-        if self.plan.drift:
-            sections.append(Section(PAIR, DRIFT))
+        facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
+        sections = [Section((*BASE, *PAIR, *facets), MISMATCH)]
+        for pair in self.plan.pairs[1:]:
+            sections.append(Section((*PAIR, *SPLITS.get(pair.name, ())), pair.name))
         for index, correction in enumerate(self.plan.corrections):
-            sections.append(Section(correction_metrics(correction, self.plan.drift), index))
+            sections.append(Section(correction_metrics(correction, self.plan.losses), index))
         return tuple(sections)
 
     def evaluate(self, cells: Closed) -> Row:
@@ -94,8 +99,10 @@ class Evaluator:
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
         done = {section.of: self._section(section, cells, totals, largest) for section in self.sections}
         metrics = _with_z(done[MISMATCH])
-        if self.plan.drift:
-            metrics |= {drift_key(key): estimate for key, estimate in _with_z(done[DRIFT]).items()}
+        for pair in self.plan.pairs[1:]:
+            shares = {metric.key for metric in SPLITS.get(pair.name, ())}
+            found = _with_z(done[pair.name])
+            metrics |= {key if key in shares else pair.key(key): estimate for key, estimate in found.items()}
         corrections = []
         for index, correction in enumerate(self.plan.corrections):
             estimates = done[index]

@@ -63,7 +63,7 @@ def _variance(square: Number, mean: Number) -> Number:
     return np.where(np.real(variance) < _ROUNDING * np.real(square), variance * 0.0, variance)
 
 
-def _spread(square: Number, mean: Number) -> Number:
+def spread(square: Number, mean: Number) -> Number:
     """A variance to divide by: NaN where there is none."""
     variance = _variance(square, mean)
     return np.where(np.real(variance) == 0, np.nan, variance)
@@ -74,20 +74,20 @@ def _prob_corr(t: Totals) -> Number:
     policy, reference = t["policy_prob"] / n, t["reference_prob"] / n
     squares = t["squared_policy_prob"] / n, t["squared_reference_prob"] / n
     product = (squares[0] + squares[1] - t["squared_prob_diff"] / n) / 2
-    return (product - policy * reference) / np.sqrt(_spread(squares[0], policy) * _spread(squares[1], reference))
+    return (product - policy * reference) / np.sqrt(spread(squares[0], policy) * spread(squares[1], reference))
 
 
 def _autocorrelation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     pairs = t["neighbours"]
     covariance = (t["neighbour_product"] - mean * t["neighbour_sum"]) / pairs + mean * mean
-    return covariance / _spread(t["square"] / t["tokens"], mean)
+    return covariance / spread(t["square"] / t["tokens"], mean)
 
 
 def _inflation(t: Totals) -> Number:
     mean = t["log_ratio"] / t["tokens"]
     sequences = t["squared_log_ratio_sum"] - 2 * mean * t["log_ratio_sum_length"] + mean * mean * t["squared_length"]
-    return sequences / (t["tokens"] * _spread(t["square"] / t["tokens"], mean))
+    return sequences / (t["tokens"] * spread(t["square"] / t["tokens"], mean))
 
 
 def _tail_of(level: str) -> Callable[[Totals, Tails], float]:

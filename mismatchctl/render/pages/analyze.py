@@ -49,10 +49,11 @@ BRIEF_FROM = 9
 DETAILED = 3
 """Up to so many runs are unfolded when the page opens, and told one by one elsewhere."""
 TILES = (
-    "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3", "ratio_mean_z",
+    "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence", "drift_k3",
+    "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs", "ratio_mean_z",
     "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
-FIRST_TILES = frozenset(TILES[:6])
+FIRST_TILES = frozenset(TILES[:11])
 SIDE_BY_SIDE = (
     ("tokens", 7, ""), ("sequences", None, ""), ("abs_diff_mean", 8, "mean\n|diff|"),
     ("abs_diff_max", 9, "max\n|diff|"), ("ess_token", None, ""), ("ess_sequence", 1, "ESS\nsequences"),
@@ -85,7 +86,7 @@ def document(result: Result, *, whole: bool = True) -> Document:
     origin = result.provenance
     made.add(provenance(origin.version, origin.inputs, origin.left_out, result.corrections))
     made.glossary = [
-        ("The mismatch, and the second drift", registry.entries("m")),
+        ("The mismatch, and other pairs of policies", registry.entries("m")),
         ("Corrections", registry.entries("c")),
     ]
     return made

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 from mismatchctl.compare.model import MovedToken
 from mismatchctl.correction import Correction
+from mismatchctl.measure import PAIRS
+from mismatchctl.measure.metrics import pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.numbers import DASH, number
 from mismatchctl.render.document import USUAL, Cell, Head, Table
 from mismatchctl.render.tables import Registry, Shown, amount, group_table, known_keys, words
@@ -32,11 +35,20 @@ STEP_KEYS = (
     "bitwise_share",
     "drift_k3",
     "ois",
+    "total_k3",
+    "rollout_reference_k3",
+    "train_reference_k3",
+    "ref_k3",
+    "routing_differs",
 )
-BY_KEYS = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence")
+BY_KEYS = (
+    "tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence",
+    "routing_differs",
+)  # fmt: skip
 _TERMINAL = {
     "tokens": (1, ""), "sequences": (2, ""), "k3": (0, "K3"), "abs_diff_mean": (4, "mean\n|diff|"),
     "ratio_mean": (5, "mean\nratio"), "ess_sequence": (3, "ESS\nsequences"),
+    "routing_differs": (6, "routed\notherwise"),
 }  # fmt: skip
 """How early a column goes where there is little room, and its heading there."""
 MOST_GROUPS = 12
@@ -160,13 +172,17 @@ def step_tables(run: RunResult, registry: Registry) -> list[Table]:
 
 
 def metric_tables(run: RunResult, registry: Registry) -> list[Table]:
-    """Every metric of the run with its meaning: the mismatch, then the second drift."""
-    drift = [key for key in run.overall.metrics if key.startswith("drift_") or key in ("ois", "ois_z")]
-    own = [key for key in run.overall.metrics if key not in drift]
-    tables = [_metric_table("Every metric of the mismatch", own, run, registry)]
-    if drift:
-        tables.append(_metric_table("The second drift: from train to the current policy", drift, run, registry))
-    return tables
+    """Every metric of the run with its meaning: the mismatch, then other pairs of policies, then facets."""
+    own, tables = list(run.overall.metrics), []
+    parts = {pair.section: pair_metrics(pair) for pair in PAIRS[1:]}
+    parts |= {SECTIONS[name]: metrics for name, metrics in FACET_METRICS.items()}
+    for title, metrics in parts.items():
+        known = {metric.key for metric in metrics}
+        keys = [key for key in own if key in known]
+        if keys:
+            tables.append(_metric_table(title, keys, run, registry))
+        own = [key for key in own if key not in known]
+    return [_metric_table("Every metric of the mismatch", own, run, registry), *tables]
 
 
 def correction_metric_table(run: RunResult, registry: Registry) -> Table:

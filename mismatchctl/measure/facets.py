@@ -1,0 +1,122 @@
+"""Columns that add of what only some dumps hold: a reference policy, the experts of both sides, weight versions.
+
+Each function takes one block, the Ratios of its mismatch and the kernel, and gives one value per sequence and column,
+[S] each; a sequence that lacks what is measured counts in none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Bools, Float64s, TokenBatch
+from mismatchctl.losses import KL_KINDS, LOW_VAR_BOUND
+from mismatchctl.measure.kernels.kernel import Kernel
+from mismatchctl.ratios import Ratios, k3_of
+
+Columns = dict[str, Float64s]
+
+
+@dataclass(frozen=True)
+class Facet:
+    """Something to measure beside the mismatch, where a dump has columns for it.
+
+    Attributes:
+        name: what its metrics are found by.
+        needs: columns of the contract.
+        names: of its sums, in order.
+        columns: its sums.
+    """
+
+    name: str
+    needs: frozenset[str]
+    names: tuple[str, ...]
+    columns: Callable[[TokenBatch, Ratios, Kernel], Columns]
+
+
+KL_NAMES = (
+    "kl_tokens", "kl_sequences",
+    *(f"kl_{kind}{weight}{mean}" for kind in KL_KINDS for weight in ("", "_unbiased") for mean in ("", "_mean")),
+)  # fmt: skip
+
+
+def kl_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+    """KL estimates of the policy being updated (the trainer's recomputation without it) to the reference policy."""
+    policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
+    known = np.zeros(len(block)) if reference is None else block.scored("ref").astype(np.float64)
+    lengths = block.segments.lengths * known
+    columns = {"kl_tokens": lengths, "kl_sequences": (lengths > 0).astype(np.float64)}
+    if reference is None:
+        return columns | {name: np.zeros(len(block)) for name in KL_NAMES[2:]}
+    scored = block.segments.spread(known > 0)
+    log_ratio = np.where(scored, policy.astype(np.float64) - reference.astype(np.float64), 0.0)
+    importance = np.exp(policy.astype(np.float64) - block.train.astype(np.float64))
+    for kind in KL_KINDS:
+        found = _estimate(log_ratio, kind, None), _estimate(log_ratio, kind, importance)
+        for name, values in zip((f"kl_{kind}", f"kl_{kind}_unbiased"), found, strict=True):
+            columns[name] = block.segments.sum(values)
+            columns[f"{name}_mean"] = columns[name] / np.maximum(lengths, 1)
+    return columns
+
+
+def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
+    """As `losses.kl_estimate`, with every digit; weighted before the bound of low_var."""
+    x = log_ratio
+    exact = x if kind == "k1" else x * x / 2 if kind == "k2" else k3_of(-x)
+    weighted = exact if importance is None else importance * exact
+    return np.clip(weighted, -LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var" else weighted
+
+
+WIDTHS = (1, 2, 4, 6, 8, 10)
+"""Experts per layer, as routers choose: which it was is told by the widest in which no layer chooses one twice."""
+AT_WIDTH = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
+ROUTING_NAMES = ("routed", "routed_k3", "routed_sequences", *(f"{name}@{k}" for name in AT_WIDTH for k in WIDTHS))
+
+
+def routing_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+    """Tokens whose experts both sides tell, and their K3; of each width those that it does not fit, and those rerouted.
+
+    A token is rerouted where the sets of experts differ in some layer.
+    """
+    rollout, train = (block.others.get(f"{side}_experts") for side in ("rollout", "train"))
+    lost = rollout is None or train is None or rollout.shape != train.shape
+    if rollout is None or train is None or lost:
+        return {name: np.zeros(len(block)) for name in ROUTING_NAMES}
+    segments = block.segments
+
+    def total(flags: Bools, values: Float64s | None = None) -> Float64s:
+        there = segments.from_host(flags)
+        return segments.sum(there if values is None else np.where(there, values, 0.0))
+
+    known = ~(np.isnan(rollout).any(axis=1) | np.isnan(train).any(axis=1))
+    columns = {"routed": total(known), "routed_k3": total(known, ratios.k3)}
+    columns["routed_sequences"] = (columns["routed"] > 0).astype(np.float64)
+    for width in WIDTHS:
+        fits, same = _compared(rollout, train, width)
+        rerouted = total(known & ~same)
+        columns[f"repeats@{width}"] = total(known & ~fits)
+        columns[f"rerouted@{width}"] = rerouted
+        columns[f"rerouted_k3@{width}"] = total(known & ~same, ratios.k3)
+        columns[f"rerouted_sequences@{width}"] = (rerouted > 0).astype(np.float64)
+    return columns
+
+
+def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
+    """Whether layers of so many experts choose none twice, and whether both sides chose the same sets [T] each."""
+    if rollout.shape[1] % width:
+        never = np.zeros(len(rollout), np.bool_)
+        return never, never
+    a, b = (np.sort(side.reshape(len(side), -1, width), axis=2) for side in (rollout, train))
+    return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
+
+
+KL, ROUTING = "kl", "routing"
+FACETS = (
+    Facet(KL, frozenset({"ref_log_probs"}), KL_NAMES, kl_columns),
+    Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
+)
+"""All facets; a dump has those whose columns it has."""
