@@ -25,10 +25,12 @@ class Layout:
     Attributes:
         rows: values of each row, of any kind that has an order.
         like: what they came in.
+        whole: all rows [B, T], where they are padded.
     """
 
     rows: tuple[NDArray[Any], ...]
     like: Values
+    whole: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, values: Values, name: str = "values") -> Layout:
@@ -41,10 +43,13 @@ class Layout:
             raise ConfigError(
                 f"{name}: give an array or tensor [B, T], or a list of rows, not a {type(values).__name__}"
             )
-        made = tuple(_array(row) for row in (values.unbind() if getattr(values, "is_nested", False) else values))
+        nested = getattr(values, "is_nested", False)
+        padded = not nested and len(getattr(values, "shape", ())) == 2
+        whole = _array(values) if padded else None
+        made = tuple(map(_array, values.unbind() if nested else values)) if whole is None else tuple(whole)
         if made and made[0].ndim == 0:
             raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")
-        return cls(made, values)
+        return cls(made, values, whole)
 
     @property
     def lengths(self) -> list[int]:
@@ -53,25 +58,24 @@ class Layout:
 
     def flat(self) -> NDArray[Any]:
         """All positions, row after row."""
-        return np.concatenate([np.zeros(0), *self.rows])
+        return np.concatenate([np.zeros(0), *self.rows]) if self.whole is None else self.whole.reshape(-1)
 
     def restore(self, flat: NDArray[Any]) -> Values:
         """Values per position in the layout, the dtype (flags stay flags) and on the device of what came in."""
-        parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
         nested = getattr(self.like, "is_nested", False)
+        if not nested and len(getattr(self.like, "shape", ())) == 2:
+            return _like(self.like, flat.reshape(tuple(self.like.shape)))
+        parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
         sample: Any = self.like.unbind()[0] if nested else self.like
         if not hasattr(sample, "dtype"):
             sample = self.like[0] if len(self.like) else []
         flags = flat.dtype == np.bool_
         if type(sample).__module__.partition(".")[0] == "torch":
-            own = [sample.new_tensor(part.tolist(), dtype=None if not flags else bool_of(sample)) for part in parts]
-            if nested:
-                return nested_of(self.like, own)
-            return list(own) if not hasattr(self.like, "dtype") else _stacked(sample, own)
-        made = [part if flags or not hasattr(sample, "dtype") else part.astype(sample.dtype) for part in parts]
+            own = [_like(sample, part) for part in parts]
+            return nested_of(self.like, own) if nested else own
         if not hasattr(sample, "dtype"):
-            return [part.tolist() for part in made]
-        return np.stack(made) if hasattr(self.like, "dtype") else made
+            return [part.tolist() for part in parts]
+        return [part if flags else part.astype(sample.dtype) for part in parts]
 
 
 def bool_of(tensor: Any) -> Any:
@@ -86,17 +90,22 @@ def nested_of(tensor: Any, rows: list[Any]) -> Any:
     return torch.nested.nested_tensor(rows, layout=tensor.layout)
 
 
-def _stacked(sample: Any, rows: list[Any]) -> Any:
+def _like(sample: Any, values: NDArray[Any]) -> Any:
+    """Values in the library, the dtype (flags stay flags) and on the device of a sample."""
+    flags = values.dtype == np.bool_
+    if type(sample).__module__.partition(".")[0] != "torch":
+        return values if flags else values.astype(sample.dtype)
     import torch
 
-    return torch.stack(rows) if rows else sample
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    return made.to(sample.device) if flags else made.to(device=sample.device, dtype=sample.dtype)
 
 
 def _array(row: Any) -> NDArray[Any]:
     """A row as numpy, out of the graph and off the device."""
     if hasattr(row, "detach"):
         row = row.detach().cpu()
-        row = row.numpy() if row.dtype in (bool_of(row),) or not row.is_floating_point() else row.double().numpy()
+        row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
     return np.asarray(row)
 
 
@@ -128,14 +137,17 @@ class Tokens:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
         valid = flat["mask"] != 0 if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
+        places = np.flatnonzero(valid)
         rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
-        taken = {name: values[valid].astype(np.float64) for name, values in flat.items() if name != "mask"}
+        taken = {name: values.take(places).astype(np.float64) for name, values in flat.items() if name != "mask"}
         for name in ("rollout", "train", "current"):
             if name in taken and not np.isfinite(taken[name]).all():
                 raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
-        segments = Segments(np.cumsum([0, *rows.sum(valid)]).astype(np.int64))
+        offsets = np.searchsorted(places, rows.offsets)
+        segments = Segments(offsets)
+        positions = places - np.repeat(rows.offsets[:-1], segments.lengths)
         batch = TokenBatch(
-            segments, taken["rollout"], taken["train"], taken.get("current"), rows.places[valid],
+            segments, taken["rollout"], taken["train"], taken.get("current"), positions,
             taken.get("advantages"), rows=np.arange(len(rows)),
         )  # fmt: skip
         return cls(layout, valid, batch)

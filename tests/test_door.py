@@ -179,6 +179,64 @@ def test_a_result_behaves(tmp_path: Path) -> None:
     assert verdict.outcome in ("passed", "undecided")
 
 
+def _padded(rows: list[list[float]], width: int) -> Any:
+    return np.array([[*row, *[0.0] * (width - len(row))] for row in rows])
+
+
+@pytest.mark.parametrize("version", ["c2", "d"])
+def test_weights_agree_with_the_goldens_of_the_helper_that_they_stand_for(version: str) -> None:
+    """Token by token, in float32 as it computed; padded as there; IcePop, normalization and rejection among them."""
+    from conformance_verl import _per_token, corrections, table
+
+    compared, normalized = 0, 0
+    for (batch, step, name), golden in _per_token(version).items():
+        correction = corrections(version)[name]
+        rows = table(batch, step)
+        if correction.weight is None or correction.sources != {"train/rollout"} or batch not in ("moe", "multiturn"):
+            continue
+        columns = {key: rows[key].to_pylist() for key in ("rollout_log_probs", "train_log_probs", "response_mask")}
+        width = max(map(len, columns["rollout_log_probs"]))
+        made, keep = mm.weights(*(_padded(values, width) for values in columns.values()), correction)
+        normalized += correction.weight.normalize != "none"
+        for row, sequence in enumerate(rows["sequence_id"].to_pylist()):
+            if sequence in golden:
+                wanted, kept = golden[sequence]["weights"], golden[sequence]["keep"]
+                np.testing.assert_allclose(made[row, : len(wanted)], wanted, rtol=2e-5, atol=1e-7)
+                assert keep[row, : len(kept)].tolist() == kept
+                compared += len(wanted)
+    assert compared > 1000 and normalized
+
+
+def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
+    columns = {"rollout": listed(ROLLOUT), "train": listed(TRAIN)}
+    for rules in ({"weight": {"truncate": 1.2}}, {"weight": {"clip": [0.8, 1.2], "normalize": "token"}}):
+        made, keep = mm.weights(ROLLOUT, TRAIN, MASK, rules)
+        (run,) = mm.analyze(columns, rules, findings=False).runs.values()  # type: ignore[operator]
+        (values,) = run.overall.corrections.values()
+        used = made[keep]
+        assert values["ess_token"].value == pytest.approx(used.sum() ** 2 / (MASK.sum() * (used**2).sum()))
+        assert values["loss_scale"].value == pytest.approx(used.sum() / MASK.sum())
+
+
+def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
+    import torch
+
+    mask = torch.tensor(MASK)
+    rollout, train = (torch.tensor(np.where(MASK, values, 0.0), requires_grad=True) for values in (ROLLOUT, TRAIN))
+    w, keep = mm.weights(rollout, train, mask, "miles-moe-2", micro_batches=2)
+    (-(w * keep * train)).sum().backward()
+    assert train.grad is not None and rollout.grad is None
+    torch.testing.assert_close(train.grad, -(w * keep))
+
+
+def test_columns_of_a_transposed_array_are_rows_of_its_own() -> None:
+    """What is laid out by columns is not taken for its memory."""
+    square = np.arange(16, dtype=np.float64).reshape(4, 4) * -0.1 - 0.1
+    turned = square.T
+    made, _ = mm.weights(turned, turned * 1.1, None, {"weight": {"truncate": 5.0}})
+    np.testing.assert_allclose(made, np.exp(turned * 1.1 - turned))
+
+
 def test_other_verbs() -> None:
     moe = ROOT / "sample_data" / "moe"
     swept = mm.sweep(moe, "token_tis", {"weight.truncate": [1.5, 2.0]})  # type: ignore[operator]
