@@ -188,6 +188,8 @@ def described(value: Any) -> Any:
         return ["mapping", sorted(([described(key), described(item)] for key, item in value.items()), key=json.dumps)]
     if isinstance(value, (tuple, list)):
         return [described(item) for item in value]
+    if isinstance(value, frozenset):
+        return ["set", sorted((described(item) for item in value), key=json.dumps)]
     if isinstance(value, np.ndarray):
         return [value.dtype.str, list(value.shape), hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()]
     if isinstance(value, partial):
