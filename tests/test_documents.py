@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
@@ -304,6 +306,174 @@ def no_invented_addresses(folder: Path) -> None:
     assert "[project.urls]" not in (EXAMPLES.parents[1] / "pyproject.toml").read_text()
 
 
+@row(1)
+def a_log_can_differ(folder: Path) -> None:
+    """K3 of 1e-12 against a log of 9e-7, and K3 times 1.0001: both differ, and by how much is printed."""
+    for name, scale, factor in (("tiny", 1.5e-6, 7e5), ("usual", 0.05, 1.0001)):
+        rng, made = np.random.default_rng(1), folder / f"log-{name}"
+        rollout = [-0.6 - rng.exponential(1.0, 100) for _ in range(8)]
+        train = [values + rng.normal(0, scale, 100) for values in rollout]
+        made.mkdir()
+        columns = {"rollout_log_probs": rollout, "train_log_probs": train, "step": [0] * 8}
+        pq.write_table(pa.table(columns), made / "a.parquet")  # in float64, so that the smallest is no rounding
+        x = np.concatenate(train) - np.concatenate(rollout)
+        true = float(np.mean(np.expm1(x) - x))
+        for value, agrees in ((true, True), (true * factor, False)):
+            log = written(folder, json.dumps({"step": 0, "rollout_corr/k3_kl": value}), "log.jsonl")
+            found = analyzed(made, "-c", "none", "--framework", "verl", "--against", log)
+            (each,) = found["runs"].values()
+            item = each["against"]["none"]["names"]["rollout_corr/k3_kl"]
+            assert item["agrees"] is agrees
+            assert item["difference"] == pytest.approx(abs(value - item["dump"]) / max(value, item["dump"]), rel=1e-6)
+
+
+@row(2)
+def longer_responses_under_a_bias(folder: Path) -> None:
+    """A geometric gate, a bias of each sequence: what is predicted holds the truth, or says why it is refused."""
+    rng = np.random.default_rng(5)
+
+    def write(name: str, length: int) -> Path:
+        with Recorder(folder / name) as recorder:
+            for step in range(2):
+                rollout = [-rng.exponential(1.0, length) - 0.1 for _ in range(48)]
+                train = [values + rng.normal(0, 0.004) + rng.normal(0, 0.05, length) for values in rollout]
+                train = [np.minimum(values, 0.0) for values in train]
+                recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train)
+        return folder / name
+
+    short, long = write("length-short", 128), write("length-long", 512)
+    given = ("-c", "{gates: [{level: geometric, keep: [null, 1.002]}], name: g}")
+    done = run("sweep", short, *given, "--vary", "gates.0.keep.1=1.002:1.01:2", "--at-length", "512", "--json")
+    assert done.exit_code == 0, done.stderr
+    truth = overall(analyzed(long, *given), "g")["rejected_sequences"]
+    first = min(json.loads(done.stdout)["predictions"], key=lambda each: each["point"])
+    (found,) = [each for each in first["predictions"] if each["quantity"] == "rejected_sequences"]
+    assert found["interval"] is None or found["interval"][0] - 0.05 <= truth <= found["interval"][1] + 0.05
+    assert found["interval"] is not None or found["status"] != "ok"
+
+
+@row(7)
+def kl_and_losses(folder: Path) -> None:
+    """KL to the reference policy, biased and not, and the loss under each aggregation: rows, flags, rules."""
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(5, 30, 16)
+    rollout = [-rng.exponential(1.0, int(n)) - 0.5 for n in lengths]
+    train, current, ref = (
+        [values + rng.normal(0, size, len(values)) for values in rollout] for size in (0.02, 0.1, 0.3)
+    )
+    with Recorder(folder / "ref") as recorder:
+        recorder.write(
+            step=0, rollout_log_probs=rollout, train_log_probs=train, current_log_probs=current, ref_log_probs=ref,
+            advantages=rng.normal(size=16), response_mask=[np.full(int(n), i != 3) for i, n in enumerate(lengths)],
+        )  # fmt: skip
+    done = run("analyze", folder / "ref", "-c", "none", "--kl", "k3", "--loss-agg", "seq-mean-token-mean")
+    assert done.exit_code == 0, done.stderr
+    (found,) = analyzed(folder / "ref", "-c", "none")["runs"].values()
+    kept = [i for i in range(16) if i != 3]
+    x = [current[i] - ref[i] for i in kept]
+    biased = [np.exp(-v) - 1 + v for v in x]
+    unbiased = [np.exp(current[i] - train[i]) * values for i, values in zip(kept, biased, strict=True)]
+    for key, parts in (("ref_k3", biased), ("ref_k3_unbiased", unbiased)):
+        value = found["overall"]["metrics"][key]["value"]
+        assert value == pytest.approx(np.concatenate(parts).mean(), rel=1e-5)
+        value = found["overall"]["metrics"][f"{key}_seq_mean"]["value"]
+        assert value == pytest.approx(np.mean([part.mean() for part in parts]), rel=1e-5)
+    assert {"loss", "loss_seq_sum", "loss_seq_mean"} <= found["overall"]["corrections"]["none"].keys()
+    assert run("gate", folder / "ref", "--rule", "ref_k3_unbiased:max=10").exit_code == 0
+
+
+@row(8)
+def what_the_run_logged(folder: Path) -> None:
+    """Every name of the log is kept, those that mean nothing here too."""
+    log = written(folder, json.dumps({"step": 0, "actor/grad_norm": 1.5, "reward": 0.25}), "log.jsonl")
+    (found,) = analyzed(folder / "d", "-c", "none", "--framework", "verl", "--against", log)["runs"].values()
+    assert found["log"]["actor/grad_norm"] == [1.5, None, None]
+    assert found["log"]["reward"][0] == 0.25
+
+
+@row(10)
+def the_mean_of_weights(folder: Path) -> None:
+    """A gate on the arithmetic mean of a sequence's ratios, as slime's sequence level with the mean has it."""
+    rng = np.random.default_rng(4)
+    rollout = [-rng.exponential(1.0, 20) - 1.0 for _ in range(30)]
+    train = [values + rng.normal(0, 0.3, 20) for values in rollout]
+    with Recorder(folder / "mean") as recorder:
+        recorder.write(step=0, rollout_log_probs=rollout, train_log_probs=train)
+    found = overall(analyzed(folder / "mean", "-c", "{gates: [{level: mean, keep: [0.95, 1.1]}], name: m}"), "m")
+    means = [np.exp(a - b).mean() for a, b in zip(train, rollout, strict=True)]
+    share = np.mean([not 0.95 <= value <= 1.1 for value in means])
+    assert 0 < share < 1
+    assert found["rejected_sequences"] == pytest.approx(share)
+
+
+@row(12)
+def prompts_of_the_run(folder: Path) -> None:
+    """A prompt is one cluster in whatever steps it occurs."""
+    rng = np.random.default_rng(6)
+    with Recorder(folder / "prompts") as recorder:
+        for step in range(2):
+            rollout = [-rng.exponential(1.0, 10) for _ in range(32)]
+            train = [np.minimum(values + rng.normal(0, 0.1, 10), 0) for values in rollout]
+            recorder.write(
+                step=step, rollout_log_probs=rollout, train_log_probs=train, prompt_id=[i // 4 for i in range(32)]
+            )
+    (found,) = analyzed(folder / "prompts", "-c", "none")["runs"].values()
+    assert found["overall"]["metrics"]["prompts"]["value"] == 8
+    assert found["groups"]["metrics"]["prompts"]["value"] == [8, 8]
+
+
+@row(15)
+def routing_that_is_replayed(folder: Path) -> None:
+    """A rule says that both sides meet the same experts."""
+    rng = np.random.default_rng(8)
+    rollout = [-rng.exponential(1.0, 12) for _ in range(4)]
+    experts = [[rng.permutation(8)[:2].tolist() for _ in range(12)] for _ in range(4)]
+    flipped = [[token[::-1] for token in row] for row in experts]
+    other = [[[9, 10], *row[1:]] for row in experts]
+    for name, train, code in (("replayed", flipped, 0), ("not", other, 3)):
+        columns = {"rollout_log_probs": rollout, "train_log_probs": rollout, "rollout_experts": experts}
+        pq.write_table(pa.table({**columns, "train_experts": train}), folder / f"{name}.parquet")
+        done = run("gate", folder / f"{name}.parquet", "--rule", "routing_differs:max=0")
+        assert done.exit_code == code, done.stdout
+
+
+@row(17)
+def both_drifts_together(folder: Path) -> None:
+    """Rollout to current is a pair of its own, and splits into both drifts."""
+    (found,) = analyzed(folder / "d", "-c", "none")["runs"].values()
+    metrics = found["overall"]["metrics"]
+    assert {"k3", "drift_k3", "total_k3"} <= metrics.keys()
+    shares = [metrics[f"total_share_{part}"]["value"] for part in ("mismatch", "drift")]
+    assert sum(shares) == pytest.approx(1)
+    assert run("gate", folder / "d", "--rule", "k3:pair=current/rollout,max=1").exit_code == 0
+
+
+@row(19)
+def growth_of_one_run_against_another(folder: Path) -> None:
+    """compare tests whether K3 grows more slowly on one side, and whether it began later."""
+    rng = np.random.default_rng(9)
+    for name, rate in (("plain", 0.12), ("masked", 0.0)):
+        with Recorder(folder / f"grows-{name}") as recorder:
+            for step in range(16):
+                rollout = [-rng.exponential(1.0, 40) - 0.5 for _ in range(8)]
+                train = [values + rng.normal(0, 0.02 * np.exp(rate * step / 2), 40) for values in rollout]
+                recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train)
+    done = run("compare", folder / "grows-plain", folder / "grows-masked", "--json")
+    assert done.exit_code == 0, done.stderr
+    (contrast,) = json.loads(done.stdout)["contrasts"]
+    assert contrast["growth"]["significant"]
+    assert [side["grows"] for side in contrast["growth"]["sides"]] == [True, False]
+
+
+@row(21)
+def paths_in_python(folder: Path) -> None:
+    """A path is one path, as text or as a Path."""
+    import mismatchctl as mm
+
+    for path in (str(folder / "d"), folder / "d"):
+        assert len(mm.analyze(path, findings=False).runs) == 1
+
+
 READ_AS: dict[str, list[str]] = {
     "slime-custom-args.sh": ["slime-mis"],
     "slime-mis.yaml": ["slime-mis"],
@@ -332,6 +502,10 @@ def test_the_documents_own_examples(name: str, dump: Path) -> None:
     found = [Correction.model_validate(item) for item in result["corrections"]]
     for one, wanted in zip(found, READ_AS[name], strict=bool(READ_AS[name])):
         assert is_same(one, preset(wanted)), (name, wanted)
+
+
+def test_every_line_of_the_table_has_a_test() -> None:
+    assert sorted(ROWS) == list(range(1, 23))
 
 
 @pytest.mark.parametrize("number", sorted(ROWS))

@@ -101,8 +101,10 @@ PLAIN = {metric.key for metric in MISMATCH_METRICS}
 REASONS = {metric.key: metric.undefined for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
-LOSSES = {"loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm"}
-"""Held to torch's automatic differentiation in test_losses_analyzed.py."""
+LOSSES = {
+    "loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm", "loss_seq_sum", "loss_seq_mean",
+}  # fmt: skip
+"""Held to torch's automatic differentiation in test_losses_analyzed.py, to loops in test_objectives.py."""
 
 
 def reasons(given: Sequence[Correction]) -> list[dict[str, str]]:
