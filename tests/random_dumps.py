@@ -104,7 +104,7 @@ def _sequence(shape: Shape, rng: random.Random, index: int, mask: str = "", leng
     if shape.current == "all" or (shape.current == "some" and index < shape.sequences // 2):
         drift = rng.choice(("noise", "equal", "grid"))
         row["current"] = [min(0.0, p[1] + _offset(drift, rng)) for p in pairs]
-    if shape.reference == "all" or (shape.reference == "some" and rng.random() < 0.5):
+    if shape.reference == "all" or (shape.reference == "some" and index % 2 == 0):
         row["reference"] = [min(0.0, p[1] + _offset(rng.choice(("noise", "equal", "grid")), rng)) for p in pairs]
     if shape.float32:
         for policy in (COLUMNS | PARTIAL).keys() & row.keys():
