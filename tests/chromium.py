@@ -19,6 +19,20 @@ MISSING = " and ".join(name for name, found in (("Chromium", BROWSER), ("chromed
 NEEDS_BROWSER = pytest.mark.skipif(bool(MISSING) and not os.environ.get("CI"), reason=f"no {MISSING} here")
 """A machine may lack either; in CI, tests that cannot run fail."""
 
+AXE = Path(os.environ.get("AXE", Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"))
+NEEDS_AXE = pytest.mark.skipif(
+    (bool(MISSING) or not AXE.is_file()) and not os.environ.get("CI"),
+    reason=f"no axe-core here: npm install --no-save --prefix tests axe-core{MISSING and f', and no {MISSING}'}",
+)
+"""A machine may have no npm registry; `.ci/run` installs axe-core, and there its absence fails."""
+VIOLATIONS = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ["violations"]}).then((found) => done(found.violations
+  .filter(({impact}) => impact === "serious" || impact === "critical")
+  .map(({id, nodes}) => [id, nodes.length, nodes[0].html.slice(0, 200), nodes[0].failureSummary])));
+"""
+"""Serious findings of axe-core: rule, how often, the first element, what is wrong with it."""
+
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -91,6 +105,15 @@ def visit(
     asked = [r["request"]["url"] for r in requests if r["documentURL"] == address]
     complaints = [str(entry["message"]) for entry in browser.get_log("browser")]
     return [url for url in asked if url != address] + complaints
+
+
+def violations(browser: Any) -> list[Any]:
+    """What axe-core finds on the page that is open, everything unfolded, if it is serious."""
+    browser.set_script_timeout(120)
+    browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
+    browser.execute_script(AXE.read_text(encoding="utf-8"))
+    found: list[Any] = browser.execute_async_script(VIOLATIONS)
+    return found
 
 
 def background(browser: Any, selector: str) -> tuple[int, ...]:

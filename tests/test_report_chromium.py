@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, visit
+from chromium import NEEDS_AXE, NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, violations, visit
 from make_result import HOSTILE, make_corrections, make_result
 
 from mismatchctl.render.pages.analyze import document
@@ -115,3 +115,9 @@ def test_print_holds_what_is_folded(browser: Any, pages: dict[str, str]) -> None
 
 def test_the_file_is_small_enough_to_mail(pages: dict[str, str]) -> None:
     assert all(Path(address.removeprefix("file://")).stat().st_size < 3_000_000 for address in pages.values())
+
+
+@NEEDS_AXE
+def test_axe_finds_nothing_serious(browser: Any, pages: dict[str, str]) -> None:
+    visit(browser, pages["plain"], width=390)
+    assert violations(browser) == []
