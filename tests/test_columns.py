@@ -47,9 +47,9 @@ def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> No
     np.testing.assert_allclose(largest["-log_ratio"], batch.rollout - batch.train)
 
 
-@pytest.mark.parametrize("drift", [False, True])
-def test_tables_are_as_wide_as_their_axes(drift: bool) -> None:
-    plan = Plan(CORRECTIONS, drift=drift)
+@pytest.mark.parametrize("has", [frozenset(), frozenset({"current_log_probs"})], ids=["pair", "three pairs"])
+def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
+    plan = Plan(CORRECTIONS, has=has)
     for axis in (plan.of_sequences, plan.sums, plan.maxima, closed_axis(plan)):
         assert len(set(axis.names)) == len(axis)
     (cell,) = reduce_batch(one_token_each(20, 5), "run", plan).cells.values()

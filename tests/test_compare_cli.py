@@ -34,9 +34,9 @@ def test_the_sentence_comes_first(dumps: tuple[Path, Path], width: str) -> None:
     assert done.exit_code == 0, done.output
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0] == "worse against base"
-    told = " ".join(" ".join(lines[1:5]).split())
-    assert told.startswith("K3 rose from ")
+    assert lines[0] == "worse against base: 2 runs, 7,414 tokens"
+    told = " ".join(" ".join(lines[1:8]).split())
+    assert told.startswith("What changed worse K3 rose from ")
     assert "95 % interval" in told
     assert "significant)" in told
     assert "worker 3 carries 100 % of it" in told
@@ -97,7 +97,7 @@ def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Pa
     analyze([str(dumps[0])]).write(kept)
     done = run(kept, dumps[1])
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith("worse against base\n")
+    assert done.stdout.startswith("worse against base: 2 runs, ")
     assert "a Result holds no tokens" in done.stdout
 
 

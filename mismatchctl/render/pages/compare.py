@@ -103,7 +103,8 @@ def _section(comparison: Comparison, contrast: Contrast, index: int, registry: R
     sure = change.significant and change.difference is not None
     level = "fair" if not sure else "bad" if (change.difference or 0) > 0 else "good"
     name, reference = clean(contrast.other), clean(comparison.reference.name)
-    section = Section(f"{name} against {reference}", anchor)
+    alone = len(comparison.contrasts) == 1
+    section = Section("What changed" if alone else f"{name} against {reference}", anchor)
     section.add(
         Card(verdict(change) or "K3", level, f"{clean(headline(contrast, comparison.confidence))}.",
              lines=[("", clean(line), 0) for line in details(contrast)])
