@@ -1,6 +1,6 @@
 """What mismatchctl wrote is known again: by its first bytes, Parquet and PDF by what they hold at their ends.
 
-Such a file may be written anew; any other is the user's.
+Such a file may be written anew; any other is the user's, and so is a baseline.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _KINDS = (
     rb"run,correction,point,",
 )
 """JSON, HTML, SVG and Markdown, JUnit, PNG, a sweep's CSV."""
+_ACCEPTED = rb'"accepted":\s*\{'
+"""A baseline: somebody accepted it, and it is not written anew by the way."""
 
 
 def is_ours(path: Path) -> bool:
@@ -42,6 +44,8 @@ def is_ours(path: Path) -> bool:
         return _signed_parquet(path)
     if first.startswith(b"%PDF"):
         return b"(mismatchctl " in last
+    if re.search(_ACCEPTED, first):
+        return False
     return not first or any(re.match(kind, first) for kind in _KINDS) or _is_named(path)
 
 

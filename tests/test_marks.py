@@ -87,3 +87,10 @@ def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
     refused = CliRunner().invoke(app, words)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
     assert (here / "figures" / "k3.csv").read_bytes() == held["k3.csv"]
+
+
+def test_a_baseline_is_nobodys_to_write_anew(here: Path) -> None:
+    saved = ["gate", "dump", "--rule", "k3:max=9", "--save-baseline", "base.json", "--accept"]
+    assert CliRunner().invoke(app, saved).exit_code == 0
+    assert not is_ours(Path("base.json"))
+    assert CliRunner().invoke(app, ["analyze", "dump", "-o", "base.json"]).exit_code == 2

@@ -28,6 +28,7 @@ VERBS = {
     "lint": "lint verl.yaml moe",
     "doctor": "doctor",
     "presets": "presets --table",
+    "watch": "watch moe --until-idle 0s",
 }
 
 

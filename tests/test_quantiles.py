@@ -14,7 +14,7 @@ from mismatchctl.batch import Segments
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges, signed_bin
 from mismatchctl.measure.cell import PairCollector, PairSums
 from mismatchctl.measure.histogram import Rows
-from mismatchctl.measure.kernels.kernel import BUCKETS
+from mismatchctl.measure.kernels.kernel import BUCKETS, Places
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_with_intervals, worst_share
 from mismatchctl.measure.table import hash_values
@@ -34,7 +34,7 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
     ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments(np.cumsum([0, *lengths])))  # log-probs, below 0
     with np.errstate(over="ignore"):
-        collector.reduce(ratios, None, buckets, buckets)
+        collector.reduce(ratios, None, Places(buckets, buckets, np.arange(len(buckets))))
     return collector.sums()[0]
 
 
