@@ -88,7 +88,7 @@ def compared(
         np.testing.assert_allclose(table, expected_table, rtol=1e-12)
 
 
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(deadline=None, derandomize=True, max_examples=50)
 @given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 2500), min_size=1, max_size=8),

@@ -33,7 +33,7 @@ VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-6, 5e-7, 5e-3
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=120,
+    max_examples=48,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
     suppress_health_check=list(HealthCheck),
 )
@@ -187,7 +187,7 @@ def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
     agrees(*dump)
 
 
-@settings(MANY, max_examples=25)
+@settings(MANY, max_examples=12)
 @given(dumps())
 def test_every_number_of_other_kernels_agrees(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]

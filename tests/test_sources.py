@@ -345,6 +345,7 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == expected
     done = run("convert", logs, tmp_path / "b.parquet", "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
+    (tmp_path / "b.parquet").write_bytes(b"somebody's")
     assert run("convert", logs, tmp_path / "b.parquet").exit_code == 2
 
 

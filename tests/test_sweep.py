@@ -224,7 +224,7 @@ def test_the_terminal_shows_few_points(columns: str, monkeypatch: pytest.MonkeyP
     done = run(SAMPLE, "--target-rejection", "0.05", "--target-rejection", "sequences=0.1", "--target-ess", "0.9")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= int(columns) and len(lines) < 110
+    assert max(map(len, lines)) <= int(columns) and len(lines) < 140
     assert "geometric ratio within [1/x, x]" in done.stdout and "geo_rs" in done.stdout
     front = run(SAMPLE, "--geo", "1.001:1.1:30:log", "--pareto")
     assert len(front.stdout.splitlines()) > 30

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_templates_and_license(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    assert "mismatchctl/reports_templates/report.html.j2" in names
+    assert "mismatchctl/reports_templates/document.html.j2" in names
     assert "mismatchctl/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "sample_data/", "docs/"))]

@@ -46,14 +46,14 @@ from mismatchctl.result import (
     WorstToken,
 )
 
-VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 6, 7, 3
+VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
 """Significant digits of series over groups: metrics of the mismatch, of other pairs, of corrections, errors. A thousand
 steps stay small."""
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 """Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
-PAIR_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k1", "k3", "abs_diff_mean", "ratio_mean"))
+PAIR_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
 """The same of other pairs than the mismatch."""
 REPEATED = frozenset(
     pair.key(key)
@@ -61,9 +61,10 @@ REPEATED = frozenset(
     for key in (
         *(f"khat_{level}_{what}" for level in ("token", "sequence") for what in ("limit", "tail")),
         *(f"{side}_{ppl}" for side in ("train", "rollout") for ppl in ("log_ppl", "ppl")),
+        *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
     )
 )
-"""Metrics of other pairs that repeat, step by step, those of the mismatch or of one another: kept overall only."""
+"""Metrics of other pairs kept overall only: step by step they repeat others, or need more tokens than a step has."""
 OF_PAIRS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair))
 """Metrics of other pairs than the mismatch."""
 MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")

@@ -89,7 +89,7 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version
         yield f"verl@{version.name} derives the lower bound of its statistics"
     if weight.normalize != "none" and not version.normalizes:
         yield f"verl@{version.name} does not normalize weights"
-    if weight.normalize not in ("none", weight.level) or weight.normalize_over != "group":
+    if weight.normalize != "none" and (weight.normalize != weight.level or weight.normalize_over != "group"):
         yield "verl normalizes weights over the batch, at their own level"
 
 
