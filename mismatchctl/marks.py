@@ -27,8 +27,8 @@ _KINDS = (
     rb"run,correction,point,",
 )
 """JSON, HTML, SVG and Markdown, JUnit, PNG, a sweep's CSV."""
-_ACCEPTED = rb'"accepted":\s*\{'
-"""A baseline: somebody accepted it, and it is not written anew by the way."""
+_ACCEPTED = re.compile(rb'"accepted":\s*\{')
+"""In a baseline: somebody accepted it, and only `--save-baseline` writes it anew."""
 
 
 def is_ours(path: Path) -> bool:
@@ -44,9 +44,18 @@ def is_ours(path: Path) -> bool:
         return _signed_parquet(path)
     if first.startswith(b"%PDF"):
         return b"(mismatchctl " in last
-    if re.search(_ACCEPTED, first):
+    if _ACCEPTED.search(first):
         return False
     return not first or any(re.match(kind, first) for kind in _KINDS) or _is_named(path)
+
+
+def is_baseline(path: Path) -> bool:
+    """Whether this file is a Result that was accepted."""
+    try:
+        with path.open("rb") as file:
+            return _ACCEPTED.search(file.read(_MOST)) is not None
+    except OSError:
+        return False
 
 
 def signed(schema_metadata: dict[bytes, bytes] | None) -> dict[bytes, bytes]:

@@ -129,7 +129,7 @@ def gate(
     into_folder = save_baseline is not None and save_baseline.is_dir()
     kept, shown = None if into_folder else save_baseline, (junit, None if to_stdout else markdown)
     before = None if baseline == kept else baseline  # a baseline may replace the one before it
-    check_places(kept, *shown, force=force, inputs=[*paths, before])
+    check_places(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
 
     from mismatchctl.gate import judge, open_result, read_against
     from mismatchctl.gate import plan as needs

@@ -16,7 +16,7 @@ import typer
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import terminal
-from mismatchctl.marks import is_ours
+from mismatchctl.marks import is_baseline, is_ours
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,10 +28,13 @@ LEAST_WIDTH = 40
 """Narrower than this, nothing can be read."""
 
 
-def check_places(*named: Path | None, force: bool, inputs: Iterable[str | Path | None] = ()) -> None:
+def check_places(
+    *named: Path | None, force: bool, inputs: Iterable[str | Path | None] = (), baseline: Path | None = None
+) -> None:
     """Refuse, before any work, to write where it cannot be done, or over a file that is not to be lost.
 
-    What mismatchctl wrote may be replaced; everything else needs `--force`. What is read is never replaced.
+    What mismatchctl wrote may be replaced, a baseline only by the next one, where it is named as `baseline`; everything
+    else needs `--force`. What is read is never replaced.
 
     Raises:
         ConfigError: a place that cannot be written, that is given twice, or that is read.
@@ -39,7 +42,7 @@ def check_places(*named: Path | None, force: bool, inputs: Iterable[str | Path |
     places = [place for place in named if place is not None]
     for place in places:
         _check_place(place)
-        if place.exists() and not force and not is_ours(place):
+        if place.exists() and not (force or is_ours(place) or (place == baseline and is_baseline(place))):
             raise ConfigError(
                 f"{place}: exists already and is not mismatchctl's; name another file, or overwrite it with --force"
             )
