@@ -28,7 +28,7 @@ from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, ot
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
 
 Expected = list[dict[str, Truth]]
-VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-6, 5e-7, 5e-3
+VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
 MANY = settings(
     deadline=None,
