@@ -172,11 +172,7 @@ def test_under_github_actions(places: dict[str, Path], tmp_path: Path) -> None:
     lines = [line for line in failed.stdout.splitlines() if line.startswith("::")]
     assert len(lines) == 1 and lines[0].startswith("::error title=mismatch%3A k3%3Aincrease=25%25::worse: K3 KL")
     written = summary.read_text()
-    assert (
-        written.startswith("before\n### mismatchctl gate: failed")
-        and "**failed**" in written
-        and "worse: K3 KL" in written
-    )
+    assert written.startswith("before\n### mismatchctl gate: failed") and "**failed** K3 KL" in written
     undecided = run("gate", places["tiny"], "--baseline", places["baseline"], "--quiet", **github)
     assert undecided.stdout.startswith("::warning ")
     passed = run("gate", places["same"], "--baseline", places["baseline"], **github)
