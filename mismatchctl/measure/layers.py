@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s
+from mismatchctl.batch import Float64s, Segments
 from mismatchctl.measure.bins import SURPRISAL_BINS
 
 PROBABILITIES = (0.05, 0.3, 0.6, 0.9, 0.99)
@@ -71,3 +71,10 @@ def close_layers(table: Float64s) -> Float64s:
     beyond = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:]
     capped = sums.cumsum(axis=-1)[..., :-1] + CAPS * beyond
     return np.concatenate([counts.sum(axis=-1), capped.reshape(len(counts), -1)], axis=1)
+
+
+def layer_columns(reference: Float64s, k3: Float64s, segments: Segments) -> Float64s:
+    """LAYERS of each sequence [len(LAYERS), S], given log-probs of the rollout and K3 of the tokens [T]."""
+    table = table_of(len(segments.lengths))
+    add_layers(table, reference, k3, np.repeat(np.arange(len(segments.lengths)), segments.lengths))
+    return close_layers(table).T
