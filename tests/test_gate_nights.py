@@ -9,6 +9,7 @@ from scipy import stats
 from test_gate import result, table
 from test_gate_comparison import K3, by_hand, sample, tokens
 
+from mismatchctl.finite import LARGEST
 from mismatchctl.gate import Against, Allowance, judge, rules_from_text
 from mismatchctl.gate.nights import change
 
@@ -78,7 +79,7 @@ def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:
     tonight = result(table([1.35] * 8, hashes=range(900, 908)))
     rules = rules_from_text("k3:increase=0%")
     assert judge(tonight, rules, Against("b", accepted[-1:])).outcome == "failed"
-    found = judge(tonight, rules, Against("history", accepted, dates=[f"{n}.json" for n in range(5)]))
+    found = judge(tonight, rules, Against("history", accepted, names=[f"{n}.json" for n in range(5)]))
     assert [check.outcome for check in found.checks] == ["undecided", "passed"]
     worse = judge(result(table([9.0] * 8, hashes=range(900, 908))), rules, Against("history", accepted))
     assert worse.checks[0].outcome == "failed" and worse.checks[1].since == "night 6 of 6"
@@ -88,8 +89,22 @@ def test_the_verdict_names_the_night() -> None:
     levels = [1.0, 1.01, 0.99, 1.5, 1.49]
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate(levels)]
     tonight = result(table([1.51] * 8, hashes=range(900, 908)))
-    dates = [f"{n:04d}.json" for n in range(5)]
-    found = judge(tonight, rules_from_text("k3:increase=25%"), Against("history", accepted, dates))
+    names = [f"{n:04d}.json" for n in range(5)]
+    found = judge(tonight, rules_from_text("k3:increase=25%"), Against("history", accepted, names))
     compared, over_nights = found.checks
     assert (compared.outcome, over_nights.outcome) == ("passed", "failed")
     assert over_nights.since == "night 4 of 6 (0003.json)"
+
+
+def test_nights_without_a_difference_or_without_a_number() -> None:
+    """A bitwise history has no layers to rise over; a value that is not finite is judged by nobody."""
+    rollout, x = tokens(1, clusters=8)
+    equal = [sample(rollout, 0 * x, first=100 * index) for index in range(5)]
+    assert change(equal, K3, NONE).p > 0.5
+    assert change([*equal[:-1], sample(rollout, x, first=900)], K3, NONE).p < 1e-3
+    assert np.isnan(change([*nights([1.0, 1.1, 1.2]), *nights([np.inf])], K3, NONE).p)
+    accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate([1.0, 1.1, 0.9])]
+    odd = result(table([LARGEST] * 8, hashes=range(900, 908)))
+    found = judge(odd, rules_from_text("k3:increase=25%"), Against("history", accepted))
+    assert found.outcome != "passed" and all(check.outcome != "passed" for check in found.checks)
+    assert found.checks[1].outcome == "undecided"

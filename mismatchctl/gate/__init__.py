@@ -153,12 +153,12 @@ def read_against(
     elif baseline is not None and not Path(baseline).exists():
         remedy = "save the first one with --save-baseline FILE --accept"
         raise DataError("there is no such baseline", file=str(baseline), remedy=remedy)
-    dated = {} if history is None else read_history(Path(history), last)
+    accepted = {} if history is None else read_history(Path(history), last)
     if baseline is not None:
-        dated[str(baseline)] = read_result(baseline)
+        accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
     shared = nights or (1 if history is None else last)
-    return Against(None if name is None else str(name), [*dated.values()], [*dated], shared, fixed_tokens)
+    return Against(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
 
 
 def plan(

@@ -8,6 +8,7 @@ statistic's own p-value: docs/gate.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -211,13 +212,10 @@ def _influence(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, Fl
 
 
 def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:
-    """K3 up to a cap, as a multiple of what the baseline's bins of probability let expect."""
-    found = expected = 0.0
-    for bins in merged_bins(old.tokens.sum(axis=0)):
-        size = float(old.tokens[:, bins].sum())
-        expected += float(old.capped[:, bins, cap].sum()) / size * float(new.tokens[:, bins].sum()) if size else 0.0
-        found += float(new.capped[:, bins, cap].sum())
-    return found / expected if expected > 0 else math.nan
+    """K3 up to a cap, as a multiple of what the baseline's bins of probability let expect; NaN if that is nothing."""
+    found, expected = new.capped[:, :, cap], _expected(new.tokens, old.capped[:, :, cap], old.tokens)
+    total = float(expected.sum())
+    return float(found.sum()) / total if total > 0 else math.nan
 
 
 def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
@@ -238,18 +236,31 @@ def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
     return found
 
 
+def _means(old: Float64s, tokens: Float64s) -> Iterator[tuple[slice, float]]:
+    """K3 per token of the baseline in each of its bins of probability; NaN where it has no tokens."""
+    for bins in merged_bins(tokens.sum(axis=0)):
+        size = float(tokens[:, bins].sum())
+        yield bins, float(old[:, bins].sum()) / size if size else math.nan
+
+
+def _expected(new_tokens: Float64s, old: Float64s, old_tokens: Float64s) -> Float64s:
+    """What each cluster would have, were the means of the bins the baseline's [n]."""
+    found = np.zeros(len(new_tokens))
+    for bins, mean in _means(old, old_tokens):
+        found += mean * new_tokens[:, bins].sum(1)
+    return found
+
+
 def _rise(
     exchange: Exchange, new: Float64s, new_tokens: Float64s, old: Float64s, old_tokens: Float64s
 ) -> tuple[float | None, tuple[float, float] | None]:
     """The relative rise of a mean within bins of probability, and its interval on the scale of logs."""
-    expected = np.zeros(len(new))
+    expected = _expected(new_tokens, old, old_tokens)
     spread = np.zeros(len(old))
-    for bins in merged_bins(old_tokens.sum(axis=0)):
-        size, other = new_tokens[:, bins].sum(1), old_tokens[:, bins].sum(1)
-        mean = old[:, bins].sum() / other.sum() if other.sum() else math.nan
-        expected += mean * size
+    for bins, mean in _means(old, old_tokens):
+        other = old_tokens[:, bins].sum(1)
         if other.sum():
-            spread += (old[:, bins].sum(1) - mean * other) * size.sum() / other.sum()
+            spread += (old[:, bins].sum(1) - mean * other) * new_tokens[:, bins].sum() / other.sum()
     total = float(expected.sum())
     if not (total > 0 and math.isfinite(total) and math.isfinite(float(new.sum()))):
         return None, None

@@ -19,7 +19,7 @@ from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
-from mismatchctl.gate.nights import LEAST, change
+from mismatchctl.gate.nights import LEAST, Change, change
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
 from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import (
@@ -52,14 +52,14 @@ class Against:
     Attributes:
         name: where they lie.
         results: themselves.
-        dates: what each of them is called.
+        names: what each of them is called.
         nights: how many verdicts in a row share the level.
         fixed_tokens: whether they must hold the same prompts and responses, scored again.
     """
 
     name: str | None = None
     results: Sequence[Result] = ()
-    dates: Sequence[str] = ()
+    names: Sequence[str] = ()
     nights: int = 1
     fixed_tokens: bool = False
 
@@ -189,6 +189,7 @@ class _Judging:
     def __init__(self, level: float, against: Against) -> None:
         self._level, self._against = level, against
         self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
+        self._changes: dict[tuple[str, str, str, bool], Change] = {}
         self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
@@ -251,15 +252,17 @@ class _Judging:
 
     def _over_nights(self, check: Check, case: _Case, samples: Sequence[Sample]) -> None:
         """A change over the accepted nights and this one."""
-        assert isinstance(case.bound, Allowance)
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
         check.reason = check.reason or _too_little(check, case.rule, None)
         if check.reason:
             return
-        found = change(samples, case.target.table, case.bound, lower=case.kind in LOWER)
+        found = self._change(case, samples)
+        if math.isnan(found.p):
+            check.reason = NOT_FINITE
+            return
         check.value, check.limit, check.p = _finite(found.rise), _finite(found.room), found.p
         check.parts = [found.part] if found.part else []
-        name = dict(enumerate(self._against.dates[1 - len(samples) :])).get(found.first)
+        name = dict(enumerate(self._against.names[1 - len(samples) :])).get(found.first)
         check.since = f"night {found.first + 1} of {len(samples)}" + (f" ({name})" if name else "")
         check.outcome = "failed" if found.p < 1 else "passed"
         beyond = found.rise < found.room if case.kind in LOWER else found.rise > found.room
@@ -272,7 +275,8 @@ class _Judging:
         found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
         check.p, check.parts = found.p, found.parts
         if len(nights) >= LEAST:  # what runs differ by beside their prompts
-            check.p = max(check.p, change([*nights, sample], metric, case.bound, lower=lower).p_last)
+            last = self._change(case, [*nights, sample]).p_last
+            check.p = check.p if math.isnan(last) else max(check.p, last)
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_unlayered(case.run, sample))
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
@@ -281,6 +285,15 @@ class _Judging:
             made = planted(sample, baseline, metric, case.bound)
             factor = None if made is None else detectable(made, found.exchange, found.critical(self._level))
             check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
+
+    def _change(self, case: _Case, samples: Sequence[Sample]) -> Change:
+        """Over the nights, once for the comparison with the last of them and for the trend."""
+        assert isinstance(case.bound, Allowance) and case.place is not None
+        lower = case.kind in LOWER
+        key = case.rule.text, case.run, case.place.name, lower
+        if key not in self._changes:
+            self._changes[key] = change(samples, case.target.table, case.bound, lower=lower)
+        return self._changes[key]
 
     def _baseline(self, place: Place, target: Target) -> tuple[Sample, Draws]:
         key = id(place.run), place.name, target

@@ -52,7 +52,7 @@ class Change:
 
 
 def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance, *, lower: bool = False) -> Change:
-    """The change over nights, the oldest first and tonight's last.
+    """The change over nights, the oldest first and tonight's last; p is NaN where a night has no finite value.
 
     Args:
         samples: of each night.
@@ -64,6 +64,8 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
     values = np.array(
         [metric.of(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
     )
+    if not np.isfinite(values).all():
+        return Change(math.nan, math.nan, 0, None, math.nan, math.nan)
     every = [values, *(_layered(samples) if is_layered(metric, lower=lower) else [])]
     weights = WEIGHTS[::-1] if len(every) > 1 else (1.0,)
     found = [_statistics(series, allowance, lower=lower) for series in every]
@@ -81,13 +83,14 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
 
 
 def _layered(samples: Sequence[Sample]) -> list[Float64s]:
-    """Shoulder and bulk of K3 on the scale of the oldest night, of which there are 1; none where a night lacks them."""
+    """Shoulder and bulk of K3 on the scale of the oldest night; none where that has no K3, or a night no layers."""
     layers = [Layers.of(sample) for sample in samples]
     known = [each for each in layers if each is not None]
     if len(known) < len(layers):
         return []
     caps = [known[0].cap(share) for share in (SHOULDER, BULK)]
-    return [np.array([rise_within_bins(each, known[0], cap) for each in known]) for cap in caps]
+    found = [np.array([rise_within_bins(each, known[0], cap) for each in known]) for cap in caps]
+    return found if np.isfinite(found).all() else []
 
 
 def _statistics(values: Float64s, allowance: Allowance, *, lower: bool) -> Float64s:
