@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from gate_calibration import OUT, Run, percent, some, table
+from gate_calibration import OUT, Run, percent, planted, some, table
 
 from mismatchctl.gate import LEVEL, Allowance
 from mismatchctl.gate.comparison import compare
@@ -23,16 +23,17 @@ from mismatchctl.gate.nights import LEAST, change
 from mismatchctl.measure.layers import CAPPED, TOKENS
 from mismatchctl.resample import Layers, Sample, find_metric, holm
 
-HORIZON = 10
-CASES = {  # spread between runs, K3 from one night to the next, K3 from the fifth night on
-    "nothing": (0.0, 1.0, 1.0),
-    "nothing, runs differ by 5 %": (0.05, 1.0, 1.0),
-    "nothing, runs differ by 10 %": (0.1, 1.0, 1.0),
-    "2 % more every night": (0.0, 1.02, 1.0),
-    "5 % more every night": (0.0, 1.05, 1.0),
-    "25 % more from night 5 on": (0.0, 1.0, 1.25),
-    "25 % more from night 5 on, runs differ by 5 %": (0.05, 1.0, 1.25),
-    "50 % more from night 5 on": (0.0, 1.0, 1.5),
+HORIZON, ONSET = 10, 5
+CASES = {  # spread of K3 between runs, factor of the log ratio from night to night, what is planted from the onset on
+    "nothing": (0.0, 1.0, "nothing"),
+    "nothing, runs differ by 5 %": (0.05, 1.0, "nothing"),
+    "nothing, runs differ by 10 %": (0.1, 1.0, "nothing"),
+    "log ratio 1 % more every night": (0.0, 1.01, "nothing"),
+    "from night 5 on: log ratio x 1.1": (0.0, 1.0, "log ratio x 1.1"),
+    "the same, runs differ by 5 %": (0.05, 1.0, "log ratio x 1.1"),
+    "from night 5 on: bulk (90 % of tokens) x 1.25": (0.0, 1.0, "bulk (90 % of tokens) x 1.25"),
+    "from night 5 on: tail twice as frequent": (0.0, 1.0, "tail (2.6 % of tokens) 2 times as frequent"),
+    "from night 5 on: one response of four x 1.5": (0.0, 1.0, "one response of four x 1.5"),
 }
 
 
@@ -41,15 +42,17 @@ def as_sample(layers: Layers, keys: np.ndarray) -> Sample:
     return Sample(keys.astype(np.uint64) + 1, ("tokens", "k3", *TOKENS, *CAPPED), np.column_stack(sums))
 
 
-def stretch(run: Run, random: np.random.Generator, same: bool, case: tuple[float, float, float]) -> Iterator[Sample]:
-    """A baseline and ten nights."""
-    spread, drift, step = case
-    layers, ids = run.layers(), np.sort(random.permutation(run.count)[:16])
+def stretch(run: Run, random: np.random.Generator, same: bool, case: tuple[float, float, str]) -> Iterator[Sample]:
+    """A baseline and ten nights; what is planted is planted in tokens."""
+    spread, drift, what = case
+    worse, ids = planted(run, random)[what], np.sort(random.permutation(run.count)[:16])
+    plain = run.layers(), run.layers(worse)
     for night in range(HORIZON + 1):
-        factor = math.exp(spread * random.normal()) * drift**night * (step if night >= 5 else 1.0)
+        x = (worse if night >= ONSET else run.log_ratio) * drift**night
+        layers = plain[night >= ONSET] if drift == 1.0 else run.layers(x)
         half = run.halves(random) if same else None
         rows = ids if same else np.sort(random.permutation(run.count)[:16])
-        yield as_sample(some(run.by_prompt(layers, half), rows).scaled(factor), rows)
+        yield as_sample(some(run.by_prompt(layers, half), rows).scaled(math.exp(spread * random.normal())), rows)
 
 
 def first_failure(nights: Iterator[Sample]) -> int:

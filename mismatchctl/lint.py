@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatchctl.advise import Advice, advise
+from mismatchctl.advise.words import against_yours
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -133,10 +134,7 @@ def _advised(run: str, advice: Advice) -> Iterator[Finding]:
     for own in advice.yours if advice.advice else ():
         best = advice.advice[0]
         if not own.ties and own.mse > WORTH_IT * best.mse:
-            consequence = (
-                f"{run}: in an update of {advice.batch:,} sequences, {own.mse / best.mse:.2g} times the error of the "
-                f"gradient that {best.name} has, which is advised"
-            )
+            consequence = f"{run}: in an update of {advice.batch:,} sequences, {against_yours(own, best)}"
             fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
             yield Finding("advice", "", consequence, fix, "`mismatchctl advise`")
 

@@ -83,7 +83,11 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
     linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
-    told = [each for each in json.loads(linted.stdout)["findings"] if "which is advised" in each["consequence"]]
+    told = [
+        each
+        for each in json.loads(linted.stdout)["findings"]
+        if "times the error of the gradient" in each["consequence"]
+    ]
     assert [each["level"] for each in told] == ["advice"] and "rollout_is" in told[0]["fix"]
 
 
@@ -93,7 +97,7 @@ def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
     (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
     assert yours["ties"]
     linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
-    assert "which is advised" not in linted.stdout
+    assert "times the error of the gradient" not in linted.stdout
 
 
 def test_limits_hold(candidates: str) -> None:

@@ -12,16 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from make_pair import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
+from test_gate_comparison import sample as layered
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Float64s
 from mismatchctl.compare import Comparison, compare
+from mismatchctl.compare.changes import metric_changes
 from mismatchctl.compare.decompose import Parts, contributions
 from mismatchctl.compare.model import Decomposition
 from mismatchctl.compare.sources import Argument, parse_argument
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.gate import Allowance
+from mismatchctl.gate.comparison import compare as gate_compare
 from mismatchctl.render.pages.compare_words import carrier_name, headline
+from mismatchctl.resample import Sample, find_metric
+from mismatchctl.result import Value
 
 
 def positions(tokens: Tokens) -> Float64s:
@@ -305,3 +311,21 @@ def test_a_matrix_of_engines(tmp_path: Path) -> None:
             assert getattr(cell, key).value == run.overall.metrics[key].value
     with pytest.raises(ConfigError, match="named 2 times"):
         compare([texts[0], texts[0]])
+
+
+def test_k3_is_not_said_to_rise_because_its_bulk_fell() -> None:
+    """Most tokens moved one way and the few that hold K3 the other: what is significant is what went K3's way."""
+    rng = np.random.default_rng(0)
+
+    def side(bulk: float, lost: int, first: int) -> Sample:
+        rollout = -rng.exponential(0.6, (24, 80))
+        x = bulk * rng.normal(size=rollout.shape)
+        x[:lost, 0] = -0.5
+        return layered(rollout, x, first)
+
+    reference, other = side(0.01, 16, 0), side(0.005, 18, 100)
+    sums = [Value(value=float(each.column("k3").sum())) for each in (reference, other)]
+    found = metric_changes({"k3": sums[0]}, {"k3": sums[1]}, (reference, other))["k3"]
+    assert found.change.difference is not None and found.change.difference > 0
+    assert found.p is not None and found.p > 0.05
+    assert gate_compare(reference, other, find_metric("k3"), Allowance()).p < 0.01  # the other way, beyond doubt

@@ -70,10 +70,10 @@ def _p_values(metrics: Mapping[str, TableMetric], samples: tuple[Sample, Sample]
     )
     tails = np.minimum(shares_above(totals)[0], shares_above(-totals)[0])
     found = dict(zip(metrics, np.minimum(2 * tails, 1.0).tolist(), strict=True))
-    for key, metric in metrics.items():
-        if layers_of(other, reference, metric, lower=False) is not None:
-            sides = (other, reference), (reference, other)
-            found[key] = min(1.0, 2 * min(compare(*each, metric, Allowance()).p for each in sides))
+    for (key, metric), plain in zip(metrics.items(), either, strict=True):
+        if layers_of(other, reference, metric, lower=False) is not None:  # only what went the way that K3 went counts
+            sides = (other, reference) if plain.exceeds else (reference, other)
+            found[key] = min(1.0, 2 * compare(*sides, metric, Allowance()).p)
     return found
 
 
