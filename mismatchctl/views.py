@@ -6,13 +6,16 @@ What is drawn is the front door's to say.
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from mismatchctl.escape import terminal
 
 if TYPE_CHECKING:
     import polars as pl
 
-HEADLINE = ("k3", "abs_log_ratio_mean", "ess_token", "ess_sequence", "tokens", "sequences")
+HEADLINE = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
 """Metrics that text shows, where they are there; the first ones of a run otherwise."""
 FIGURES: list[Callable[[Any, str], Any]] = []
 """What draws a figure of a run by its name: filled by the package that draws."""
@@ -27,28 +30,36 @@ MOST = 20
 _CHECKED = ("rule", "run", "place", "metric", "outcome", "reason")
 
 
-class TableViews:
+class TableViews(ABC):
     """What shows itself as a few sentences and a table: in text, and as HTML."""
 
     def _lead(self) -> list[str]:
         """Sentences that come first."""
         return []
 
+    @abstractmethod
     def _headlines(self) -> Headlines:
         """The headline table."""
-        raise NotImplementedError
+
+    def _harmless(self) -> tuple[list[str], Headlines]:
+        """Both, with nothing in them that a terminal or a reader would be misled by."""
+        head, rows = self._headlines()
+        return [terminal(text) for text in self._lead()], (
+            [terminal(cell) for cell in head],
+            [[terminal(cell) for cell in row] for row in rows],
+        )
 
     def __str__(self) -> str:
-        head, rows = self._headlines()
+        lead, (head, rows) = self._harmless()
         widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows]]
-        return "\n".join([*self._lead(), *(line.rstrip() for line in lines)])
+        return "\n".join([*lead, *(line.rstrip() for line in lines)])
 
     def _repr_html_(self) -> str:
-        head, rows = self._headlines()
+        lead, (head, rows) = self._harmless()
         cells = [("th", head), *(("td", row) for row in rows)]
         made = ("".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells)
-        said = "".join(f"<p>{html.escape(text)}</p>" for text in self._lead())
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in lead)
         return said + "<table>" + "".join(f"<tr>{row}</tr>" for row in made) + "</table>"
 
 

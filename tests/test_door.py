@@ -251,3 +251,12 @@ def test_the_page_runs() -> None:
         str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
     assert not failed and tried > 15
+
+
+def test_names_of_runs_are_only_text() -> None:
+    """A run is named by a folder of somebody else's: neither a terminal nor a notebook obeys it."""
+    name = "<script>alert(1)</script>\x1b[31m\u202e"
+    whole = mm.analyze(ROOT / "sample_data" / "dense", ["none"])
+    made = whole.model_copy(update={"runs": {name: whole["dense"]}})
+    assert "\x1b" not in str(made) and "\u202e" not in str(made)
+    assert "<script>" not in made._repr_html_() and "\x1b" not in made._repr_html_()

@@ -107,10 +107,6 @@ class InlineRenderer(RendererBase):
             f'<text {place} font-size="{_short(prop.get_size_in_points())}"{ending}{color}>{escape(s)}</text>'
         )
 
-    def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
-        """No figure has an image."""
-        raise NotImplementedError("figures are lines, areas and text")
-
     def _add(self, data: str, look: str) -> None:
         if data and look:
             self._elements.append(f'<path d="{data}"{look}/>')
