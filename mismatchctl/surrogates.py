@@ -25,14 +25,12 @@ class Term:
     Attributes:
         losses: what each token contributes [T].
         slope: its derivative by the token's `x` [T].
-        ratio: exp(x) [T].
         mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
         through: tokens that the gradient reaches through that mean [T]; None: all.
     """
 
     losses: Array
     slope: Array
-    ratio: Array
     mean_over: Segments | None = None
     through: NDArray[np.bool_] | None = None
 
@@ -84,13 +82,13 @@ def ppo(
             bound = -advantages * dual
             over = (advantages < 0) & (losses > bound)
             losses, slope = np.where(over, bound, losses), np.where(over, 0.0, slope)
-    return Term(losses, slope, ratio, mean_over)
+    return Term(losses, slope, mean_over)
 
 
-def factor(advantages: Array, log_probs: Array, factors: Array) -> Term:
+def factor(advantages: Array, log_probs: Array, factors: Array | float) -> Term:
     """-factor A log pi: the factor is a constant (CISPO's clipped ratio, VESPO's gate, a weight of REINFORCE)."""
     slope = -factors * advantages
-    return Term(slope * log_probs, slope, factors)
+    return Term(slope * log_probs, slope)
 
 
 def cispo(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
@@ -104,7 +102,7 @@ def weighted(advantages: Array, x: Array, bound: float | None = None) -> Term:
     if bound is not None:
         ratio = np.minimum(ratio, bound)
     slope = -advantages * ratio
-    return Term(slope, slope, ratio)
+    return Term(slope, slope)
 
 
 def sapo(advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None) -> Term:
@@ -114,7 +112,7 @@ def sapo(advantages: Array, x: Array, positive: float, negative: float, mean_ove
     with np.errstate(over="ignore"):
         gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
     losses = -advantages * gate * (4.0 / tau)
-    return Term(losses, -advantages * 4.0 * gate * (1 - gate) * ratio, ratio, mean_over)
+    return Term(losses, -advantages * 4.0 * gate * (1 - gate) * ratio, mean_over)
 
 
 def gmpo(advantages: Array, x: Array, low: float, high: float, sequences: Segments) -> Term:
@@ -123,7 +121,7 @@ def gmpo(advantages: Array, x: Array, low: float, high: float, sequences: Segmen
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
     ratio = _exp(sequences.spread(sequences.sum(clipped) / np.maximum(sequences.lengths, 1)))
     slope = -advantages * ratio
-    return Term(slope, slope, ratio, sequences, clipped == x)
+    return Term(slope, slope, sequences, clipped == x)
 
 
 def topr(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
@@ -139,7 +137,7 @@ def dropping(term: Term, dropped: NDArray[np.bool_]) -> Term:
 
 def quadratic(x: Array, tau: float) -> Term:
     """A penalty tau x^2."""
-    return Term(tau * x * x, 2 * tau * x, _exp(x))
+    return Term(tau * x * x, 2 * tau * x)
 
 
 def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:

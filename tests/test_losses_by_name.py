@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from typer.testing import CliRunner
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
-from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.losses import LOSSES, loss_numbers
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load
+from mismatchctl.measure import Plan, reduce_batch
+from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.losses import token_loss
 
 Floats = NDArray[np.float64]
@@ -133,10 +136,24 @@ def test_values_and_gradients(name: str) -> None:
                 losses = clip_loss(b.advantages, ratio)
             ends.append(float((weights * losses)[kept].sum()))
         numeric[token] = (ends[0] - ends[1]) / (2 * step)
-    gradient = found.weighted_gradient(weights, kept)
+    gradient = found.weighted_gradient(weights, Selection(b.segments, np.ones(len(b), np.bool_), kept))
     if found.term is None:
         gradient = np.where(kept, gradient, 0.0)
     np.testing.assert_allclose(gradient, numeric, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_device_computes_the_same(name: str) -> None:
+    from mismatchctl.measure.kernels.device import kernel_on
+
+    b = replace(batch(), rows=np.arange(len(LENGTHS)))
+    correction = Correction(loss=name, weight=Weight(truncate=1.05), gates=(Gate(level="token", keep=(0.9, 1.1)),))
+    tables = []
+    for kernel in (PLAIN, kernel_on(("cpu",))):
+        plan = Plan((correction,), has=frozenset({"current_log_probs", "advantages"}), kernel=kernel)
+        (cell,) = reduce_batch(b, "run", plan).cells.values()
+        tables.append(cell.table.sums)
+    np.testing.assert_allclose(tables[1], tables[0], rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction, apply
 from mismatchctl.correction.apply import reaching
 from mismatchctl.measure.facts import COMPARED, Corrected, PairFacts
-from mismatchctl.measure.layers import LAYERS
-from mismatchctl.measure.losses import Columns, TokenLoss
+from mismatchctl.measure.losses import LOSS_NAMES, Columns, TokenLoss
 from mismatchctl.ratios import Ratios
 
 MISMATCH = "mismatch"
@@ -94,12 +93,6 @@ def _token_names(merge: str) -> tuple[str, ...]:
 TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 """Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
 
-MISMATCH_ALONE: tuple[Column[PairFacts], ...] = tuple(Column(name, scope="token") for name in LAYERS)
-"""Of the mismatch only; the kernels add them up by cluster at once."""
-
-PLAIN_LOSS = ("plain_loss", "squared_plain_gradient")
-"""Of the loss without any correction, where the dump has current log-probs."""
-
 
 def _of(*names: str) -> tuple[Column[Corrected], ...]:
     return tuple(Column(name, lambda c, name=name: c.weight_sums[name]) for name in names)  # type: ignore[misc]
@@ -129,11 +122,8 @@ _VETO: tuple[Column[Corrected], ...] = (
 )
 _LOSS: tuple[Column[Corrected], ...] = tuple(
     Column(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
-    for name in (
-        "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
-        "loss_sequences", "loss_tokens",
-    )
-)  # fmt: skip
+    for name in LOSS_NAMES
+)
 
 
 def _gate(index: int, side: Literal["low", "high"]) -> tuple[Column[Corrected], ...]:
@@ -217,10 +207,10 @@ def correction_columns(
     if losses:
         return whole_columns(correction, ratios, k3, batch, plain, losses=True)
     reached = np.flatnonzero(reaching(correction, ratios))
-    found = _made(correction, ratios, k3, batch, calm=len(reached) < len(batch))
+    found = whole_columns(correction, ratios, k3, batch, calm=len(reached) < len(batch))
     if 0 < len(reached) < len(batch):
         part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
-        anew = _made(correction, own, k3[reached], part)
+        anew = whole_columns(correction, own, k3[reached], part)
         found = _replaced(found[0], reached, anew[0]), _replaced(found[1], reached, anew[1])
     return found
 
@@ -233,21 +223,9 @@ def whole_columns(
     plain: TokenLoss | None = None,
     *,
     losses: bool = False,
-) -> tuple[Columns, Columns]:
-    """As `correction_columns`, looking at every token."""
-    return _made(correction, ratios, k3, batch, plain, losses=losses)
-
-
-def _made(
-    correction: Correction,
-    ratios: Mapping[str, Ratios],
-    k3: Float64s,
-    batch: TokenBatch,
-    plain: TokenLoss | None = None,
-    *,
-    losses: bool = False,
     calm: bool = False,
 ) -> tuple[Columns, Columns]:
+    """As `correction_columns`, looking at every token; `calm`: as if none reached a bound of a rule on tokens."""
     facts = Corrected(correction, apply(correction, ratios, batch, calm=calm), ratios, k3, batch, plain)
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in columns_of(correction, losses=losses):

@@ -13,18 +13,20 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.batch import Bools, Float64s, Floats, TokenBatch
-from mismatchctl.correction import Applied, Correction
+from mismatchctl.correction import Applied, Correction, Selection
 from mismatchctl.correction.losses import OF_SEQUENCES, WITH_OWN_RATIO, loss_numbers
-from mismatchctl.losses import ppo, reinforce
 from mismatchctl.ratios import LOG_RATIO_BOUND
 from mismatchctl.surrogates import Term
 
 Columns = dict[str, Float64s]
 """Values per sequence [S], by name."""
-_NAMES = (
+LOSS_NAMES = (
     "loss", "loss_mean", "gradient_product", "squared_gradient", "loss_clipped", "loss_kept", "loss_counted",
     "loss_sequences", "loss_tokens",
 )  # fmt: skip
+"""Of the loss with a correction."""
+PLAIN_LOSS = ("plain_loss", "squared_plain_gradient")
+"""Of the loss without any."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class TokenLoss:
 
     Attributes:
         losses: of each token [T].
-        gradient: derivative by the current log-probs, all tokens together [T].
+        gradient: derivative of each by its own log ratio, which is its current log-prob's unless `term` is given [T].
         clipped: whether a clip, a bound or a gate of the loss decided it [T].
         term: what gives the gradient of weighted losses, where it passes to other tokens; None: it does not.
     """
@@ -43,12 +45,15 @@ class TokenLoss:
     clipped: Bools
     term: Term | None = None
 
-    def weighted_gradient(self, weights: Float64s | float, kept: Bools) -> Float64s:
-        """Derivative by the current log-probs [T] of the losses of the kept tokens times constant weights."""
+    def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Float64s:
+        """Derivative by the current log-probs of the kept tokens' losses times constant weights [T].
+
+        Where no gradient passes to other tokens, that of tokens which are not kept is left in.
+        """
         if self.term is None:
-            found: Float64s = (weights * self.gradient).astype(np.float64)
-            return found
-        return self.term.gradient(np.where(kept, weights, 0.0))
+            own: Float64s = weights * self.gradient
+            return own
+        return self.term.gradient(np.where(kept.expanded(), weights, 0.0))
 
 
 def token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
@@ -57,17 +62,11 @@ def token_loss(text: str, batch: TokenBatch) -> TokenLoss | None:
         return None
     advantages, current = batch.advantages.astype(np.float64), batch.current.astype(np.float64)
     kind, numbers = loss_numbers(text)
-    low, high = numbers.get("low", 0.0), numbers.get("high", np.inf)
-    if kind == "policy_gradient":
-        return TokenLoss(reinforce(advantages, current), -advantages, np.zeros_like(current, np.bool_))
-    on_rollout = kind in WITH_OWN_RATIO
-    anchor: Floats = batch.rollout if on_rollout else batch.train
-    if kind in ("ppo", "ppo_bypass"):
-        surrogate = ppo(advantages, current, anchor.astype(np.float64), clip_low=1 - low, clip_high=high - 1)
-        slope = -advantages * np.exp(surrogate.log_ratio)
-        return TokenLoss(surrogate.losses, np.where(surrogate.clipped, 0.0, slope), surrogate.clipped)
+    anchor = batch.rollout if kind in WITH_OWN_RATIO else batch.train
     x = np.clip(current - anchor, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return _of_term(kind, numbers, _Tokens(advantages, x, current, batch, low, high))
+    tokens = _Tokens(advantages, x, current, batch, numbers.get("low", 0.0), numbers.get("high", np.inf))
+    term, clipped = _term(kind, numbers, tokens)
+    return TokenLoss(term.losses, term.slope, clipped, term if kind in OF_SEQUENCES else None)
 
 
 @dataclass(frozen=True)
@@ -87,23 +86,21 @@ class _Tokens:
         return self.batch.segments.spread(self.batch.segments.mean(self.x))
 
     @property
+    def outside(self) -> Bools:
+        """Where the ratio is out of bounds [T]."""
+        ratio = np.exp(self.x)
+        return (ratio < self.low) | (ratio > self.high)
+
+    @property
     def moved(self) -> Float64s:
         """How far the probability moved from the sampler's [T]."""
         return np.exp(self.current) - np.exp(self.batch.rollout.astype(np.float64))
 
 
-def _of_term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> TokenLoss:
-    term, clipped = _term(kind, numbers, t)
-    ones = np.ones_like(t.x)
-    passes = term if kind in OF_SEQUENCES else None
-    return TokenLoss(term.losses, term.gradient(ones), clipped, passes)
-
-
 def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bools]:
     """The surrogate, and the tokens of which a clip, a bound or a gate of it decides the loss."""
-    segments, ratio = t.batch.segments, np.exp(t.x)
-    outside = (ratio < t.low) | (ratio > t.high)
-    if kind in ("dual_clip", "two_sided", "gspo", "gspo_token"):
+    segments = t.batch.segments
+    if kind in ("ppo", "ppo_bypass", "dual_clip", "two_sided", "gspo", "gspo_token"):
         of_sequence = kind in ("gspo", "gspo_token")
         x = t.mean if of_sequence else t.x
         bounds = {"cap": numbers.get("cap"), "dual": numbers.get("dual")}
@@ -111,13 +108,15 @@ def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bo
         term = surrogates.ppo(t.advantages, x, t.low, t.high, mean_over=over, **bounds)
         return term, (term.slope == 0) & (t.advantages != 0)
     if kind in ("cispo", "cispo_bypass"):
-        return surrogates.cispo(t.advantages, t.x, t.current, t.low, t.high), outside
+        return surrogates.cispo(t.advantages, t.x, t.current, t.low, t.high), t.outside
     if kind == "topr":
-        return surrogates.topr(t.advantages, t.x, t.current, t.low, t.high), outside & (t.advantages < 0)
+        return surrogates.topr(t.advantages, t.x, t.current, t.low, t.high), t.outside & (t.advantages < 0)
+    none = np.zeros_like(t.x, np.bool_)
     if kind == "gmpo":
         made = surrogates.gmpo(t.advantages, t.x, t.low, t.high, segments)
-        return made, np.zeros_like(outside) if made.through is None else ~made.through
-    none = np.zeros_like(outside)
+        return made, none if made.through is None else ~made.through
+    if kind == "policy_gradient":
+        return surrogates.factor(t.advantages, t.current, 1.0), none
     if kind == "sapo":
         return surrogates.sapo(t.advantages, t.x, numbers["positive"], numbers["negative"]), none
     if kind == "vespo":
@@ -141,18 +140,18 @@ def _term(kind: str, numbers: Mapping[str, float], t: _Tokens) -> tuple[Term, Bo
 def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     """The loss without any correction; zeros where it is unknown."""
     if plain is None:
-        return {name: np.zeros(len(batch)) for name in ("plain_loss", "squared_plain_gradient")}
+        return {name: np.zeros(len(batch)) for name in PLAIN_LOSS}
     total = batch.segments.sum
-    return {"plain_loss": total(plain.losses), "squared_plain_gradient": total(plain.gradient**2)}
+    return dict(zip(PLAIN_LOSS, (total(plain.losses), total(plain.gradient**2)), strict=True))
 
 
 def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     """The loss with a correction, before normalization; zeros where it is unknown."""
     own = plain if correction.loss == "ppo" else token_loss(correction.loss, batch)
     if own is None or plain is None:
-        return {name: np.zeros(len(batch)) for name in _NAMES}
+        return {name: np.zeros(len(batch)) for name in LOSS_NAMES}
     weights: Float64s | float = applied.token_weights() if correction.weights_loss else 1.0
-    gradient = own.weighted_gradient(weights, applied.kept.expanded())
+    gradient = own.weighted_gradient(weights, applied.kept)
     kept, counted = applied.kept, applied.counted.counts
     losses = kept.sum(weights * own.losses)
     columns = (
@@ -166,4 +165,4 @@ def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | No
         (counted > 0).astype(np.float64),
         batch.segments.lengths.astype(np.float64),
     )
-    return dict(zip(_NAMES, columns, strict=True))
+    return dict(zip(LOSS_NAMES, columns, strict=True))

@@ -15,13 +15,13 @@ from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
-from mismatchctl.measure.columns import MISMATCH, PAIR, PLAIN_LOSS, columns_of, names_of, pair_columns
+from mismatchctl.measure.columns import MISMATCH, PAIR, columns_of, names_of, pair_columns
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.histogram import MOST_ROWS, Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import LAYERS, close_layers, table_of
-from mismatchctl.measure.losses import Columns, plain_loss_columns, token_loss
+from mismatchctl.measure.losses import PLAIN_LOSS, Columns, plain_loss_columns, token_loss
 from mismatchctl.measure.pairs import PAIRS, WHOLE, Pair, whole_names
 from mismatchctl.measure.table import (
     DETAILED_CAP,

@@ -66,7 +66,7 @@ class Areal(ArealDialect):
         if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
-            term = Term(term.losses, slope, term.ratio)
+            term = Term(term.losses, slope)
         return [(term, factors)]
 
     def metrics(self, run: Run) -> dict[str, float]:

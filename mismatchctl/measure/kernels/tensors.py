@@ -99,6 +99,13 @@ def _operand(value: Any) -> Any:
     return value.tensor if isinstance(value, DeviceArray) else value
 
 
+def _where(condition: Tensor, one: Any, other: Any) -> Tensor:
+    """Two numbers make doubles, as numpy's do: torch's own would be of its default type."""
+    if not isinstance(one, Tensor) and not isinstance(other, Tensor):
+        one = torch.as_tensor(one, dtype=torch.float64, device=condition.device)
+    return torch.where(condition, one, other)
+
+
 def _copy_where(into: Tensor, values: Tensor, where: Tensor) -> None:
     into.copy_(torch.where(where, values, into))
 
@@ -120,7 +127,7 @@ _UFUNCS: dict[Any, Callable[..., Any]] = {
     np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.invert: torch.logical_not,
 }  # fmt: skip
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.where: torch.where,
+    np.where: _where,
     np.clip: torch.clamp,
     np.copyto: _copy_where,
     np.zeros_like: lambda values, dtype: torch.zeros_like(values, dtype=_torch_dtype(dtype)),
