@@ -45,14 +45,13 @@ class TokenLoss:
     clipped: Bools
     term: Term | None = None
 
-    def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Float64s:
+    def weighted_gradient(self, weights: Float64s | float, kept: Selection) -> Floats:
         """Derivative by the current log-probs of the kept tokens' losses times constant weights [T].
 
         Where no gradient passes to other tokens, that of tokens which are not kept is left in.
         """
         if self.term is None:
-            own: Float64s = weights * self.gradient
-            return own
+            return weights * self.gradient
         return self.term.gradient(np.where(kept.expanded(), weights, 0.0))
 
 
