@@ -9,7 +9,7 @@ sample      the two policies, in verl's dtype; subjects: the quantities made of 
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
 replay      weights, mask and logged values of a batch; debug: training/rollout_*
 losses      policy losses with verl's denominators
-factories   its RolloutCorrectionConfig as it is called in Python; presets, presets.yaml: the same with their defaults
+factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml: the same with their defaults
 columns     its column names; layout: its files
 """
 

@@ -48,6 +48,10 @@ class Verl(Framework):
         """The section of a full configuration: the flat keys stand among others there."""
         return ("algorithm",) if self.about.dialect == "flat" else ("algorithm", "rollout_correction")
 
+    def holds(self, native: Mapping[str, Any]) -> bool:
+        """Whether a key at its root is one of rollout correction, a common word too."""
+        return not self.about.keys.keys().isdisjoint(native)
+
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """A configuration in verl's keys, alone or inside a full one, as a Correction.
 

@@ -9,7 +9,10 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.verl.config import read
 from mismatchctl.frameworks.verl.keys import BLOCK
-from mismatchctl.frameworks.verl.versions import VERSIONS, Version
+from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, Version
+
+_COMMON = {"loss_type"}
+"""Keys outside of a block by which nobody is recognized: other frameworks have the word."""
 
 
 def recognize(native: Mapping[str, Any]) -> str | None:
@@ -19,6 +22,8 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     else the newest, whose error it then gets.
     """
     section, versions = _section(native)
+    if section is native and section.keys() & KEYS <= _COMMON:
+        return None
     known = {version.name: len(section.keys() & version.keys.keys()) for version in versions}
     most = max(known.values(), default=0)
     if not most and BLOCK not in _outer(native):
