@@ -236,11 +236,17 @@ def weights(
     return tokens.restored(made), tokens.restored(applied.kept.expanded())
 
 
-def keep(rollout: Values, train: Values, mask: Values = None, correction: Any = "seq_mis", **given: Any) -> Values:
+def keep(
+    rollout: Values,
+    train: Values,
+    mask: Values = None,
+    correction: Any = "seq_mis",
+    *,
+    current: Values = None,
+    advantages: Values = None,
+) -> Values:
     """Which tokens a correction keeps; arguments as of `weights`."""
-    tokens, _, applied = _applied(
-        rollout, train, mask, correction, given.pop("current", None), given.pop("advantages", None), **given
-    )
+    tokens, _, applied = _applied(rollout, train, mask, correction, current, advantages)
     return tokens.restored(applied.kept.expanded())
 
 

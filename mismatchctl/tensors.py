@@ -78,11 +78,6 @@ class Layout:
         return [part if flags else part.astype(sample.dtype) for part in parts]
 
 
-def bool_of(tensor: Any) -> Any:
-    """torch.bool, from the library that a tensor is of."""
-    return (tensor == tensor).dtype
-
-
 def nested_of(tensor: Any, rows: list[Any]) -> Any:
     """A nested tensor of rows."""
     import torch

@@ -205,7 +205,7 @@ class VerdictViews(TableViews):
         checks: list[Any]
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per check: rule, run, place, metric, value, limit, baseline, p, outcome, reason."""
+        """A row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
         import polars as pl
 
         kinds: dict[str, Any] = dict.fromkeys(_CHECKED, pl.String)
