@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from shutil import copytree
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -72,6 +73,8 @@ def test_a_preset_there_and_back(name: str, tmp_path: Path) -> None:
         ({"use_rho_correction": True, "rho_clamp_upper_bound": 2.0}, "open-instruct"),
         ({"rollout_importance_sampling_mode": "token_truncate", "num_train_epochs": 1}, "ms-swift"),
         ({"clip_low_threshold": 0.0, "clip_high_threshold": 5.0, "loss_fn": "cispo"}, "tinker-cookbook"),
+        ({"vllm_importance_sampling_mode": "token_mask", "loss_type": "dapo"}, "trl"),
+        ({"rollout_importance_sampling_mode": "token_truncate", "loss_type": "grpo"}, "ms-swift"),
         ({"rollout_is": "token", "rollout_is_threshold": 2.0}, "verl@2026-08"),
         ({"use_tis": True, "tis_clip": 2.0}, "slime"),
     ],
@@ -86,6 +89,7 @@ def test_a_configuration_is_recognized(native: dict[str, object], whose: str, tm
 
 
 def test_what_is_nobodys_is_recognized_as_nobodys() -> None:
+    assert recognize({"loss_type": "dapo", "epsilon": 0.2}) is None
     assert recognize({"learning_rate": 1e-6, "level": "token", "mode": "x", "type": "adam"}) is None
     assert recognize({"weight": {"truncate": 2.0}, "gates": []}) is None
 
@@ -97,6 +101,38 @@ def test_a_misspelt_option_is_refused_and_a_strange_one_told() -> None:
     config = {"vllm_importance_sampling_mode": "token_mask", "num_generations": 8}
     assert own.correction(config).gates
     assert [item.key for item in own.unread(config)] == ["num_generations"]
+
+
+@pytest.mark.parametrize(
+    ("name", "native", "message"),
+    [
+        ("roll", {"train_infer_correction": {"is_weigth": {"enabled": True}}}, "is_weigth.*did you mean 'is_weight'"),
+        ("areal", {"actor": {"rejection_samplng": {"upper": 5.0}, "path": "x"}}, "did you mean 'rejection_sampling'"),
+        ("areal", {"actor": {"behave_imp_weight_cap": 5.0}}, "no behave_imp_weight_cap any more"),
+        ("prime-rl@2026-10", {"trainer": {"loss": {"dppo_mask_low": 0.2}}}, "use type ipo"),
+    ],
+)
+def test_a_misspelt_or_retired_option_is_refused_in_its_block_too(name: str, native: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(name).correction(native)
+
+
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [
+        ("areal", {"rejection_sampling": 3}),
+        ("areal", {"rejection_sampling": {"action": "drop"}}),
+        ("openrlhf", {"is_correction_threshold": [1, 2, 3]}),
+        ("skyrl", {"off_policy_correction": {"tis_ratio_type": "tokens"}}),
+        ("prime-rl", {"kl_tau": "much"}),
+        ("tinker-cookbook", {"loss_fn": "cispo", "clip_low_threshold": "x"}),
+        ("trl", {"loss_type": "cispo", "eps": 3, "off_policy_mask_threshold": 1.0}),
+    ],
+)
+def test_values_that_an_option_cannot_have_are_an_error_of_the_configuration(name: str, native: Any) -> None:
+    """Of its correction, or of what its traps look at; neither a traceback nor another value taken for it."""
+    own = load(name)
+    assert [finding.level for finding in own.lint(native)] == ["error"]
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -32,14 +32,20 @@ class Spelling:
     places: tuple[Place, ...]
     signs: str
 
-    def find(self, native: Mapping[str, Any]) -> Iterator[Found]:
-        """The options of a configuration, whether they stand at its root, in a block alone, or in a full one."""
+    def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+        """What may hold options: a configuration's root, a block alone, one of a full configuration."""
         blocks = (place[start:] for place in self.places for start in range(len(place)))
         for place in dict.fromkeys(((), *blocks)):
             inner: Any = native
             for key in place:
                 inner = inner.get(key) if isinstance(inner, Mapping) else None
-            for key, value in inner.items() if isinstance(inner, Mapping) else ():
+            if isinstance(inner, Mapping):
+                yield place, inner
+
+    def find(self, native: Mapping[str, Any]) -> Iterator[Found]:
+        """The options of a configuration."""
+        for place, inner in self.levels(native):
+            for key, value in inner.items():
                 name = self.name_of(key)
                 if name is not None:
                     yield (*place, key), name, value
@@ -60,16 +66,20 @@ class Spelling:
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys that are no option.
 
-        Of a configuration that has no sign, all are refused; of another one those that look like an option.
+        Of a configuration that has no sign, all at its root are refused; of another one those that look like an option.
+        In a block, whose other keys are many, only what is misspelt is one of them.
         """
         found, known = [], self.recognizes(native)
         blocks = {key for place in self.places for key in place}
         spelt = [*self.options, *self.aliases]
-        for key in native:
-            if self.name_of(key) is None and key not in blocks:
+        for place, inner in self.levels(native):
+            for key in inner:
+                if self.name_of(key) is not None or key in blocks:
+                    continue
                 hint = nearest(str(key), spelt)
-                refused = not known or bool(hint) or re.fullmatch(self.signs, str(key).lstrip("-")) is not None
-                found.append(Unread((str(key),), hint, refused))
+                sign = not place and (not known or re.fullmatch(self.signs, str(key).lstrip("-")) is not None)
+                if not place or hint:
+                    found.append(Unread((*place, str(key)), hint, refused=sign or bool(hint)))
         return found
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:

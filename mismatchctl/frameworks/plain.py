@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice, product
@@ -130,16 +131,22 @@ class PlainFramework(Framework):
 
     def correction(self, native: Mapping[str, Any]) -> Correction:
         """A configuration as a Correction."""
-        options = self.read(native)
-        try:
+        with self._taking_values():
+            options = self.read(native)
             weight, gates = self.rules(options)
             made = Configured(name=self.name, weight=weight, gates=gates, loss=self.anchor(options))
-        except ValidationError as error:
-            raise ConfigError("; ".join(str(item["msg"]) for item in error.errors())) from error
-        except (TypeError, KeyError) as error:
-            raise ConfigError(f"{self.title} does not take these values: {error}") from error
         made._options = options
         return made
+
+    @contextmanager
+    def _taking_values(self) -> Iterator[None]:
+        """Say of values that options cannot have that they cannot."""
+        try:
+            yield
+        except ValidationError as error:
+            raise ConfigError("; ".join(str(item["msg"]) for item in error.errors())) from error
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self.title} does not take these values: {error}") from error
 
     def anchor(self, options: Options) -> Any:
         """The loss that the core knows nearest to it."""
@@ -187,11 +194,11 @@ class PlainFramework(Framework):
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration."""
         try:
-            made = self.correction(native)
+            made, options = self.correction(native), self.read(native)
+            with self._taking_values():
+                found = [trap.finding for trap in self.traps if trap.caught(options)]
         except ConfigError as error:
             return [Finding("error", "", str(error), "correct it", self.title)]
-        options = self.read(native)
-        found = [trap.finding for trap in self.traps if trap.caught(options)]
         if made.weight is not None:
             found += weight_findings(made.weight, "", self.title)
         for gate in made.gates:

@@ -62,7 +62,8 @@ class ArealDialect(PlainFramework):
 
     def read(self, native: Any) -> Options:
         """As every shelf; the retired options are refused with what says the same."""
-        if gone := sorted({"behave_imp_weight_cap", "behave_imp_weight_mode"} & set(native)):
+        given = {key for _, inner in self.spelling.levels(native) for key in inner}
+        if gone := sorted({"behave_imp_weight_cap", "behave_imp_weight_mode"} & given):
             raise ConfigError(
                 f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
             )
@@ -83,7 +84,8 @@ class ArealDialect(PlainFramework):
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
-        metric, sequences, clamps = rule["metric"], rule["level"] == "sequence", rule["action"] == "clamp"
+        metric, sequences = rule["metric"], {"token": False, "sequence": True}[rule["level"]]
+        clamps = {"mask": False, "clamp": True}[rule["action"]]
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
         raw |= {"clamp": "none", "nonfinite": "one"}

@@ -48,8 +48,11 @@ class PrimeRlDialect(PlainFramework):
 
     def read(self, native: Any) -> Options:
         """As every shelf, and what left the schema is refused with the name of what came."""
-        gone = {"dppo_mask_low", "dppo_mask_high"} & set(native)
-        if self.later and (gone or native.get("type") == "default"):
+        levels = [inner for _, inner in self.spelling.levels(native)]
+        gone = any(
+            {"dppo_mask_low", "dppo_mask_high"} & set(inner) or inner.get("type") == "default" for inner in levels
+        )
+        if self.later and gone:
             raise ConfigError(f"{self.title} has no type default and no dppo_mask_low or _high: use type ipo with eps")
         return super().read(native)
 

@@ -104,7 +104,7 @@ class SkyRlDialect(PlainFramework):
             gates.append(Gate(keep=keep, **common))
         weight = None
         if given["tis_ratio_type"] is not None:
-            sequences = given["tis_ratio_type"] == "sequence"
+            sequences = {"token": False, "sequence": True}[given["tis_ratio_type"]]
             bound = given["sequence_tis_ratio_clip_high" if sequences else "token_tis_ratio_clip_high"]
             rule: dict[str, Any] = {"level": "sequence", "sees": "remaining"} if sequences else {}
             weight = Weight(truncate=bound, clamp="token", **rule)

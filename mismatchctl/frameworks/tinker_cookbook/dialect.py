@@ -33,11 +33,11 @@ class TinkerCookbookDialect(PlainFramework):
         kind = options["loss_fn"]
         if kind not in ("importance_sampling", "ppo", "cispo"):
             raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
-        weight = Weight(source="current/rollout", clamp="none")
-        if kind == "cispo":
-            low, high = self._clips(options)
-            weight = weight.model_copy(update={"clip": (low or None, high)})
-        return (None if kind == "ppo" else weight), ()
+        if kind == "ppo":
+            return None, ()
+        low, high = self._clips(options) if kind == "cispo" else (None, None)
+        clip = None if high is None else (low or None, high)
+        return Weight(source="current/rollout", clamp="none", clip=clip), ()
 
     def _clips(self, options: Options) -> tuple[float, float]:
         low, high = _CLIPS[options["loss_fn"]]
