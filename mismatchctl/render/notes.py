@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mismatchctl.result import LeftOut, Result, RunResult, story_of
+from mismatchctl.result import LeftOut, Result, story_of
 from mismatchctl.result.story import MATTERS
 
 SHOWN = 4
@@ -42,8 +42,3 @@ def _sentence(matter: str, details: list[str]) -> str:
     shown = "; ".join(filter(None, details[:SHOWN]))
     more = f" and {len(details) - SHOWN} more" if len(details) > SHOWN else ""
     return f"{matter} ({shown}{more})" if shown else matter
-
-
-def run_notes(run: RunResult) -> list[str]:
-    """The sentences about one run alone."""
-    return [judged.sentence for judged in story_of(run).judgements]

@@ -44,12 +44,8 @@ def _mismatch() -> dict[str, Metric]:
     return {metric.key: metric for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
-def known_metric(key: str) -> Metric:
-    """The definition of a metric of the mismatch or the drift; a key of another version stands for itself."""
-    return _mismatch().get(key) or _unknown(key)
-
-
 def _unknown(key: str) -> Metric:
+    """What stands for a key of another version."""
     return Metric(clean(key), clean(key), "", "not in this version's registry", "")
 
 

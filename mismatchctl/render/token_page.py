@@ -45,7 +45,6 @@ class TokenPage:
     vocabulary: str
     shades: list[tuple[str, str]]
     sequences: list[Shown]
-    movable: bool
     data: Markup
 
 
@@ -64,7 +63,6 @@ def render_tokens(browsed: Browsed) -> str:
         shades=[(f"n{4 - place}", f"below −{bound:g}") for place, bound in enumerate(reversed(SHADES))]
         + [(f"p{place + 1}", f"above {bound:g}") for place, bound in enumerate(SHADES)],
         sequences=shown,
-        movable=bool(browsed.thresholds),
         data=as_json(_data(browsed, spans)),
     )
     return render_page("tokens.html.j2", page, "tokens")

@@ -58,11 +58,6 @@ class Growth(FiniteModel):
         return self.factor is not None
 
     @property
-    def direction(self) -> str:
-        """`up`, `down` or `flat`."""
-        return {"grew": "up", "fell": "down"}.get(self.verdict, "flat")
-
-    @property
     def brief(self) -> str:
         """The same in a table cell."""
         if self.factor is None:
