@@ -15,7 +15,7 @@ from make_result import make_result
 from mismatchctl.render.figures import Figure, run_figures
 from mismatchctl.render.figures.figure import Data
 from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
-from mismatchctl.result import RunResult
+from mismatchctl.result import RunResult, Series
 from mismatchctl.result.story import story_of
 
 
@@ -50,6 +50,17 @@ def test_the_numbers_are_those_of_the_result(run: RunResult, figures: dict[str, 
     assert [row[2] for row in position.rows] == run.breakdowns["position"].k3
     tokens = sum(int(row[2] or 0) for row in figures["f0-distribution"].data.rows)  # type: ignore[arg-type]
     assert tokens == sum(run.distribution.tokens)
+
+
+def test_each_line_is_held_to_its_own_limit(run: RunResult) -> None:
+    """Between the two limits, k-hat of tokens is fine and that of sequences is not."""
+    count = len(run.groups.labels)
+    khat = {"khat_token": 0.5, "khat_token_limit": 0.7, "khat_sequence": 0.5, "khat_sequence_limit": 0.336}
+    metrics = run.groups.metrics | {key: Series(value=[value] * count) for key, value in khat.items()}
+    between = run.model_copy(update={"groups": run.groups.model_copy(update={"metrics": metrics})})
+    figure = next(figure for figure in run_figures(between, "f0") if figure.name == "f0-khat")
+    assert figure.title == f"Above the limit at {count} of {count} steps by sequences"
+    assert figure.data.rows[0][1:] == (0.5, 0.5, 0.7, 0.336)
 
 
 def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -> None:

@@ -113,9 +113,9 @@ class Canvas:
         mark = MARKS[index % len(MARKS)] if marked and len(x) <= _POINTS else ""
         self.axes.add_line(Line2D(x, y, marker=mark, **(cycle | style)))
 
-    def rule(self, x: Any, y: Any) -> None:
+    def rule(self, x: Any, y: Any, **style: Any) -> None:
         """A thin line to compare with."""
-        self.axes.add_line(Line2D(x, y, **_RULE))
+        self.axes.add_line(Line2D(x, y, **(_RULE | style)))
 
     def band(self, x: Any, low: Any, high: Any, color: str, opacity: float = 0.17) -> None:
         """The uncertainty about a line."""
@@ -146,9 +146,9 @@ def line_key(index: int, *, marked: bool = True, color: str = "") -> Line2D:
     return Line2D([], [], marker=MARKS[index % len(MARKS)] if marked else "", **style)
 
 
-def rule_key() -> Line2D:
+def rule_key(**style: Any) -> Line2D:
     """The handle of a legend for a line to compare with."""
-    return Line2D([], [], **_RULE)
+    return Line2D([], [], **(_RULE | style))
 
 
 def legend_height(entries: int, columns: int = 2) -> float:

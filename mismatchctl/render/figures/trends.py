@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +22,18 @@ from mismatchctl.result import Groups, Series
 
 BAND = "The band is ± 2 standard errors, or the 90 % interval of a quantile."
 _SMALLEST_SPAN = 1e-12
-_LIMIT = "limit"
+_LIMIT: dict[str, Any] = {"linestyle": ":", "linewidth": 1.3}
 _TICK = 46.0
 """Points that the name of a step takes."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a figure: the metric's key, its name in the legend."""
+    """One line of a figure: the metric's key, its name in the legend, the key of its limit if it has one."""
 
     key: str
     name: str
+    limit: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,12 @@ CHARTS = (
     ),
     Chart(
         "khat", "Pareto k-hat", "k-hat",
-        (Line("khat_token", "tokens"), Line("khat_sequence", "sequences"), Line("khat_sequence_limit", _LIMIT)),
-        "linear", caption="Above the limit, means of ratios cannot be trusted at this sample size.",
+        (
+            Line("khat_token", "tokens", "khat_token_limit"),
+            Line("khat_sequence", "sequences", "khat_sequence_limit"),
+        ),
+        "linear",
+        caption="Above its limit, dotted in its colour, the mean of a ratio cannot be trusted at this sample size.",
     ),
 )  # fmt: skip
 """Figures of the mismatch over the steps."""
@@ -133,41 +139,40 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
     """One chart of a run; None where it has nothing to show. `message`: its title, else what lines run between."""
     columns = {line: column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
     columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
-    if all(line.name == _LIMIT for line in columns) or (
-        chart.scale == "log" and not any(map(_positive, columns.values()))
-    ):
+    if not columns or (chart.scale == "log" and not any(map(_positive, columns.values()))):
         return None
+    limits = {line: column(groups.metrics, line.limit, len(groups.labels)) for line in columns if line.limit}
     steps = Steps(groups.labels)
 
     def paint(canvas: Canvas) -> None:
         steps.draw(canvas)
-        low, high = _vertical(canvas, chart, list(columns.values()))
+        low, high = _vertical(canvas, chart, [*columns.values(), *limits.values()])
         if chart.about:
             canvas.rule([steps.places[0], steps.places[-1]], [0.0, 0.0])
         for index, (line, found) in enumerate(columns.items()):
-            if line.name == _LIMIT:
-                canvas.rule(steps.places, found.values)
-                continue
+            if line in limits:
+                canvas.rule(steps.places, limits[line].values, color=SERIES[index], **_LIMIT)
             values = np.where(found.values > 0, found.values, np.nan) if chart.scale == "log" else found.values
             canvas.band(steps.places, np.clip(found.low, low, high), np.clip(found.high, low, high), SERIES[index])
             canvas.series(index, steps.places, values)
         canvas.labels("step", chart.axis)
         if len(columns) > 1:
-            keys = [rule_key() if line.name == _LIMIT else line_key(index) for index, line in enumerate(columns)]
-            canvas.legend([(line.name, key) for line, key in zip(columns, keys, strict=True)], columns=3)
+            keys = [(line.name, line_key(index)) for index, line in enumerate(columns)]
+            canvas.legend([*keys, *([("limit", rule_key(**_LIMIT))] if limits else [])], columns=3)
 
     below = chart.scale == "log" and any((found.values <= 0).any() for found in columns.values())
     left_out = " Steps at or below 0 are left out." if below else ""
     shown = {line.name: found for line, found in columns.items()}
+    known = shown | {f"limit of {line.name}": found for line, found in limits.items()}
     return Figure(
         name=name,
-        title=message or _message(chart, shown, steps),
+        title=message or _message(chart, shown, {line.name: found for line, found in limits.items()}, steps),
         subject=f"{chart.subject}, {chart.axis}" if chart.axis.startswith("share") else chart.subject,
         caption=f"{chart.caption}{left_out} {BAND}",
-        alt=described(chart.axis, steps.names, {name: found.values for name, found in shown.items()}),
-        data=_data(groups, shown, chart.axis),
+        alt=described(chart.axis, steps.names, {name: found.values for name, found in known.items()}),
+        data=_data(groups, known, chart.axis),
         paint=paint,
-        layout=Layout(below=legend_height(len(columns), 3)),
+        layout=Layout(below=legend_height(len(columns) + bool(limits), 3)),
         steps=steps.limits,
     )
 
@@ -176,15 +181,14 @@ def _positive(found: Column) -> bool:
     return bool((found.values > 0).any())
 
 
-def _message(chart: Chart, shown: Mapping[str, Column], steps: Steps) -> str:
+def _message(chart: Chart, shown: Mapping[str, Column], limits: Mapping[str, Column], steps: Steps) -> str:
     """What the values say by themselves, without a model of them."""
     if chart.about:
         (found,) = shown.values()
         return outside(f"{chart.subject} off 1", found.values, found.low, found.high, steps.names)
-    first = {name: found.values for name, found in shown.items() if name != _LIMIT}
-    limit = shown.get(_LIMIT)
-    if limit is not None:
-        above = {name: int(np.nansum(values > limit.values)) for name, values in first.items()}
+    first = {name: found.values for name, found in shown.items()}
+    if limits:
+        above = {name: int((first[name] > limit.values).sum()) for name, limit in limits.items()}
         said = " and ".join(f"{count} of {len(steps.names)} steps by {name}" for name, count in above.items() if count)
         return f"Above the limit at {said}" if said else "Below the limit at every step"
     name = (
