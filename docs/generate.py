@@ -65,6 +65,7 @@ def contract() -> str:
             f"{POSITIVE_TOLERANCE:g} (rounding).",
             "- Each path argument is a run unless a `run` column says otherwise; rows of one step form a group;",
             "  sequences of one prompt form a cluster. Ids are compared within a run only.",
+            "- An optional column without a value in any row of a file counts as absent there.",
             "- Files, folders (recursive, natural order), globs and Hive folders (`step=12/`) can be named.",
             "",
         ]

@@ -126,3 +126,60 @@ def test_runs_without_a_breakdown_are_compared(tmp_path: Path) -> None:
     wide(two, response_mask=list(mask), rollout_version=np.arange(12.0), entropy=list(np.full((12, 8), np.nan)))
     assert run("compare", one, two, "--html", tmp_path / "c.html")[0] == 0
     assert run("compare", two, one, "--html", tmp_path / "d.html")[0] == 0
+
+
+VOID: dict[str, pa.DataType] = {
+    "current_log_probs": pa.list_(pa.float32()), "ref_log_probs": pa.list_(pa.float32()),
+    "response_mask": pa.list_(pa.bool_()), "advantages": pa.float64(), "reward": pa.float64(), "step": pa.int64(),
+    "prompt_id": pa.string(), "rollout_experts": pa.list_(pa.list_(pa.int32())), "rollout_version": pa.int64(),
+}  # fmt: skip
+"""Optional columns, as a writer with a fixed schema leaves them."""
+
+
+@pytest.mark.parametrize(
+    ("void", "form"),
+    [
+        ("null", "statistics"), ("null", "none"), ("null", "file"), ("of null", "rows"), ("of null", "stream"),
+        ("empty", "none"),
+    ],
+)  # fmt: skip
+def test_a_column_without_a_value_is_no_column(tmp_path: Path, form: str, void: str) -> None:
+    """Whether its rows are null, hold nulls or nothing, and whatever the format tells of it beforehand."""
+
+    def cell(kind: pa.DataType) -> Any:
+        return None if void == "null" or not pa.types.is_list(kind) else [] if void == "empty" else [None] * 8
+
+    plain = pq.read_table(wide(tmp_path / "plain.parquet"))
+    columns = {name: pa.array([cell(kind)] * 12, kind) for name, kind in VOID.items()}
+    table = plain
+    for name, column in columns.items():
+        table = table.append_column(name, column)
+    path = tmp_path / ("void.arrow" if form in ("file", "stream") else "void.parquet")
+    if form == "file":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table, 5)
+    elif form == "stream":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table, 5)
+    else:
+        pq.write_table(table, path, row_group_size=5 if form == "rows" else None, write_statistics=form != "none")
+    results = []
+    for file in (tmp_path / "plain.parquet", path):
+        code, words = run("analyze", file, "--json", "-c", "token_tis")
+        assert code == 0, words
+        results.append(json.loads(words))
+    (expected,), (found,) = (result["runs"].values() for result in results)
+    assert found["overall"] == expected["overall"] and found["groups"] == expected["groups"]
+    assert results[0]["warnings"] == results[1]["warnings"]
+
+
+def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:
+    rewards = pa.array([None] * 11 + [1.0], pa.float64())
+    for name, rows in (("a", 5), ("b", None)):
+        path = wide(tmp_path / f"{name}.parquet", reward=rewards)
+        pq.write_table(pq.read_table(path), path, row_group_size=rows, write_statistics=rows is None)
+        code, words = run("schema", path, "--json")
+        assert code == 0 and "reward" in words
+    path = wide(tmp_path / "c.parquet", current_log_probs=pa.array([None] * 11 + [[-1.0] * 8], pa.list_(pa.float32())))
+    code, words = run("analyze", path)
+    assert code == 4 and "the list is null" in words

@@ -27,13 +27,14 @@ _SCHEMA, _BATCH = 1, 3
 
 @dataclass(frozen=True)
 class Message:
-    """One message of the format: where it lies and, of a record batch, its rows and the length of every array in it."""
+    """One message of the format: where it lies and, of a record batch, its rows, and length and nulls of its arrays."""
 
     kind: int
     start: int
     size: int
     rows: int = 0
     lengths: tuple[int, ...] = ()
+    nulls: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,8 @@ class Arrow(Contents):
 
     def elements(self, group: int, column: str) -> int:
         """Length of the column, or of what its lists hold."""
-        number = self.schema.get_field_index(column)
-        kinds = self.schema.types
-        first = sum(_arrays(kind) for kind in kinds[:number])
-        return self.batches[group].lengths[first + is_list(_storage(kinds[number]))]
+        first, kind = self._arrays_of(column)
+        return self.batches[group].lengths[first + is_list(kind)]
 
     def spans(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> list[Span | None]:
         """By a look at the one column; of a stream, where that means to read it all, nothing is known."""
@@ -91,6 +90,17 @@ class Arrow(Contents):
             return [None] * len(self.rows)
         with opening as file:
             return [self._span(file, group, column) for group in range(len(self.rows))]
+
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """What the messages say of its array and of those that its lists hold."""
+        first, kind = self._arrays_of(column)
+        last = first
+        while is_list(kind):
+            last, kind = last + 1, _storage(kind.value_type)
+        filled = [batch for batch in self.batches if batch.rows]
+        return bool(filled) and all(
+            any(batch.nulls[place] == batch.lengths[place] for place in range(first, last + 1)) for batch in filled
+        )
 
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
@@ -111,6 +121,11 @@ class Arrow(Contents):
             size = rows or max(len(table), 1)
             for first in range(0, max(len(table), 1), size):
                 yield table.slice(first, size)
+
+    def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
+        """The first of the arrays that a column is made of, and its type."""
+        number, kinds = self.schema.get_field_index(column), self.schema.types
+        return sum(_arrays(kind) for kind in kinds[:number]), _storage(kinds[number])
 
     def _span(self, file: pa.NativeFile, group: int, column: str) -> Span | None:
         try:
@@ -184,8 +199,8 @@ def _message(file: pa.NativeFile, start: int) -> Message:
     (rows,) = _field(buffer, batch, 0, "<q")
     nodes = _target(buffer, batch, 1)
     (count,) = struct.unpack_from("<I", buffer, nodes)
-    lengths = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)[::2]  # each with its number of nulls
-    return Message(kind, start, body + size, rows, lengths)
+    counts = struct.unpack_from(f"<{2 * count}q", buffer, nodes + 4)
+    return Message(kind, start, body + size, rows, counts[::2], counts[1::2])
 
 
 def _place(buffer: bytes, table: int, number: int) -> int:

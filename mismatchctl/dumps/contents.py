@@ -42,6 +42,13 @@ class Contents(ABC):
         """
 
     @abstractmethod
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """Whether a column holds no value at all, in any row: nulls, lists of them, empty lists.
+
+        `opening` opens the file, if need be.
+        """
+
+    @abstractmethod
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:

@@ -36,6 +36,12 @@ class Footer:
     contents: Contents = field(repr=False)
     types: Mapping[str, pa.DataType] = field(repr=False)
 
+    def is_void(self, column: str) -> bool:
+        """Whether a column holds no value in any row: it is as if it were not there."""
+        location = self.found.location
+        with _failing(self.found.path, location, "cannot be read"):
+            return self.contents.is_void(store_of(location).open(location), column)
+
 
 @dataclass(frozen=True)
 class DumpFile:
@@ -175,11 +181,15 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
     """
     path, columns = footer.found.path, names.match(footer)
     layout = _layout(footer, columns)
-    for column in LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED:
+    required = LONG_LAYOUT_REQUIRED if layout == "long" else REQUIRED
+    for column in required:
         if column not in columns:
             raise names.missing(footer, column, columns)
     ignored = {}
     for column in list(columns):
+        if column in BY_NAME and column not in (*required, *names.by) and footer.is_void(columns[column]):
+            del columns[column]
+            continue
         problem = _unfit(footer, column, columns[column], layout)
         if problem is None:
             continue

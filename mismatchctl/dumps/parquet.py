@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.dumps.contents import Contents, Span
+from mismatchctl.dumps.kinds import is_list
 
 _READ_BYTES = 1 << 20
 """How much of a column is fetched at a time where a row group is too big to be held in memory."""
+
+
+_GLANCE = 256
+"""Rows that are looked at at once for a value."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,21 @@ class Parquet(Contents):
             return [None] * len(self.rows)
         return [_span(self.footer.row_group(group).column(leaf)) for group in range(len(self.rows))]
 
+    def is_void(self, opening: AbstractContextManager[pa.NativeFile], column: str) -> bool:
+        """What the statistics say; without them, what the first rows say that say something."""
+        leaf, filled = self._leaf(column), [group for group, rows in enumerate(self.rows) if rows]
+        if leaf is None or not filled or not self.footer.schema.column(leaf).max_definition_level:
+            return False
+        if any(_has_no_null(self.footer.row_group(group).column(leaf)) for group in filled):
+            return False
+        try:
+            with opening as file:
+                return not any(
+                    _holds_a_value(table.column(0)) for table in self.decode(file, filled, [column], _GLANCE)
+                )
+        except (OSError, pa.ArrowException):
+            return False  # whoever decodes it will say what is wrong
+
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
@@ -67,6 +88,17 @@ class Parquet(Contents):
             if path == column or path.startswith(f"{column}."):
                 return index
         return None
+
+
+def _has_no_null(chunk: pq.ColumnChunkMetaData) -> bool:
+    statistics = chunk.statistics
+    return statistics is not None and statistics.has_null_count and statistics.null_count == 0 < chunk.num_values
+
+
+def _holds_a_value(column: pa.ChunkedArray) -> bool:
+    while is_list(column.type):
+        column = pc.list_flatten(column)
+    return bool(column.null_count < len(column))
 
 
 def _span(chunk: pq.ColumnChunkMetaData) -> Span | None:
