@@ -33,6 +33,14 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
     return kernel_on(devices)
 
 
+@pytest.fixture(scope="module")
+def row_groups_apart() -> Iterator[None]:
+    """Every row group is a unit of its own, however small."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mismatchctl.dumps.plan.UNIT_TOKENS", 0)
+        yield
+
+
 @pytest.fixture(scope="module", params=["parquet", "arrow", "stream"])
 def file_format(request: pytest.FixtureRequest) -> Iterator[str]:
     """The format in which tests of the dump reader write their files."""

@@ -98,6 +98,7 @@ def test_formats_mixed_in_one_folder(tmp_path):
     assert read(tmp_path / "d/step=*/*.*")["step"] == [1, 2, 10]
 
 
+@pytest.mark.usefixtures("row_groups_apart")
 def test_units_know_their_rows_and_tokens(tmp_path):
     columns = wide((5, 1, 0, 7), x=pa.array([{"a": [1], "b": "c"}] * 4), step=[3, 1, None, None])
     columns = {"x": columns.pop("x"), **columns}

@@ -207,10 +207,14 @@ def test_by_that_can_not_be(tmp_path):
         open_dump([path], by=["token_ids"])
 
 
-def test_step_ranges(tmp_path, file_format):
+def test_step_ranges(tmp_path, file_format, monkeypatch):
     path = write(tmp_path / "a.parquet", wide((1,) * 5, step=[3, 4, 4, 4, 9]), rows=2)
-    known = [None] * 3 if file_format == "stream" else [(3, 4), (4, 4), (9, 9)]
-    assert [unit.step_range for unit in open_dump([path]).units] == known
+    for together, steps in ((1, [(3, 4), (4, 4), (9, 9)]), (4, [(3, 4), (9, 9)]), (5, [(3, 9)])):
+        monkeypatch.setattr("mismatchctl.dumps.plan.UNIT_TOKENS", together)
+        known = [None] * len(steps) if file_format == "stream" else steps
+        units = open_dump([path]).units
+        assert [unit.step_range for unit in units] == known
+        assert (sum(unit.rows for unit in units), sum(unit.tokens for unit in units)) == (5, 5)
     path = write(tmp_path / "a.parquet", wide((1,) * 2, step=[3, 4]), write_statistics=False)
     assert open_dump([path]).units[0].step_range is None
     path = write(tmp_path / "a.parquet", wide((1,) * 2, step=["a", "b"]))

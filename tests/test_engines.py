@@ -88,8 +88,8 @@ class RayWithDeath:
 
 
 @pytest.fixture
-def grouped(tmp_path: Path) -> str:
-    """A file of eight row groups."""
+def grouped(tmp_path: Path, row_groups_apart: None) -> str:
+    """A file of eight row groups, which are units each."""
     table = pa.concat_tables([pq.read_table(file) for file in sorted(Path(SAMPLE).glob("*.parquet"))])
     pq.write_table(table, tmp_path / "grouped.parquet", row_group_size=-(-len(table) // 8))
     return str(tmp_path / "grouped.parquet")

@@ -23,6 +23,7 @@ from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.result import Result, read_result, result_schema
 
+pytestmark = pytest.mark.usefixtures("row_groups_apart")
 FEW = settings(
     deadline=None,
     derandomize=True,

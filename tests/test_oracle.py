@@ -30,6 +30,7 @@ from mismatchctl.result import Groups, Overall, RunResult, Series, Value
 Expected = list[dict[str, Truth]]
 VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
+pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
     deadline=None,
     derandomize=True,

@@ -26,6 +26,7 @@ from mismatchctl.sweep.model import WITH_ERRORS
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
 COUNTS = ("kept_tokens", "tokens", "sequences")
+pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
     deadline=None,
     derandomize=True,

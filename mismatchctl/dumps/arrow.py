@@ -109,7 +109,8 @@ class Arrow(Contents):
         fields = [self.schema.get_field_index(name) for name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         reader = None if self.stream else pa.ipc.open_file(file, options=options)
-        for group in groups:
+
+        def table_of(group: int) -> pa.Table:
             if reader is None:
                 before = [other for other in self.others if other.start < self.batches[group].start]
                 batch = _opened(file, [*before, self.batches[group]], options).read_next_batch()
@@ -117,10 +118,15 @@ class Arrow(Contents):
                 batch = reader.get_batch(group)
             for array in batch.columns:
                 _verify(array)
-            table = pa.Table.from_batches([batch]).select(columns)
-            size = rows or max(len(table), 1)
-            for first in range(0, max(len(table), 1), size):
-                yield table.slice(first, size)
+            return pa.Table.from_batches([batch]).select(columns)
+
+        if rows is None:
+            yield pa.concat_tables([table_of(group) for group in groups])
+            return
+        for group in groups:
+            table = table_of(group)
+            for first in range(0, max(len(table), 1), rows):
+                yield table.slice(first, rows)
 
     def _arrays_of(self, column: str) -> tuple[int, pa.DataType]:
         """The first of the arrays that a column is made of, and its type."""

@@ -52,7 +52,7 @@ class Contents(ABC):
     def decode(
         self, file: pa.NativeFile, groups: Sequence[int], columns: list[str], rows: int | None
     ) -> Iterator[pa.Table]:
-        """Columns of some groups: one table per group, or pieces of `rows` rows.
+        """Columns of some groups: as one table, or in pieces of `rows` rows.
 
         Raises:
             OSError, pa.ArrowException: a damaged file.

@@ -98,12 +98,13 @@ class DumpFile:
 
 @dataclass(frozen=True)
 class Unit:
-    """A piece of a file that can be read by itself: a row group or record batch, in the long layout cut at sequences.
+    """A piece of a file that can be read by itself: row groups or record batches, in the long layout cut at sequences.
 
     Attributes:
         index: place in the dump's `units`.
         file: the file.
         row_group: the row group or record batch that the unit begins in.
+        row_groups: how many it is made of, in the wide layout: small ones are read together.
         step_range: lowest and highest `step` in the unit where known exactly.
         rows: rows of the file in the unit.
         tokens: roughly how many tokens it holds, masked ones included.
@@ -119,6 +120,7 @@ class Unit:
     tokens: int
     start: int = 0
     sequences: int = 0
+    row_groups: int = 1
 
 
 def read_footer(found: Found) -> Footer:
@@ -308,7 +310,7 @@ class ColumnNames:
 def pieces(
     file: DumpFile, columns: Collection[str], row_groups: Sequence[int], rows: int | None = None
 ) -> Iterator[pa.Table]:
-    """Decode canonical columns of some groups, as one table per group or in pieces of `rows` rows.
+    """Decode canonical columns of some groups, as one table or in pieces of `rows` rows.
 
     Raises:
         DataError: a part of the file can't be decoded, or it changed since it was opened.

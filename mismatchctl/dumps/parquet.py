@@ -75,8 +75,7 @@ class Parquet(Contents):
             pre_buffer=rows is None,  # else it would hold the whole row group, compressed
         )
         if rows is None:
-            for group in groups:
-                yield parquet.read_row_group(group, columns=columns, use_threads=False)
+            yield parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
         else:
             for batch in parquet.iter_batches(rows, list(groups), columns, use_threads=False):
                 yield pa.Table.from_batches([batch])

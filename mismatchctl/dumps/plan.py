@@ -1,7 +1,7 @@
 """Cutting files into units of work that can be read independently.
 
-In the wide layout a unit is a row group. In the long layout a sequence may cross row groups; there a pass
-over `sequence_id`, `step` and `run` alone finds where sequences begin, and a unit runs from the first
+In the wide layout a unit is a row group, or several small ones. In the long layout a sequence may cross row groups;
+there a pass over `sequence_id`, `step` and `run` alone finds where sequences begin, and a unit runs from the first
 beginning in one row group to the first in the next.
 """
 
@@ -28,6 +28,8 @@ KEYS = ("sequence_id", "step", "run")
 """What names a sequence; where one of them changes, the next sequence begins."""
 
 _PIECE_ROWS = 1 << 21
+UNIT_TOKENS = 3 << 19
+"""Tokens up to which row groups are read together: what is done once per unit costs as much as many tokens do."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,48 @@ def _identity(file: DumpFile) -> str:
 
 
 def _wide_units(file: DumpFile) -> Iterator[Unit]:
-    """One unit per row group or record batch."""
+    """Row groups or record batches, small ones that follow each other together."""
+    found: Unit | None = None
+    for unit in _groups(file):
+        if found is not None and found.tokens + unit.tokens <= UNIT_TOKENS:
+            found = _joined(found, unit)
+            continue
+        if found is not None:
+            yield found
+        found = unit
+    if found is not None:
+        yield found
+
+
+def _groups(file: DumpFile) -> Iterator[Unit]:
+    """One unit per row group or record batch that has a row."""
     start, steps = 0, _step_ranges(file)
     for group, rows in enumerate(file.contents.rows):
         if rows:
             tokens = file.elements(group, "rollout_log_probs")
             yield Unit(0, file, group, steps[group], rows, tokens, start, rows)
         start += rows
+
+
+def _joined(first: Unit, then: Unit) -> Unit:
+    """Two units, one behind the other, as one."""
+    steps = None
+    if first.step_range is not None and then.step_range is not None:
+        steps = min(first.step_range[0], then.step_range[0]), max(first.step_range[1], then.step_range[1])
+    return replace(
+        first,
+        step_range=steps,
+        rows=first.rows + then.rows,
+        tokens=first.tokens + then.tokens,
+        sequences=first.sequences + then.sequences,
+        row_groups=then.row_group + then.row_groups - first.row_group,
+    )
+
+
+def apart(unit: Unit) -> list[Unit]:
+    """The row groups that a unit is made of."""
+    last = unit.row_group + unit.row_groups
+    return [own for own in _groups(unit.file) if unit.row_group <= own.row_group < last]
 
 
 def _step_ranges(file: DumpFile) -> list[Span | None]:

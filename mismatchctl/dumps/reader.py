@@ -17,7 +17,7 @@ from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
 from mismatchctl.dumps.paths import discover
-from mismatchctl.dumps.plan import Plan, plan
+from mismatchctl.dumps.plan import Plan, apart, plan
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
@@ -130,6 +130,10 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
+                if unit.row_groups > 1:  # which of them it is, alone
+                    for part in apart(unit):
+                        yield from self.read(part, problems, watch)
+                    return
                 if not self._skip:
                     raise
                 problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem)
@@ -158,10 +162,16 @@ class Dump:
         Raises:
             DataError: a part of the file can't be decoded.
         """
-        for block in self._blocks(unit):
-            if block.faults:
-                problems.add(unit.file.path, block.faults)
-            yield Rows.of(block)
+        try:
+            for block in self._blocks(unit):
+                if block.faults:
+                    problems.add(unit.file.path, block.faults)
+                yield Rows.of(block)
+        except DataError:
+            if unit.row_groups == 1:
+                raise
+            for part in apart(unit):
+                yield from self.rows(part, problems)
 
     def _blocks(self, unit: Unit) -> Iterator[Block]:
         columns = _projection(unit.file, self._columns)

@@ -20,7 +20,7 @@ BATCH_TOKENS = 1 << 21
 
 
 def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[Block]:
-    """Decode a row group, in pieces where it is big. The pieces depend on the file alone."""
+    """Decode a unit, in pieces where it is big. The pieces depend on the file alone."""
     for first, table in wide_tables(unit, [*columns, *watched]):
         yield wide_block(unit.file, table, columns, first, watched)
 
@@ -31,7 +31,7 @@ def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.
     if unit.tokens > BATCH_TOKENS * 3 // 2:
         rows = max(1, unit.rows * BATCH_TOKENS // unit.tokens)
     first = unit.start
-    for table in pieces(unit.file, columns, [unit.row_group], rows):
+    for table in pieces(unit.file, columns, range(unit.row_group, unit.row_group + unit.row_groups), rows):
         yield first, table
         first += len(table)
 
