@@ -10,7 +10,7 @@ import argparse
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction, Gate
-from mismatchctl.predict import Prediction, Sample, at_length, batch_rejection, sample_of
+from mismatchctl.predict import Prediction, Sample, at_length, at_step, batch_rejection, sample_of
 from mismatchctl.predict.length import QUANTILES, rejected_at
 from mismatchctl.predict.sample import GRID
 
@@ -45,6 +45,7 @@ def main() -> None:
         "length coverage": length_coverage({"chosen on": samples, "unseen": unseen}),
         "planted": planted(),
         "lengths": lengths(samples),
+        "later": later(),
     }
     for name, text in sections.items():
         print(f"{name}\n{text}")
@@ -217,6 +218,43 @@ def planted() -> str:
         rows.append(
             f"| {title} | {len(told)} | {np.mean(hits):.0%} | {np.mean(widths):.0%} | {100 * np.mean(errors):.1f} |"
         )
+    return "\n".join(rows)
+
+
+SHAPES: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "nothing": np.zeros_like,
+    "a line through all": lambda place: 1.5 * place,
+    "a line from three fifths on": lambda place: 4 * np.maximum(place - 0.6, 0),
+    "a jump in the middle": lambda place: 1.5 * (place >= 0.5),
+    "a rise that is over": lambda place: 4.5 * np.clip(place - 0.3, 0, 0.33),
+}
+"""The logarithm of a metric over the dump's steps, from 0 to 1 and beyond; steps scatter by 0.2 around it."""
+
+
+def later() -> str:
+    """A metric a tenth and half as many steps after the last, where neighbours go together and where they do not."""
+    rows = [
+        "| planted | steps | correlation | covered: a tenth later | half later | called no trend |",
+        "|---|---|---|---|---|---|",
+    ]
+    random = np.random.default_rng(11)
+    for title, shape in SHAPES.items():
+        for count in (12, 30, 200):
+            for together in (0.0, 0.5):
+                hits, none = defaultdict(list), []
+                for _ in range(200):
+                    noise = random.normal(0, 0.2, count + count // 2)
+                    for place in range(1, len(noise)):
+                        noise[place] = together * noise[place - 1] + math.sqrt(1 - together**2) * noise[place]
+                    values = np.exp(shape(np.arange(len(noise)) / (count - 1)) + noise)
+                    for ahead in (count // 10, count // 2):
+                        found = at_step("k3", list(range(count)), values[:count].tolist(), ahead)
+                        assert found.interval is not None
+                        low, high = found.interval
+                        hits[ahead].append(low <= values[count - 1 + ahead] <= high)
+                    none.append(found.status == "no trend")
+                cells = [f"{np.mean(hits[ahead]):.0%}" for ahead in (count // 10, count // 2)]
+                rows.append(f"| {title} | {count} | {together} | {' | '.join(cells)} | {np.mean(none):.0%} |")
     return "\n".join(rows)
 
 

@@ -1,4 +1,4 @@
-"""Two runs over steps: slopes and onsets that differ are told, those that do not are not."""
+"""Two runs over steps: growth and onsets that differ are told, those that do not are not."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from mismatchctl.compare.growth import growth
 from mismatchctl.render.pages.compare_words import growth_sentences
-from mismatchctl.result import Groups, Series
+from mismatchctl.result import Groups, Series, growth_of
 
 STEPS = np.arange(24)
 
@@ -27,27 +26,38 @@ def noisy(seed: int, slope: float, onset: int = 0, scale: float = 0.1) -> Any:
     return run_of(-8 + slope * rise + np.random.default_rng(seed).normal(0, scale, len(STEPS)))
 
 
-def test_slopes_are_those_of_least_squares() -> None:
-    first, second = noisy(0, 0.05), noisy(1, 0.0)
-    found = growth(first, second)
-    for run, side in zip((first, second), found.sides, strict=True):
-        line = stats.linregress(STEPS, np.log(run.groups.metrics["k3"].value))
-        assert side.slope == pytest.approx(line.slope, rel=1e-9)
-        assert line.stderr * 0.99 <= side.se <= 2.5 * line.stderr  # autocorrelation only widens
-    assert found.significant
-    assert found.sides[0].grows and not found.sides[1].grows
+def test_what_grows_on_one_side_alone_is_told() -> None:
+    """The quotient of exp(0.05 t) and a constant grows from exp(0) to exp(0.05 * 23)."""
+    found = growth(noisy(0, 0.0), noisy(1, 0.05))
+    assert (found.reference.verdict, found.other.verdict, found.quotient.verdict) == ("steady", "grew", "grew")
+    low, high = found.quotient.interval or (0, 0)
+    assert low < np.exp(0.05 * 23) < high
     assert found.onsets_differ is None
-    assert "grows more slowly" in next(growth_sentences(found))
+    words = list(growth_sentences(found))
+    assert words == [f"K3 over the reference's, step by step: {found.quotient.text}"]
+    assert growth(noisy(1, 0.05), noisy(0, 0.0)).quotient.verdict == "fell"
+
+
+def test_each_side_is_as_its_story_has_it() -> None:
+    run = noisy(1, 0.05)
+    found = growth(noisy(0, 0.0), run)
+    assert found.other == growth_of(STEPS.tolist(), run.groups.metrics["k3"].value, [None] * len(STEPS))
+
+
+def test_steps_that_one_side_lacks_are_left_out() -> None:
+    whole, part = noisy(0, 0.0), run_of(np.full(12, -8.0), range(6, 18))
+    assert growth(whole, part).quotient.steps == 12
 
 
 def test_growth_alike_is_rarely_told_apart() -> None:
-    """The same slope and onset on both sides: at most about 5 % of either are called different."""
+    """The same slope and onset on both sides: few of either are called different."""
     pairs = [growth(noisy(seed, 0.05, 8), noisy(1000 + seed, 0.05, 8)) for seed in range(100)]
-    assert sum(found.significant for found in pairs) <= 10
-    assert sum(bool(found.onsets_differ) for found in pairs) <= 12
-    told = [side.onset_interval for found in pairs for side in found.sides if side.onset_interval is not None]
-    assert len(told) > 150
-    assert np.mean([low <= 8 <= high for low, high in told]) > 0.85
+    assert sum(found.quotient.changed for found in pairs) <= 3
+    assert sum(bool(found.onsets_differ) for found in pairs) <= 8
+    told = [side.onset_interval for found in pairs for side in (found.reference, found.other)]
+    known = [ends for ends in told if ends is not None]
+    assert len(known) > 150
+    assert np.mean([low <= 9 <= high for low, high in known]) > 0.85  # 8 is the last step at the level before
 
 
 def test_onsets_apart_are_told() -> None:
@@ -60,12 +70,13 @@ def test_onsets_apart_are_told() -> None:
 @pytest.mark.parametrize(
     ("run", "why"),
     [
-        (run_of(np.zeros(5), range(5)), "fewer than 8 numbered steps"),
-        (run_of(np.zeros(24), [f"s{step}" for step in STEPS]), "fewer than 8 numbered steps"),
-        (run_of(np.full(24, -np.inf)), "not above 0"),
+        (run_of(np.zeros(1), range(1)), "one step only"),
+        (run_of(np.zeros(24), [f"s{step}" for step in STEPS]), "undefined at every step"),
+        (run_of(np.full(24, -np.inf)), "undefined at every step"),
     ],
 )
-def test_what_has_no_growth_says_why(run: Any, why: str) -> None:
+def test_what_cannot_be_compared_says_why(run: Any, why: str) -> None:
+    """Too few steps, none in common, none above 0."""
     found = growth(run, noisy(0, 0.1))
-    assert why in found.status
+    assert (found.quotient.verdict, found.quotient.text) == ("unknown", why)
     assert list(growth_sentences(found)) == []

@@ -461,8 +461,8 @@ def growth_of_one_run_against_another(folder: Path) -> None:
     done = run("compare", folder / "grows-plain", folder / "grows-masked", "--json")
     assert done.exit_code == 0, done.stderr
     (contrast,) = json.loads(done.stdout)["contrasts"]
-    assert contrast["growth"]["significant"]
-    assert [side["grows"] for side in contrast["growth"]["sides"]] == [True, False]
+    told = [contrast["growth"][what]["verdict"] for what in ("reference", "other", "quotient")]
+    assert told == ["grew", "steady", "fell"]
 
 
 @row(21)

@@ -17,6 +17,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.predict import Sample, at_length, at_step, batch_rejection, sample_of
 from mismatchctl.predict.sample import GRID
 from mismatchctl.predict.trend import student
+from mismatchctl.result import growth_of
 
 Floats = NDArray[np.float64]
 GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})
@@ -252,12 +253,37 @@ def test_a_trend_leads_on_with_its_interval() -> None:
 def test_without_a_trend_it_says_so() -> None:
     random = np.random.default_rng(7)
     found = [at_step("k3", list(range(30)), np.exp(random.normal(0, 0.2, 30)).tolist(), 50) for _ in range(100)]
-    assert 88 <= sum(prediction.status == "no trend" for prediction in found) <= 99
+    assert sum(prediction.status == "no trend" for prediction in found) >= 95
     constant = at_step("rejected_sequences", list(range(10)), [0.0] * 10, 5, is_fraction=True)
     assert constant.status == "no trend"
     few = at_step("k3", [1, 2, "three", None], [1.0, 2.0, 3.0, None], 5)
     assert (few.value, few.interval) == (None, None)
     assert few.status == "2 steps with a number: too few for a trend"
+
+
+@pytest.mark.parametrize("end", [12, 20])
+def test_a_change_that_is_over_stays_at_its_level(end: int) -> None:
+    """A jump, or a rise of eight steps: a line through all steps would lead far beyond the new level."""
+    random, hits, steps = np.random.default_rng(8), 0, np.arange(30)
+    height = 1.5 * np.clip((steps - 11) / (end - 11), 0, 1)
+    for _ in range(100):
+        values = 1e-4 * np.exp(height + random.normal(0, 0.2, 30))
+        found = at_step("k3", steps.tolist(), values.tolist(), 20)
+        assert found.interval is not None
+        later = 1e-4 * math.exp(1.5 + random.normal(0, 0.2))
+        over = found.status.startswith("no trend since step ")
+        hits += over and found.interval[0] <= later <= found.interval[1]
+    assert hits >= 80
+
+
+def test_the_trend_is_the_growth_that_a_story_tells() -> None:
+    """Where `growth_of` sees a change over numbered steps, so does a prediction, and only there."""
+    random = np.random.default_rng(9)
+    for slope in (0.0, 0.02, 0.05):
+        for _ in range(20):
+            values = (1e-4 * np.exp(slope * np.arange(30) + random.normal(0, 0.2, 30))).tolist()
+            told = growth_of(list(range(30)), values, [None] * 30)
+            assert told.changed == (at_step("k3", list(range(30)), values, 5).status != "no trend")
 
 
 def test_fractions_stay_fractions() -> None:

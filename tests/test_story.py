@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
+from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import numpy as np
 import pytest
 from make_result import make_result
+from rich.console import Console
 
 from mismatchctl.analyze import analyze
+from mismatchctl.compare import compare
 from mismatchctl.diagnose import diagnose
+from mismatchctl.gate import judge, rules_from_text
+from mismatchctl.render import watching
+from mismatchctl.render.document import Document
+from mismatchctl.render.pages import analyze as page
+from mismatchctl.render.pages import gate
+from mismatchctl.render.to import terminal
+from mismatchctl.render.to.html import html
+from mismatchctl.render.to.markdown import markdown
 from mismatchctl.result import Finding, Growth, Result, Value, growth_of, read_result, story_of
 from mismatchctl.result.story import Answer, standing_of, tell, tell_all
+from mismatchctl.watch import Look
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
 
@@ -203,6 +218,34 @@ def test_growth_is_one_statement_in_story_finding_and_diagnosis(moe: Result) -> 
         assert (facts["onset"].value, facts["onset"].interval) == (story.growth.onset, story.growth.onset_interval)
         assert story.growth.text in found.summary
     assert story.growth.text in story.answer("since when").text
+
+
+def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
+    """The gate, a comparison, the watch, and the terminal, Markdown and page say what the story says."""
+    growth = story_of(moe.runs["moe"]).growth
+    verdict = judge(moe, rules_from_text("k3:max=0.1"))
+    assert verdict.growth == {"moe": growth}
+    (contrast,) = compare([MOE, MOE]).contrasts
+    assert contrast.growth.reference == contrast.growth.other == growth
+    assert contrast.growth.quotient.verdict == "steady"
+    watched = Look(moe, (), frozenset(), ("moe",), None, ())
+    said = {
+        "watch": "\n".join(watching.answers(watched)),
+        **{f"gate {name}": write(gate.document(verdict)) for name, write in WRITERS.items()},
+        **{f"analyze {name}": write(page.document(moe)) for name, write in WRITERS.items()},
+    }
+    for name, text in said.items():
+        plain = " ".join(unescape(re.sub(r"<[^>]*>|\\", "", text)).split())
+        assert f"K3 {growth.text}" in plain, name
+
+
+def in_terminal(document: Document) -> str:
+    console = Console(width=4000, record=True, file=io.StringIO())
+    terminal.show(document, console)
+    return console.export_text()
+
+
+WRITERS: dict[str, Callable[[Document], str]] = {"terminal": in_terminal, "Markdown": markdown, "page": html}
 
 
 def test_older_results_get_their_story_when_read() -> None:

@@ -10,10 +10,10 @@ from pydantic import Field
 from mismatchctl import __version__
 from mismatchctl.correction import Correction
 from mismatchctl.finite import FiniteModel
-from mismatchctl.result import Breakdown, Distribution, Value
+from mismatchctl.result import Breakdown, Distribution, Growth, Value
 from mismatchctl.views import ComparisonViews
 
-FORMAT = 1
+FORMAT = 2
 """Version of this format; it grows when a key changes its meaning or goes away."""
 CONFIDENCE = 0.95
 """Of intervals; what is significant is so at one minus this."""
@@ -155,34 +155,18 @@ class PairedTokens(FiniteModel):
     most_moved: list[MovedToken]
 
 
-class Grown(FiniteModel):
-    """How a metric grows on one side: `slope` of its logarithm a step, over so many numbered steps.
+class GrowthContrast(FiniteModel):
+    """Growth over the steps of the reference and of the other side, as the story of each has it.
 
-    `onset` is the step from which on it grows, with the steps that fit nearly as well; null where it does not grow.
+    `quotient` is that of the other's K3 over the reference's, at the steps that both have: it changes where one grows
+    otherwise. `onsets_differ` says whether growth began at another step (no step lies in both 90 % intervals), null
+    where a side does not grow.
     """
 
-    slope: float
-    se: float
-    grows: bool
-    steps: int
-    onset: float | None = None
-    onset_interval: Interval | None = None
-
-
-class Growth(FiniteModel):
-    """Growth over steps of the reference and of the other side; `difference` is that of the slopes (other minus first).
-
-    `onsets_differ` says whether growth began at another step, null where a side does not grow; `status` why nothing is
-    said.
-    """
-
-    metric: str
-    sides: list[Grown] = Field(default_factory=list)
-    difference: float | None = None
-    interval: Interval | None = None
-    significant: bool = False
+    reference: Growth
+    other: Growth
+    quotient: Growth
     onsets_differ: bool | None = None
-    status: str = "ok"
 
 
 class Contrast(FiniteModel):
@@ -201,7 +185,7 @@ class Contrast(FiniteModel):
     decompositions: list[Decomposition]
     tokens: PairedTokens | None = None
     tokens_status: str = "ok"
-    growth: Growth
+    growth: GrowthContrast
 
 
 class Cell(FiniteModel):

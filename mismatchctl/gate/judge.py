@@ -38,6 +38,7 @@ from mismatchctl.gate.verdict import (
 )
 from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
+from mismatchctl.result.story import growth_of_run
 
 LEVEL = 0.05
 """The chance of any false failure that is allowed for."""
@@ -118,7 +119,8 @@ def judge(
     checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
     notes = [*said(result, baseline), *dict.fromkeys(judging.notes)]
-    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes)
+    growth = {name: growth_of_run(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
+    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes, growth=growth)
 
 
 def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:

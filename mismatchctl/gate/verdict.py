@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from mismatchctl.finite import FiniteModel
+from mismatchctl.result import Growth
 from mismatchctl.views import VerdictViews
 
 Outcome = Literal["passed", "undecided", "failed"]
@@ -96,6 +97,7 @@ class Verdict(VerdictViews, FiniteModel):
         level: the chance of any false failure that was allowed for.
         baseline: the file compared with; None without one.
         notes: what does not change the outcome but should be known: far less data than in the baseline.
+        growth: how K3 changed over the steps of each run, as its story has it; runs of one step are left out.
     """
 
     outcome: Outcome
@@ -103,6 +105,7 @@ class Verdict(VerdictViews, FiniteModel):
     baseline: str | None
     checks: list[Check]
     notes: list[str] = Field(default_factory=list)
+    growth: dict[str, Growth] = Field(default_factory=dict)
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:

@@ -8,23 +8,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatchctl.batch import Float64s
+from mismatchctl.numbers import label
 from mismatchctl.predict.prediction import LEVEL, Prediction, unknown
+from mismatchctl.result.growth import WITHIN, Ramps, blocks_of
 
 FEWEST = 8
 """Steps below which no trend is looked for."""
-SIGNIFICANT = 0.05
 _MODEL = (
-    "a straight line over steps of {scale}, its interval from its own residuals, whose autocorrelation makes them "
-    "count as fewer"
+    "the growth that the story of a run tells: a level, a straight line, a level, of {scale}; the interval is of the "
+    "lines that fit, with the scatter of the steps, which count as fewer where neighbours go together"
 )
 
 
 def at_step(
     quantity: str, steps: Sequence[object], values: Sequence[float | None], ahead: float, *, is_fraction: bool = False
 ) -> Prediction:
-    """A metric's value so many steps after the last, if its trend over steps goes on.
+    """A metric's value so many steps after the last, if its growth goes on.
 
-    Without a significant slope, the value is the mean over steps and the status says "no trend".
+    Without a change over the steps, the value is their mean and the status says "no trend"; where a change is over, it
+    is the level after it.
 
     Args:
         quantity: registry key of the metric.
@@ -48,15 +50,33 @@ def at_step(
     x, y = np.array(sorted(pairs)).T
     straight = _Scale(y, is_fraction)
     model = _MODEL.format(scale=straight.words)
-    place, slope, spread = _line(x, straight.forth(y), float(x[-1]) + ahead)
-    if abs(slope) <= 1:
-        centre = straight.forth(y)
-        place, spread = float(centre.mean()), _flat_spread(centre)
+    place, spread, status = _ahead(x, straight.forth(y), float(x[-1]) + ahead)
     low, high = (float(straight.back(np.array(place + side * spread))) for side in (-1, 1))
-    status = "ok" if abs(slope) > 1 else "no trend"
-    if ahead > x[-1] - x[0]:
-        status = f"too far: the dump spans {x[-1] - x[0]:g} steps" if status == "ok" else status
+    if ahead > x[-1] - x[0] and status == "ok":
+        status = f"too far: the dump spans {x[-1] - x[0]:g} steps"
     return Prediction(question, quantity, float(straight.back(np.array(place))), (low, high), status, model)
+
+
+def _ahead(x: Float64s, y: Float64s, where: float) -> tuple[float, float, str]:
+    """Value of a series at `where`, half the width of its interval, and what is to be known of it."""
+    ramps = Ramps.over(x, y, np.zeros_like(y))
+    best = ramps.best
+    if not best.stands_out(len(y)):
+        return float(y.mean()), _flat_spread(y), "no trend"
+    left = y - ramps.at(x)[int(ramps.squares.argmin())]
+    effective = effective_residuals(left, len(left))
+    variance = float((left**2).sum()) / (max(effective - 4, 1))
+    scale = ramps.scale * len(y) / effective
+    on, worse = ramps.end == len(ramps.height) - 1, (ramps.squares - ramps.squares.min()) / scale
+    goes_on = bool((worse <= WITHIN)[on].any())
+    likely = np.exp(-worse / 2) * (on == goes_on)
+    likely /= likely.sum()
+    values = ramps.at(np.array([where]))[:, 0]
+    value = float(likely @ values)
+    errors = scale * (1 / ramps.weight + (ramps.risen(np.array([where]))[:, 0] - ramps.rise) ** 2 / ramps.spread)
+    width = math.sqrt(variance + float(likely @ (errors + (values - value) ** 2)))
+    status = "ok" if goes_on else f"no trend since step {label(float(x[blocks_of(len(x))[best.end][-1]]))}"
+    return value, student((1 + LEVEL) / 2, max(effective - 4, 1)) * width, status
 
 
 class _Scale:
@@ -79,22 +99,6 @@ class _Scale:
         if self.is_fraction:
             return np.asarray(1 / (1 + np.exp(-values)))
         return np.asarray(np.exp(values)) if self.is_log else values
-
-
-def _line(x: Float64s, y: Float64s, where: float) -> tuple[float, float, float]:
-    """Value of the line at `where`, its slope in units of what is significant, and half the width of its interval."""
-    n, centre = len(x), x - x.mean()
-    spread_x = float((centre**2).sum())
-    slope = float((centre * y).sum()) / spread_x
-    residual = y - y.mean() - slope * centre
-    effective = effective_residuals(residual, n)
-    variance = float((residual**2).sum()) / max(effective - 2, 1)
-    error = math.sqrt(variance * n / effective / spread_x)
-    limit = student(1 - SIGNIFICANT / 2, effective - 2) * error
-    distance = where - float(x.mean())
-    width = math.sqrt(variance * (1 + 1 / effective + distance**2 * n / effective / spread_x))
-    significance = math.inf if limit == 0 and slope else slope / limit if limit else 0.0
-    return float(y.mean()) + slope * distance, significance, student((1 + LEVEL) / 2, effective - 2) * width
 
 
 def _flat_spread(y: Float64s) -> float:

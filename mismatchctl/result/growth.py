@@ -27,7 +27,7 @@ _SHORT, _SHORT_Z_LIMIT = 6, 5.0
 """Over fewer steps the scatter between steps is hardly known: a change must stand out more."""
 _BLOCKS = 48
 _MEDIAN_OF_CHI2 = 0.4549
-_WITHIN = 2.71
+WITHIN = 2.71
 """Rise of the weighted squares that bounds a 90 % interval."""
 
 Verdict = Literal["grew", "fell", "steady", "uneven", "zero", "unknown"]
@@ -56,6 +56,13 @@ class Growth(FiniteModel):
     def changed(self) -> bool:
         """Whether there is a change beyond the errors."""
         return self.factor is not None
+
+    @property
+    def z(self) -> float | None:
+        """The change of the logarithm in standard errors."""
+        if self.factor is None or self.interval is None:
+            return None
+        return math.log(self.factor) * 4 / math.log(self.interval[1] / self.interval[0])
 
     @property
     def brief(self) -> str:
@@ -91,23 +98,17 @@ def growth_of(
         return Growth(metric=metric, verdict="uneven" if positive else "zero", steps=count, value=last, text=text)
     value = np.array([values[i] for i in known], np.float64)
     relative = np.array([(errors[i] or 0.0) / (values[i] or 1.0) for i in known])
-    blocks = [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
-    height = np.array([np.log(value[part]).mean() for part in blocks])
-    error = np.array([math.sqrt(float((relative[part] ** 2).sum())) / len(part) for part in blocks])
-    names = [(labels[known[int(part[0])]], labels[known[int(part[-1])]]) for part in blocks]
-    return _told(names, height, error, value, metric)
+    ramps = Ramps.over(positions([labels[i] for i in known]), np.log(value), relative)
+    names = [(labels[known[int(part[0])]], labels[known[int(part[-1])]]) for part in blocks_of(count)]
+    return _told(names, ramps, value, metric)
 
 
-def _told(
-    names: Sequence[tuple[Label, Label]], height: NDArray[np.float64], error: NDArray[np.float64],
-    values: NDArray[np.float64], metric: str,
-) -> Growth:  # fmt: skip
-    ramp, steps = best_ramp(height, error), len(values)
-    limit = Z_LIMIT if steps >= _SHORT else _SHORT_Z_LIMIT
+def _told(names: Sequence[tuple[Label, Label]], ramps: Ramps, values: NDArray[np.float64], metric: str) -> Growth:
+    ramp, steps = ramps.best, len(values)
     factor, last = math.exp(ramp.change), float(values[-1])
-    if abs(ramp.change) < limit * ramp.error or max(factor, 1 / factor) < SMALLEST_CHANGE:
+    if not ramp.stands_out(steps):
         spread = f"between {number(values.min())} and {number(values.max())}"
-        uneven = _uneven(height, error)
+        uneven = _uneven(ramps.height, ramps.error)
         text = f"no change over {steps} steps beyond the errors ({spread})"
         if uneven:
             text = f"goes up and down over {steps} steps by more than its errors, {spread}"
@@ -133,9 +134,22 @@ def _named(value: Label) -> str | int | float:
     return label(value) if value is None else value
 
 
+def positions(labels: Sequence[Label]) -> NDArray[np.float64]:
+    """Where steps lie: at their numbers, if all have one and these ascend, else one after another."""
+    numbered = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in labels)
+    where = np.array(labels, np.float64) if numbered else np.zeros(0)
+    ascend = len(where) > 1 and bool(np.isfinite(where).all() and (np.diff(where) > 0).all())
+    return where if ascend else np.arange(len(labels), dtype=np.float64)
+
+
+def blocks_of(count: int) -> list[NDArray[np.int64]]:
+    """Steps in blocks that are looked at as one, where there are many."""
+    return [part.astype(np.int64) for part in np.array_split(np.arange(count), min(count, _BLOCKS))]
+
+
 @dataclass(frozen=True)
 class Ramp:
-    """A change that begins after `start` and is over at `end`; `starts` are the first and last that fit as well."""
+    """A change that begins after the block `start` and is over at `end`; `starts`: the first and last that fit."""
 
     start: int
     end: int
@@ -143,31 +157,85 @@ class Ramp:
     error: float
     starts: tuple[int, int]
 
+    def stands_out(self, steps: int) -> bool:
+        """Whether it is a change, of a series of so many steps."""
+        limit = Z_LIMIT if steps >= _SHORT else _SHORT_Z_LIMIT
+        return abs(self.change) >= limit * self.error and abs(self.change) >= math.log(SMALLEST_CHANGE)
 
-def best_ramp(height: NDArray[np.float64], error: NDArray[np.float64]) -> Ramp:
-    """Level, straight line, level: least weighted squares over all pairs of corners of a series [N]."""
-    variance = np.maximum(error**2 + _extra_variance(height, error), 1e-12)
-    weight, where = 1 / variance, np.arange(len(height), dtype=np.float64)
-    mean_height = (height * weight).sum() / weight.sum()
-    lowest = np.full(len(height) - 1, math.inf)
-    best, least = (0, len(height) - 1, 0.0, math.inf), math.inf
-    for start in range(len(height) - 1):
-        ends = np.arange(start + 1, len(height))
-        rise = np.clip((where[None, :] - start) / (ends - start)[:, None], 0, 1)
-        mean_rise = (rise * weight).sum(axis=1, keepdims=True) / weight.sum()
-        spread = ((rise - mean_rise) ** 2 * weight).sum(axis=1)
-        change = ((rise - mean_rise) * (height - mean_height) * weight).sum(axis=1) / spread
-        left = height - mean_height - change[:, None] * (rise - mean_rise)
-        squares = (left**2 * weight).sum(axis=1)
-        found = int(np.argmin(squares))
-        lowest[start] = squares[found]
-        if squares[found] < least:
-            least = float(squares[found])
-            best = start, int(ends[found]), float(change[found]), float(spread[found])
-    start, end, size, across = best
-    scale = max(1.0, least / max(len(height) - 4, 1))
-    near = np.flatnonzero(lowest <= least + _WITHIN * scale)
-    return Ramp(start, end, size, math.sqrt(scale / across), (int(near[0]), int(near[-1])))
+
+@dataclass(frozen=True)
+class Ramps:
+    """Every level, straight line, level [K] that a series may be, by least weighted squares.
+
+    Attributes:
+        where, height, error: the series, by blocks [N].
+        start, end: corners, as blocks [K].
+        change: from level to level [K].
+        rise: mean part of the change that the blocks have made, by weight [K].
+        spread: weighted squares of that part around its mean [K].
+        squares: weighted squares that are left [K].
+        middle, weight: weighted mean of the series, and the sum of its weights.
+    """
+
+    where: NDArray[np.float64]
+    height: NDArray[np.float64]
+    error: NDArray[np.float64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    change: NDArray[np.float64]
+    rise: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    middle: float
+    weight: float
+
+    @classmethod
+    def over(cls, where: NDArray[np.float64], height: NDArray[np.float64], error: NDArray[np.float64]) -> Ramps:
+        """Fit all of them to a series of at least two steps [S]; `error` is the standard error of each height."""
+        blocks = blocks_of(len(height))
+        error = np.array([math.sqrt(float((error[part] ** 2).sum())) / len(part) for part in blocks])
+        where, height = (np.array([series[part].mean() for part in blocks]) for series in (where, height))
+        weight = 1 / np.maximum(error**2 + _extra_variance(height, error), 1e-12)
+        total, middle = float(weight.sum()), float((height * weight).sum() / weight.sum())
+        start, end = np.triu_indices(len(height), 1)
+        risen = np.clip((where - where[start, None]) / (where[end] - where[start])[:, None], 0, 1)
+        rise = (risen * weight).sum(axis=1) / total
+        centred = risen - rise[:, None]
+        spread = (centred**2 * weight).sum(axis=1)
+        change = (centred * (height - middle) * weight).sum(axis=1) / spread
+        squares = ((height - middle - change[:, None] * centred) ** 2 * weight).sum(axis=1)
+        return cls(where, height, error, start, end, change, rise, spread, squares, middle, total)
+
+    def risen(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Parts of the change that each has made at places [K, P]; those that end with the series go on beyond it."""
+        corners = self.where[self.start, None], self.where[self.end, None]
+        part = np.maximum((where - corners[0]) / (corners[1] - corners[0]), 0)
+        goes_on = self.end[:, None] == len(self.where) - 1
+        return np.asarray(np.where(goes_on, part, np.minimum(part, 1)))
+
+    def at(self, where: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values of each at places [K, P]."""
+        return np.asarray(self.middle + self.change[:, None] * (self.risen(where) - self.rise[:, None]))
+
+    @property
+    def scale(self) -> float:
+        """By how much the errors fall short of what the best leaves."""
+        return max(1.0, float(self.squares.min()) / max(len(self.height) - 4, 1))
+
+    @property
+    def near(self) -> NDArray[np.bool_]:
+        """Which fit nearly as well as the best."""
+        return np.asarray(self.squares <= self.squares.min() + WITHIN * self.scale)
+
+    @property
+    def best(self) -> Ramp:
+        """The one that fits best."""
+        found, starts = int(np.argmin(self.squares)), self.start[self.near]
+        error = math.sqrt(self.scale / float(self.spread[found]))
+        return Ramp(
+            int(self.start[found]), int(self.end[found]), float(self.change[found]), error,
+            (int(starts.min()), int(starts.max())),
+        )  # fmt: skip
 
 
 def _extra_variance(height: NDArray[np.float64], error: NDArray[np.float64]) -> float:
@@ -180,7 +248,9 @@ def _extra_variance(height: NDArray[np.float64], error: NDArray[np.float64]) -> 
 
 
 def _uneven(height: NDArray[np.float64], error: NDArray[np.float64]) -> bool:
-    """Whether the values differ by more than their errors explain, whatever the pattern."""
+    """Whether the values differ by more than their errors explain, whatever the pattern; no, if errors are unknown."""
+    if not error.any():
+        return False
     variance = np.maximum(error**2, 1e-12)
     mean = (height / variance).sum() / (1 / variance).sum()
     freedom = len(height) - 1

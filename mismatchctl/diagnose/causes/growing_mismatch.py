@@ -11,26 +11,26 @@ from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.evidence import LAG
-from mismatchctl.diagnose.levels import among, as_normal, cells_of, series
+from mismatchctl.diagnose.levels import cells_of, series
 from mismatchctl.diagnose.measures import fact, loudest
 from mismatchctl.numbers import label
 from mismatchctl.result import Growth, growth_of
 
-_STEPS, _BEFORE, _Z, _SURE, _FACTOR = 6, 3, 5.0, 7.0, 1.25
+_STEPS, _Z, _SURE, _FACTOR = 6, 5.0, 7.0, 1.25
 
 
 def _test(case: Case) -> Diagnosis | None:
     found = series(case)
-    steps, level, error = found.steps, found.level, found.error
+    steps, scale = found.steps, np.exp(found.level)
     if len(steps) < _STEPS or found.freedom < len(steps):
         return None  # a change between steps is one beyond the scatter within them
-    z, difference = _stands_out(level, error, found.freedom)
-    if z < _Z or difference < math.log(_FACTOR):
+    own = growth_of(steps, scale.tolist(), (scale * found.error).tolist(), "abs_log_ratio")
+    z = own.z or 0.0
+    if own.verdict != "grew" or z < _Z or (own.factor or 0.0) < _FACTOR:
         return None
     growth = case.growth or _of_sample(case)
-    if growth.verdict != "grew":  # the level of |log ratio| is known better than K3
-        scale = np.exp(level)
-        growth = growth_of(steps, scale.tolist(), (scale * error).tolist(), "abs_log_ratio")
+    if growth.verdict != "grew":
+        growth = own  # the level of |log ratio| is known better than K3
     onset, ends = growth.onset, growth.onset_interval
     if growth.verdict != "grew" or not isinstance(onset, (int, float)) or ends is None:
         return None
@@ -63,24 +63,6 @@ def _test(case: Case) -> Diagnosis | None:
     )
 
 
-def _stands_out(level: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
-    """How far the levels after some step stand out from those before, in standard errors, and the difference.
-
-    Steps vary as those before the change do; what is left of z is that of the best of all splits.
-    """
-    squares, change = _splits(level, 1 / error**2)
-    best = int(np.argmin(squares))
-    good = level[: best + 1] if best >= _BEFORE - 1 else level
-    extra = max(0.0, float(np.var(good, ddof=1)) - float(np.mean(error**2)))
-    weight = 1 / (error**2 + extra)
-    squares, change = _splits(level, weight)
-    before, after = weight[: best + 1].sum(), weight[best + 1 :].sum()
-    within, between = float(np.mean(error**2)) ** 2 / freedom, extra**2 / (len(good) - 1)
-    degrees = (float(np.mean(error**2)) + extra) ** 2 / max(within + between, 1e-300)
-    t = float(change[best]) * math.sqrt(before * after / (before + after))
-    return among(as_normal(t, degrees), len(level) - 1), float(change[best])
-
-
 def _of_sample(case: Case) -> Growth:
     """How K3 changed over the steps of the sample, as it stands in the dump."""
     whole = Case.of(case.evidence, case.rows)
@@ -108,15 +90,6 @@ def _lag_by_step(case: Case, steps: list[Any]) -> Float64s | None:
     if not sums or any(count == 0 for count, _ in sums.values()):
         return None
     return np.array([total / count for count, total in sums.values()])
-
-
-def _splits(level: Float64s, weight: Float64s) -> tuple[Float64s, Float64s]:
-    """For a change after each step but the last: weighted squares that are left, and the change."""
-    w, wy = np.cumsum(weight), np.cumsum(weight * level)
-    total, sums = w[-1], wy[-1]
-    low, high = wy[:-1] / w[:-1], (sums - wy[:-1]) / (total - w[:-1])
-    left = (weight * level**2).sum() - w[:-1] * low**2 - (total - w[:-1]) * high**2
-    return left, high - low
 
 
 CAUSE = Cause(

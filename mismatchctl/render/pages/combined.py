@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.advise import Advice
-from mismatchctl.compare.model import Comparison
+from mismatchctl.compare.model import FORMAT, Comparison
 from mismatchctl.errors import DataError
 from mismatchctl.gate import Verdict
 from mismatchctl.render.document import Document, Headline, Section
@@ -47,6 +47,8 @@ def read(path: Path) -> Kept:
 def _of(data: Mapping[str, Any]) -> Kept | None:
     plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
     if "contrasts" in data:
+        if data.get("format") != FORMAT:
+            raise ValueError(f"comparison format {data.get('format')!r}, this version reads {FORMAT}")
         return Comparison.model_validate(data)
     if "checks" in data:
         return Verdict.model_validate(plain)

@@ -11,14 +11,13 @@ from mismatchctl.compare.model import (
     Comparison,
     Contrast,
     Decomposition,
-    Grown,
-    Growth,
+    GrowthContrast,
     PairedTokens,
     Part,
 )
 from mismatchctl.numbers import number
 from mismatchctl.render.text import label
-from mismatchctl.result import Value
+from mismatchctl.result import Growth, Value
 
 UNMEASURED = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")
 MAIN = (
@@ -116,29 +115,19 @@ def details(contrast: Contrast) -> list[str]:
     return [contrast.paired, *more, *growth_sentences(contrast.growth), tokens_sentence(contrast)]
 
 
-def growth_sentences(growth: Growth) -> Iterator[str]:
-    """Whether K3 grows faster on one side over the steps, and since when."""
-    if growth.difference is None or growth.interval is None:
+def growth_sentences(growth: GrowthContrast) -> Iterator[str]:
+    """Whether K3 grows otherwise than the reference's over the steps, and since when each does."""
+    if growth.quotient.verdict == "unknown":
         return
-    rates = [signed_percent(math.expm1(side.slope)) for side in growth.sides]
-    low, high = (signed_percent(math.expm1(end)) for end in growth.interval)
-    verb = "grows faster" if growth.difference > 0 else "grows more slowly"
-    words = (
-        f"over the steps it {verb}"
-        if growth.significant
-        else "its growth over the steps does not differ beyond the noise"
-    )
-    yield f"{words}: {rates[1]} a step against {rates[0]}, 95 % interval of the difference {low} to {high}"
-    first, second = growth.sides
+    yield f"K3 over the reference's, step by step: {growth.quotient.text}"
     if growth.onsets_differ is not None:
         begun = "began at another step" if growth.onsets_differ else "may have begun at the same step"
-        yield f"the growth {begun}: {_onset(second)} against {_onset(first)}"
+        yield f"the growth {begun}: {_onset(growth.other)} against {_onset(growth.reference)}"
 
 
-def _onset(side: Grown) -> str:
-    assert side.onset_interval is not None
-    low, high = (label(end) for end in side.onset_interval)
-    return f"step {label(side.onset)} ({low} to {high})"
+def _onset(side: Growth) -> str:
+    low, high = (label(end) for end in side.onset_interval or (side.onset, side.onset))
+    return f"step {label(side.onset)}" + ("" if low == high else f" ({low} to {high})")
 
 
 def carriers(contrast: Contrast) -> Iterator[str]:

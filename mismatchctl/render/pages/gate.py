@@ -174,8 +174,14 @@ def document(verdict: Verdict) -> Document:
 
 def sections(verdict: Verdict) -> Iterable[Section]:
     """What stands below the headline, also on a page that is about more than the verdict."""
-    yield Section("Notes", "gate-notes", heading=False).add(*(Note(clean(note), "alarm") for note in verdict.notes))
     several = len({check.run for check in verdict.checks}) > 1
+    grown = [
+        Note(f"{f'{clean(run)}: ' if several else ''}K3 {growth.text}")
+        for run, growth in verdict.growth.items()
+        if growth.changed
+    ]
+    notes = (Note(clean(note), "alarm") for note in verdict.notes)
+    yield Section("Notes", "gate-notes", heading=False).add(*notes, *grown)
     for place, ((run, rule), checks) in enumerate(by_rule(verdict.checks)):
         shown, hidden = chosen(checks)
         section = Section(clean(rule), f"gate-{place}", note=clean(run) if several else "").add(*map(_card, shown))
