@@ -22,6 +22,7 @@ class Kind(Enum):
     TOKENS = "integers, one per token"
     PER_TOKEN_OR_SCALAR = "numbers, one per token or one per sequence"
     EXPERTS = "lists of expert ids, one list per token"
+    PROMPT = "integers, a list of any length"
     NUMBER = "a number"
     ID = "an integer or a string"
 
@@ -69,6 +70,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
     Column("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
     Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
+    Column(
+        "prompt_token_ids",
+        Kind.PROMPT,
+        "-",
+        "the tokens before the response, without padding; `mismatchctl score` needs them",
+    ),
     Column("current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
     Column("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
     Column(

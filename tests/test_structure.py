@@ -48,6 +48,7 @@ ORDER = (
     "advise",
     "gate",
     "watch",
+    "score",
     "compare",
     "lint",
     "doctor",
@@ -60,7 +61,8 @@ ORDER = (
 
 ONLY_IN = {
     "numba": "measure/kernels/loops.py",
-    "torch": ("tensors.py", "measure/kernels/"),
+    "torch": ("tensors.py", "measure/kernels/", "score/checkpoint.py"),
+    "transformers": "score/checkpoint.py",
     "matplotlib": "render/figures",
     "jinja2": "render/",
     "rich": ("render/", "cli/"),

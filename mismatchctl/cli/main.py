@@ -25,6 +25,7 @@ from mismatchctl.cli import (
     presets,
     report,
     schema,
+    score,
     sweep,
     watch,
 )
@@ -127,6 +128,7 @@ app.command("advise")(advise.advise)
 app.command("compare")(compare.compare)
 app.command("gate")(gate.gate)
 app.command("watch")(watch.watch)
+app.command("score")(score.score)
 app.command("convert")(convert.convert)
 app.command("report")(report.report)
 app.command("schema")(schema.schema)

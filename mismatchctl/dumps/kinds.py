@@ -81,6 +81,8 @@ def _element(kind: Kind, actual: pa.DataType) -> str | None:
         return None if number else "numbers"
     if kind is Kind.NUMBER:
         return None if (number or pa.types.is_boolean(actual)) else "numbers"
+    if kind is Kind.PROMPT:
+        return None if is_list(actual) and pa.types.is_integer(plain(actual).value_type) else "lists of integers"
     if kind is Kind.EXPERTS:
         return None if is_list(actual) and pa.types.is_integer(actual.value_type) else "lists of expert ids"
     return "integers or strings" if pa.types.is_nested(actual) else None

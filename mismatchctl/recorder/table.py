@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
 EXPERTS = ("rollout_experts", "train_experts")
+PROMPT = "prompt_token_ids"
+TOKENS = ("token_ids", PROMPT)
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
@@ -36,8 +38,12 @@ def table_of(columns: dict[str, Any]) -> pa.Table:
     arrays = {}
     for name, value in cells.items():
         with _named(name):
-            per_token = _per_token(value)
-            arrays[name] = responses.lists(name, value) if per_token else _scalars(value, len(responses.widths))
+            if name == PROMPT:
+                arrays[name] = _prompts(value, len(responses.widths))
+            elif _per_token(value):
+                arrays[name] = responses.lists(name, value)
+            else:
+                arrays[name] = _scalars(value, len(responses.widths))
     fields = [
         pa.field(name, array.type, nullable=False, metadata=_original(columns[name], array.type))
         for name, array in arrays.items()
@@ -76,7 +82,7 @@ class Responses:
             experts = _experts(kept)
             inner = _list_array(pa.array(experts.reshape(-1)), np.full(len(experts), experts.shape[1]))
             return _list_array(inner, lengths)
-        empty = np.empty(0, np.int32 if name == "token_ids" else np.float32)
+        empty = np.empty(0, np.int32 if name in TOKENS else np.float32)
         return _list_array(pa.array(_stored(name, np.concatenate(kept) if kept else empty)), lengths)
 
     def _kept(self, index: int, row: Array) -> Array:
@@ -176,6 +182,17 @@ def _list_array(values: pa.Array, lengths: ArrayLike) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, values, type=pa.list_(pa.field("element", values.type, nullable=False)))
 
 
+def _prompts(rows: Cells, count: int) -> pa.Array:
+    """The list column of prompts, each of its own length."""
+    if not isinstance(rows, list):
+        raise ValueError("needs a list of B rows without padding, as in [row[row_mask] for ...]")
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} rows for {count} sequences")
+    kept = [row for row in rows if len(row)]
+    ids = _stored(PROMPT, np.concatenate(kept) if kept else np.empty(0, np.int32))
+    return _list_array(pa.array(ids), [len(row) for row in rows])
+
+
 def _experts(rows: list[Array]) -> Array:
     """Experts [N, layers * k] of the tokens of all rows."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
@@ -194,8 +211,8 @@ def _stored(name: str, values: Array) -> Array:
         if kind not in "biuf" or not np.isin(values, (0, 1)).all():
             raise ValueError("needs zeros and ones")
         return values.astype(np.bool_)
-    if kind not in ("iu" if name == "token_ids" else "biuf"):
-        wanted = "integers" if name == "token_ids" else "numbers"
+    if kind not in ("iu" if name in TOKENS else "biuf"):
+        wanted = "integers" if name in TOKENS else "numbers"
         raise ValueError(f"needs {wanted}, got {values.dtype}")
     if kind == "f" or name.endswith("_log_probs"):
         return values.astype(np.float64 if values.dtype.itemsize > 4 and kind == "f" else np.float32, copy=False)

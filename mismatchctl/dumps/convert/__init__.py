@@ -85,6 +85,9 @@ def convert(
             rows, tokens = rows + len(batch), tokens + _tokens(batch)
         if writer is None:
             raise DataError("holds no sequence", file=str(place))
+        if joined is not None and not joined.found:
+            remedy = "join a file of the same run"
+            raise DataError(f"none of its sequences is in {join}", file=str(place), remedy=remedy)
     return Converted(rows, tokens, source.missing, source.copies)
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatchctl.contract import REQUIRED
+from mismatchctl.contract import PARTIAL, REQUIRED
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.dumps.foreign.reading import read_file
 from mismatchctl.dumps.foreign.registry import candidates
-from mismatchctl.dumps.foreign.rows import NEEDED, TYPES
+from mismatchctl.dumps.foreign.rows import NEEDED, PER_TOKEN, TYPES
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
 from mismatchctl.frameworks import column_aliases
@@ -68,6 +68,7 @@ class Joined:
 
     Attributes:
         columns: column of the contract -> its name in the files.
+        found: how many sequences were there so far.
     """
 
     def __init__(self, place: Path, files: Sequence[pq.ParquetFile]) -> None:
@@ -78,6 +79,7 @@ class Joined:
         """
         self._place, self._files = place, files
         self._rows: dict[tuple[str, ...], dict[Key, tuple[int, int, int]]] = {}
+        self.found = 0
         self._group = lru_cache(_ROW_GROUPS_HELD)(self._read_group)
         aliases = column_aliases()
         shared = set.intersection(*(set(file.schema_arrow.names) for file in files))
@@ -96,26 +98,30 @@ class Joined:
         keys = tuple(name for name in KEYS if name in self.columns and name in batch.schema.names)
         if "sequence_id" not in keys:
             raise DataError("names no sequences, so nothing can be joined", file=str(path))
-        places = [self._find(keys, key, path) for key in zip(*(_texts(batch[name]) for name in keys), strict=True)]
+        added = [name for name in TYPES if name in self.columns and name not in batch.schema.names]
+        partial = all(name in (*PARTIAL, "reference_version") for name in added)
+        wanted = zip(*(_texts(batch[name]) for name in keys), strict=True)
+        places = [self._find(keys, key, path, partial) for key in wanted]
+        self.found += sum(place is not None for place in places)
         known = next(batch[name] for name in REQUIRED if name in batch.schema.names)
         if not pa.types.is_list(known.type):
             raise DataError("has one row per token, and joining is by sequence", file=str(path))
         lengths = np.diff(known.offsets.to_numpy())
-        for name in TYPES:
-            if name in self.columns and name not in batch.schema.names:
-                values = [self._group(file, group)[self.columns[name]][row].as_py() for file, group, row in places]
-                self._check(name, values, lengths, batch, path)
-                column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
-                batch = batch.append_column(column, pa.array(values, TYPES[name]))
+        for name in added:
+            values = [place and self._group(*place[:2])[self.columns[name]][place[2]].as_py() for place in places]
+            self._check(name, values, lengths, batch, path)
+            column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
+            batch = batch.append_column(column, pa.array(values, TYPES[name]))
         return batch
 
-    def _find(self, keys: tuple[str, ...], key: Key, path: Path) -> tuple[int, int, int]:
+    def _find(self, keys: tuple[str, ...], key: Key, path: Path, partial: bool) -> tuple[int, int, int] | None:
+        """File, row group and row of a sequence; None where it may lack what is joined, and is not there."""
         if keys not in self._rows:
             self._rows[keys] = self._index(keys)
         named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
-        if key not in self._rows[keys]:
+        if key not in self._rows[keys] and not partial:
             raise DataError(f"{named} is not in {self._place}", file=str(path), remedy="join a file of the same run")
-        return self._rows[keys][key]
+        return self._rows[keys].get(key)
 
     def _index(self, keys: tuple[str, ...]) -> dict[Key, tuple[int, int, int]]:
         index: dict[Key, tuple[int, int, int]] = {}
@@ -132,9 +138,11 @@ class Joined:
         return self._files[file].read_row_group(group).combine_chunks()
 
     def _check(self, name: str, values: Sequence[Any], lengths: Any, batch: pa.RecordBatch, path: Path) -> None:
-        if not pa.types.is_list(TYPES[name]):
+        if name not in PER_TOKEN:
             return
         for row, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
+            if value is None and name in PARTIAL:
+                continue
             if value is None or len(value) != length or None in value:
                 have = "none" if value is None else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"

@@ -24,8 +24,8 @@ def open_parquet(place: Path) -> Dump:
     return open_dump([str(place)], aliases=column_aliases())
 
 
-def parquet_batches(file: DumpFile) -> Iterator[pa.RecordBatch]:
-    """All columns of a file, those of the contract under their own names, and what its folder says.
+def parquet_batches(file: DumpFile, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
+    """All columns of a file, those of the contract under their own names, and what its folder says; `rows` at most.
 
     Raises:
         DataError: a part cannot be decoded, or a list of a per-token column holds nulls.
@@ -33,7 +33,7 @@ def parquet_batches(file: DumpFile) -> Iterator[pa.RecordBatch]:
     stored = file.contents.schema.names
     canonical = {actual: column for column, actual in file.columns.items()}
     everything = replace(file, columns={canonical.get(name, name): name for name in stored})
-    for table in pieces(everything, list(everything.columns), range(file.row_groups), ROWS):
+    for table in pieces(everything, list(everything.columns), range(file.row_groups), rows):
         renamed = table.rename_columns([canonical.get(name, name) for name in table.column_names])
         for name, value in file.partition.items():
             if name not in renamed.column_names:

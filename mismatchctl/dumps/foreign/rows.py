@@ -38,10 +38,13 @@ TYPES: dict[str, pa.DataType] = {
     "worker": pa.string(),
     "micro_batch": pa.string(),
     "rollout_ids": pa.string(),
+    "reference_log_probs": _lists(pa.float64()),
+    "reference_version": pa.int64(),
+    "prompt_token_ids": _lists(pa.int64()),
 }
 """Columns that a converted file may have, in their order there."""
 
-PER_TOKEN = tuple(name for name, kind in TYPES.items() if pa.types.is_list(kind))
+PER_TOKEN = tuple(name for name, kind in TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids")
 NEEDED = (*REQUIRED, "response_mask")
 """Columns that every row of a source has a value for, where its layout declares them."""
 

@@ -1,0 +1,102 @@
+"""A third column: the tokens of a dump scored once more by a local checkpoint in high precision, or written to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatchctl.batch import Float64s
+from mismatchctl.errors import ConfigError
+from mismatchctl.score.choose import Choice, chosen
+from mismatchctl.score.folder import Folder, Settings, fingerprint
+from mismatchctl.score.replay import write_replay
+from mismatchctl.score.sequences import REFERENCE, RESPONSE, Piece, open_sequences, pieces
+
+if TYPE_CHECKING:
+    from mismatchctl.score.checkpoint import Checkpoint
+
+__all__ = ["Choice", "Scored", "Settings", "fingerprint", "score", "write_replay"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a folder holds now.
+
+    Attributes:
+        sequences: with a reference.
+        tokens: of their responses.
+        kept: sequences of these that an earlier run had scored.
+        left_out: sequences without, since they were not chosen.
+    """
+
+    sequences: int
+    tokens: int
+    kept: int
+    left_out: int
+
+
+def score(
+    place: str,
+    out: Path,
+    settings: Settings,
+    load: Callable[[], Checkpoint],
+    *,
+    choice: Choice | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Scored:
+    """Write the sequences of a dump into a folder, with `reference_log_probs`; what stands there already is kept.
+
+    Each file there appears whole, so that an interrupted run is gone on with by the same call.
+
+    Args:
+        place: a dump, one row per sequence, with `prompt_token_ids` and `token_ids`.
+        out: the folder.
+        settings: what decides the numbers.
+        load: gives the checkpoint; called once, if there is something to score.
+        choice: which sequences; None: all.
+        force: score anew what stands in the folder, and what has a reference.
+        progress: is told how many sequences are done, of how many.
+
+    Raises:
+        DataError: the dump cannot be read, or its tokens cannot be scored.
+        ConfigError: the folder holds something else, or what other settings gave.
+    """
+    if Path(out).resolve().is_relative_to(Path(place).resolve()):
+        raise ConfigError(f"{out}: lies in the dump that is read; name a folder beside it")
+    files = open_sequences(place, but=() if force else (REFERENCE,))
+    wanted = chosen(files, choice)
+    total = sum(int(rows.sum()) for rows in wanted)
+    folder, checkpoint = Folder(out, settings, force=force), None
+    sequences = tokens = kept = 0
+    for file, rows in zip(files, wanted, strict=True):
+        for piece in pieces(file):
+            mine = rows[piece.first : piece.first + len(piece)]
+            done = folder.tokens(piece, mine)
+            if done is not None:
+                kept += int(mine.sum())
+            else:
+                found = []
+                for row in np.flatnonzero(mine).tolist():
+                    checkpoint = checkpoint or load()
+                    found.append(_log_probs(checkpoint, piece, row, settings.temperature))
+                    if progress is not None:
+                        progress(sequences + len(found), total)
+                done = folder.write(piece, mine, found)
+            sequences, tokens = sequences + int(mine.sum()), tokens + done
+            if progress is not None:
+                progress(sequences, total)
+    return Scored(sequences, tokens, kept, sum(file.rows for file in files) - sequences)
+
+
+def _log_probs(checkpoint: Checkpoint, piece: Piece, row: int, temperature: float) -> Float64s:
+    try:
+        return checkpoint.log_probs(*piece.tokens(row, checkpoint.vocabulary), temperature)
+    except ValueError as error:
+        raise piece.bad(RESPONSE, row, str(error), "name the checkpoint that sampled these tokens") from error

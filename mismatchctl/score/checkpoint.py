@@ -1,0 +1,112 @@
+"""A local checkpoint of transformers: the log-probs of the tokens of one sequence, by one prefill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from mismatchctl.batch import Float64s, Ints
+from mismatchctl.errors import ConfigError
+from mismatchctl.stores import first_line
+
+Dtype = Literal["float32", "float64"]
+POSITIONS = 512
+"""Places whose logits are made at once: all of a long response would be more than memory holds."""
+_INSTALL = "scoring needs transformers, which is not installed; install it with: pip install 'mismatchctl[score]'"
+
+
+class Checkpoint:
+    """A causal language model that scores one sequence at a time: no padding, and no neighbours.
+
+    Attributes:
+        vocabulary: how many token ids it knows.
+    """
+
+    def __init__(self, folder: Path, dtype: Dtype = "float32", device: str = "cpu") -> None:
+        """Load a checkpoint from a disk; nothing is fetched, and no code of the checkpoint is run.
+
+        Raises:
+            ConfigError: transformers is not installed, or cannot load it; there is no such device.
+        """
+        try:
+            import transformers
+        except ImportError as error:
+            raise ConfigError(_INSTALL) from error
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ConfigError(f"{folder}: transformers cannot load this checkpoint: {first_line(error)}") from error
+        self._device = _device(device)
+        self._model = model.to(self._device).eval()
+        self.vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
+
+    def log_probs(self, prompt: Ints, response: Ints, temperature: float) -> Float64s:
+        """Log-probs of the response's tokens after the prompt, nats [T], in float64 from the logits on.
+
+        Raises:
+            ValueError: the sequence is longer than the model's positions, or a log-prob is not finite.
+        """
+        if not len(response):
+            return np.empty(0)
+        ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
+        if self._limit is not None and ids.shape[1] > self._limit:
+            raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt, and the model takes {self._limit:,}")
+        found = []
+        with torch.inference_mode():
+            for part, logits in self._logits(ids[:, :-1], len(prompt) - 1):
+                scaled = torch.log_softmax(logits.double() / temperature, dim=-1)
+                targets = ids[0, part.start + 1 : part.stop + 1, None]
+                found.append(scaled.gather(-1, targets)[:, 0].cpu().numpy())
+        values: Float64s = np.concatenate(found)
+        if not np.isfinite(values).all():
+            place = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"the model gives no finite log-prob to token {place}")
+        return values
+
+    def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Logits at the places from `first` on, some at a time: the layers run once, the head of the model by parts."""
+        body = self._model.base_model
+        hidden = body(input_ids=ids, use_cache=False)
+        for start in range(first, ids.shape[1], POSITIONS):
+            part = slice(start, min(start + POSITIONS, ids.shape[1]))
+            with _answering(body, type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])):
+                logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
+            yield part, logits
+
+
+def _device(name: str) -> torch.device:
+    """The device of a name; auto: a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {name}: torch has no such device here: {first_line(error)}") from error
+    return device
+
+
+@contextmanager
+def _answering(body: Any, answer: Any) -> Iterator[None]:
+    """While it lasts, the layers answer with what is known, so that the model adds its own head to it."""
+    body.forward = lambda *given, **named: answer
+    try:
+        yield
+    finally:
+        del body.forward

@@ -1,0 +1,258 @@
+"""Scoring with small models made here: held to the models' own logits, alone, interrupted, in parts, and by lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+from mismatchctl.recorder import Recorder
+from mismatchctl.score import checkpoint as checkpoints
+from mismatchctl.score import sequences
+
+WORDS = 50
+SIZES = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 4}
+RNG = np.random.default_rng(3)
+PROMPTS = [RNG.integers(0, WORDS, size) for size in (1, 4, 7, 2, 5, 3)]
+RESPONSES = [RNG.integers(0, WORDS, size) for size in (9, 1, 0, 14, 6, 11)]
+MASKS = [RNG.random(len(one)) < 0.8 for one in RESPONSES]
+
+
+def _config(kind: str) -> Any:
+    import transformers
+
+    if kind == "gpt2":
+        return transformers.GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    own: dict[str, Any] = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
+    own |= {"max_position_embeddings": 64}
+    if kind == "gemma2":  # its head caps logits
+        return transformers.Gemma2Config(**own, head_dim=8, final_logit_softcapping=2.0, sliding_window=6)
+    if kind == "mixtral":
+        return transformers.MixtralConfig(**own, num_local_experts=4)
+    return transformers.LlamaConfig(**own)
+
+
+def make_model(folder: Path, kind: str = "llama") -> Any:
+    import transformers
+
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(_config(kind)).eval()
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(3.0)  # else all tokens are about as likely
+    model.save_pretrained(folder)
+    return model
+
+
+def expected(model: Any, temperature: float = 1.0) -> list[np.ndarray]:
+    """By the model's own logits of whole sequences."""
+    found = []
+    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
+        with torch.no_grad():
+            logits = model(torch.as_tensor(np.concatenate([prompt, response])[None])).logits[0].double().numpy()
+        places = np.arange(len(response)) + len(prompt) - 1
+        scaled = logits[places] / temperature
+        scaled -= scaled.max(axis=1, keepdims=True)
+        found.append((scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True)))[np.arange(len(response)), response])
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
+    folder = tmp_path_factory.mktemp("model")
+    return folder, expected(make_model(folder))
+
+
+def make_dump(folder: Path, truth: Sequence[np.ndarray], rows: Sequence[int] = range(6), **columns: Any) -> Path:
+    noise = np.random.default_rng(1)
+    rollout = [truth[row] + noise.normal(0, 0.1 * (1 + row), len(truth[row])) for row in rows]
+    given = {
+        "rollout_log_probs": [np.minimum(one, 0.0) for one in rollout],
+        "train_log_probs": [truth[row] for row in rows],
+        "response_mask": [MASKS[row] for row in rows],
+        "prompt_token_ids": [PROMPTS[row] for row in rows],
+        "token_ids": [RESPONSES[row] for row in rows],
+        "sequence_id": [f"s{row}" for row in rows],
+        **columns,
+    }
+    with Recorder(folder) as recorder:
+        recorder.write(step=1, **given)
+    return folder
+
+
+def run(*argv: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, [str(one) for one in argv])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done
+
+
+def reference(folder: Path) -> dict[str, list[float] | None]:
+    table = pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("*.parquet")))
+    return dict(zip(table["sequence_id"].to_pylist(), table["reference_log_probs"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "mixtral"])
+def test_log_probs_are_those_of_the_models_own_logits(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "POSITIONS", 4)  # several parts of each response
+    truth = expected(make_model(tmp_path / "model", kind))
+    dump = make_dump(tmp_path / "dump", truth)
+    run("score", tmp_path / "model", dump, "-o", tmp_path / "out", "-q")
+    found = reference(tmp_path / "out")
+    for row, values in enumerate(truth):
+        np.testing.assert_allclose(np.array(found[f"s{row}"]), values, rtol=0, atol=2e-5)
+
+
+def test_double_precision_and_the_temperature(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    import transformers
+
+    dump = make_dump(tmp_path / "dump", model[1])
+    argv = ("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.7, "--dtype", "float64", "-q")
+    run(*argv, "--model-version", 9)
+    precise = transformers.AutoModelForCausalLM.from_pretrained(model[0], dtype=torch.float64)
+    table = pq.read_table(next((tmp_path / "out").iterdir()))
+    assert table.schema.field("reference_log_probs").type.value_type == pa.float64()
+    assert table["reference_version"].to_pylist() == [9] * 6
+    for found, values in zip(table["reference_log_probs"].to_pylist(), expected(precise, 0.7), strict=True):
+        np.testing.assert_allclose(np.array(found), values, rtol=0, atol=1e-12)
+
+
+def test_a_rows_numbers_do_not_depend_on_its_neighbours(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    run("score", model[0], make_dump(tmp_path / "all", model[1]), "-o", tmp_path / "a", "-q")
+    run("score", model[0], make_dump(tmp_path / "one", model[1], [3]), "-o", tmp_path / "b", "-q")
+    run("score", model[0], make_dump(tmp_path / "turned", model[1], [5, 4, 3, 0]), "-o", tmp_path / "c", "-q")
+    found = [reference(tmp_path / name)["s3"] for name in "abc"]
+    assert found[0] == found[1] == found[2] and len(found[0] or ()) == 14
+
+
+def test_an_interrupted_run_is_gone_on_with(
+    tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "ROWS", 2)
+    dump, argv = make_dump(tmp_path / "dump", model[1]), ("-q", "--json")
+    run("score", model[0], dump, "-o", tmp_path / "whole", "-q")
+    own, calls = checkpoints.Checkpoint.log_probs, []
+
+    def stopping(self: Any, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return own(self, *given)
+
+    monkeypatch.setattr(checkpoints.Checkpoint, "log_probs", stopping)
+    run("score", model[0], dump, "-o", tmp_path / "out", *argv, code=130)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["00000_00000.parquet"]
+    done = json.loads(run("score", model[0], dump, "-o", tmp_path / "out", *argv).stdout)
+    assert done == {"out": str(tmp_path / "out"), "sequences": 6, "tokens": 41, "kept": 2, "left_out": 0}
+    assert len(calls) == 8  # two and a half pieces, then what was missing
+    assert reference(tmp_path / "out") == reference(tmp_path / "whole")
+
+
+def test_what_other_settings_gave_is_not_taken_for_this(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    dump = make_dump(tmp_path / "dump", model[1])
+    run("score", model[0], dump, "-o", tmp_path / "out", "-q")
+    other = ("score", model[0], dump, "-o", tmp_path / "out", "--temperature", 0.5)
+    assert "with the same settings" in run(*other, code=2).stderr
+    before = reference(tmp_path / "out")
+    run(*other, "--force", "-q")
+    assert reference(tmp_path / "out") != before
+
+
+def test_the_worst_and_a_sample(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    dump = make_dump(tmp_path / "dump", model[1])
+    table = pq.read_table(next(dump.iterdir())).to_pylist()
+    badness = {
+        row["sequence_id"]: abs(
+            sum(
+                (t - r) * m
+                for t, r, m in zip(row["train_log_probs"], row["rollout_log_probs"], row["response_mask"], strict=True)
+            )
+        )
+        for row in table
+    }
+    done = run("score", model[0], dump, "-o", tmp_path / "worst", "--worst", 2)
+    assert "4 without" in done.stderr
+    scored = {name for name, values in reference(tmp_path / "worst").items() if values is not None}
+    assert scored == set(sorted(badness, key=lambda name: -badness[name])[:2])
+    turned = make_dump(tmp_path / "turned", model[1], [4, 2, 5, 0, 3, 1])
+    for place, out in ((dump, "x"), (turned, "y")):
+        run("score", model[0], place, "-o", tmp_path / out, "--sample", 3, "-q")
+    first, second = ({k for k, v in reference(tmp_path / name).items() if v is not None} for name in "xy")
+    assert first == second and len(first) == 3
+
+
+def test_diagnose_says_whose_error_it_is(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    dump = make_dump(tmp_path / "dump", model[1])
+    run("score", model[0], dump, "-o", tmp_path / "out", "-q")
+    run("analyze", tmp_path / "out", "-o", tmp_path / "r.json", "-q")
+    metrics = json.loads((tmp_path / "r.json").read_text())["runs"]["out"]["overall"]["metrics"]
+    assert metrics["share_rollout"]["value"] == pytest.approx(1.0, abs=1e-3)
+    assert metrics["share_train"]["value"] == pytest.approx(0.0, abs=1e-3)
+
+
+def test_lines_for_others_and_their_way_back(tmp_path: Path, model: tuple[Path, list[np.ndarray]]) -> None:
+    dump = make_dump(tmp_path / "dump", model[1])
+    run("score", dump, "--replay", tmp_path / "lines.jsonl", "--worst", 2, "-q")
+    lines = [json.loads(line) for line in (tmp_path / "lines.jsonl").read_text().splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        row = int(line["sequence_id"][1:])
+        assert (line["row"], line["step"]) == (row, 1)
+        assert line["prompt_token_ids"] == PROMPTS[row].tolist() and line["token_ids"] == RESPONSES[row].tolist()
+        assert line["response_mask"] == MASKS[row].tolist()
+    answers = {
+        "sequence_id": [line["sequence_id"] for line in lines],
+        "reference_log_probs": [model[1][line["row"]].tolist() for line in lines],
+    }
+    pq.write_table(pa.table(answers), tmp_path / "answers.parquet")
+    run("convert", dump, tmp_path / "joined.parquet", "--join", tmp_path / "answers.parquet", "-q")
+    found = pq.read_table(tmp_path / "joined.parquet")["reference_log_probs"].to_pylist()
+    assert [row for row, values in enumerate(found) if values is not None] == sorted(line["row"] for line in lines)
+    pq.write_table(pa.table({**answers, "sequence_id": ["x", "y"]}), tmp_path / "answers.parquet")
+    done = run("convert", dump, tmp_path / "no.parquet", "--join", tmp_path / "answers.parquet", code=4)
+    assert "none of its sequences" in done.stderr and not (tmp_path / "no.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "code", "said"),
+    [
+        ({"prompt_token_ids": None}, 4, "prompt_token_ids: there is no such column; record the prompt's tokens"),
+        ({"prompt_token_ids": [[1], [1], [1], [], [1], [1]]}, 4, "row 3, column prompt_token_ids: is empty"),
+        ({"token_ids": [one + 45 for one in RESPONSES]}, 4, "column token_ids: has the id"),
+        ({"prompt_token_ids": [np.zeros(70, np.int64)] * 6}, 4, "and the model takes 64"),
+        ({"reference_log_probs": [np.zeros(len(one)) for one in RESPONSES]}, 4, "is there already"),
+    ],
+)
+def test_what_cannot_be_scored(
+    tmp_path: Path, model: tuple[Path, list[np.ndarray]], columns: dict[str, Any], code: int, said: str
+) -> None:
+    dump = make_dump(tmp_path / "dump", model[1], **columns)
+    done = run("score", model[0], dump, "-o", tmp_path / "out", code=code)
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_places(tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch) -> None:
+    dump, out = make_dump(tmp_path / "dump", model[1]), tmp_path / "out"
+    assert "holds no checkpoint" in run("score", dump, dump, "-o", out, code=2).stderr
+    assert "lies in the dump" in run("score", model[0], dump, "-o", dump / "more", code=2).stderr
+    assert "--replay writes" in run("score", model[0], dump, "--replay", out, code=2).stderr
+    assert "score takes" in run("score", model[0], dump, code=2).stderr
+    assert "no such device" in run("score", model[0], dump, "-o", out, "--device", "warp", code=2).stderr
+    out.mkdir()
+    (out / "mine.txt").write_text("mine")
+    assert "holds mine.txt" in run("score", model[0], dump, "-o", out, "--force", code=2).stderr
+    (out / "mine.txt").unlink()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "mismatchctl[score]" in run("score", model[0], dump, "-o", out, code=2).stderr
