@@ -183,3 +183,16 @@ def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:
     path = wide(tmp_path / "c.parquet", current_log_probs=pa.array([None] * 11 + [[-1.0] * 8], pa.list_(pa.float32())))
     code, words = run("analyze", path)
     assert code == 4 and "the list is null" in words
+
+
+def test_where_there_is_no_token_a_column_lacks_nothing(tmp_path: Path) -> None:
+    """A file of empty sequences beside others has the columns that they have."""
+    (tmp_path / "dump").mkdir()
+    full = pq.read_table(wide(tmp_path / "dump" / "a.parquet", current_log_probs=[np.full(8, -1.0)] * 12))
+    nothing = [pa.array([[]] * 2, column.type) for column in full.columns]
+    pq.write_table(pa.table(nothing, schema=full.schema), tmp_path / "dump" / "b.parquet")
+    code, words = run("analyze", tmp_path / "dump", "--json")
+    assert code == 0, words
+    assert not [warning for warning in json.loads(words)["warnings"] if "current_log_probs" in warning]
+    (found,) = json.loads(words)["runs"].values()
+    assert found["overall"]["metrics"]["drift_k3"]["status"] == "ok"

@@ -189,8 +189,9 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
             raise names.missing(footer, column, columns)
     ignored = {}
     for column in list(columns):
-        if column in BY_NAME and column not in (*required, *names.by) and footer.is_void(columns[column]):
-            del columns[column]
+        optional = column in BY_NAME and column not in (*required, *names.by)
+        if optional and footer.is_void(columns[column]) and not footer.is_void(columns[REQUIRED[0]]):
+            del columns[column]  # where there is no token, an empty list lacks nothing
             continue
         problem = _unfit(footer, column, columns[column], layout)
         if problem is None:
