@@ -7,7 +7,9 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tiny_models import RESPONSES, make_dump, make_model
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -29,6 +31,7 @@ VERBS = {
     "doctor": "doctor",
     "presets": "presets --table",
     "watch": "watch moe --until-idle 0s",
+    "score": "score tiny tokens -o scored",
 }
 
 
@@ -44,6 +47,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step in range(2):
             shutil.copy(ROOT / f"sample_data/{name}/step_{step:05d}.parquet", folder / name)
     shutil.copytree(ROOT / "tests/framework_dumps/peers/nemo_rl", folder / "nemo_rl")
+    make_model(folder / "tiny")
+    make_dump(folder / "tokens", [np.full(len(one), -1.0) for one in RESPONSES])
     (folder / "verl.yaml").write_text("rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}\n")
     done = CliRunner().invoke(app, ["analyze", str(folder / "moe"), "-o", str(folder / "result.json"), "-q"])
     assert done.exit_code == 0, done.output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tiny_models import MASKS, PROMPTS, RESPONSES, make_dump, make_model
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
-from mismatchctl.recorder import Recorder
 from mismatchctl.score import checkpoint as checkpoints
 from mismatchctl.score import sequences
-
-WORDS = 50
-SIZES = {"vocab_size": WORDS, "num_hidden_layers": 2, "num_attention_heads": 4}
-RNG = np.random.default_rng(3)
-PROMPTS = [RNG.integers(0, WORDS, size) for size in (1, 4, 7, 2, 5, 3)]
-RESPONSES = [RNG.integers(0, WORDS, size) for size in (9, 1, 0, 14, 6, 11)]
-MASKS = [RNG.random(len(one)) < 0.8 for one in RESPONSES]
-
-
-def _config(kind: str) -> Any:
-    import transformers
-
-    if kind == "gpt2":
-        return transformers.GPT2Config(vocab_size=WORDS, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    own: dict[str, Any] = {**SIZES, "hidden_size": 32, "intermediate_size": 48, "num_key_value_heads": 2}
-    own |= {"max_position_embeddings": 64}
-    if kind == "gemma2":  # its head caps logits
-        return transformers.Gemma2Config(**own, head_dim=8, final_logit_softcapping=2.0, sliding_window=6)
-    if kind == "mixtral":
-        return transformers.MixtralConfig(**own, num_local_experts=4)
-    return transformers.LlamaConfig(**own)
-
-
-def make_model(folder: Path, kind: str = "llama") -> Any:
-    import transformers
-
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(_config(kind)).eval()
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.mul_(3.0)  # else all tokens are about as likely
-    model.save_pretrained(folder)
-    return model
 
 
 def expected(model: Any, temperature: float = 1.0) -> list[np.ndarray]:
@@ -71,23 +37,6 @@ def expected(model: Any, temperature: float = 1.0) -> list[np.ndarray]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarray]]:
     folder = tmp_path_factory.mktemp("model")
     return folder, expected(make_model(folder))
-
-
-def make_dump(folder: Path, truth: Sequence[np.ndarray], rows: Sequence[int] = range(6), **columns: Any) -> Path:
-    noise = np.random.default_rng(1)
-    rollout = [truth[row] + noise.normal(0, 0.1 * (1 + row), len(truth[row])) for row in rows]
-    given = {
-        "rollout_log_probs": [np.minimum(one, 0.0) for one in rollout],
-        "train_log_probs": [truth[row] for row in rows],
-        "response_mask": [MASKS[row] for row in rows],
-        "prompt_token_ids": [PROMPTS[row] for row in rows],
-        "token_ids": [RESPONSES[row] for row in rows],
-        "sequence_id": [f"s{row}" for row in rows],
-        **columns,
-    }
-    with Recorder(folder) as recorder:
-        recorder.write(step=1, **given)
-    return folder
 
 
 def run(*argv: object, code: int = 0) -> Any:
