@@ -86,8 +86,13 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
     Column("reward", Kind.NUMBER, "reward", "the sequence's reward"),
-    Column("rollout_version", Kind.NUMBER, "updates", "weight version that sampled the sequence"),
-    Column("train_version", Kind.NUMBER, "updates", "weight version that recomputed it"),
+    Column(
+        "rollout_version",
+        Kind.PER_TOKEN_OR_SCALAR,
+        "updates",
+        "weight version that sampled the sequence, or each token",
+    ),
+    Column("train_version", Kind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
     Column("reference_version", Kind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
     Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
     Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
@@ -103,7 +108,9 @@ COLUMNS: tuple[Column, ...] = (
 )
 
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
-PARTIAL: tuple[str, ...] = ("ref_log_probs", "reference_log_probs", "rollout_experts", "train_experts")
+VERSIONS: tuple[str, ...] = ("rollout_version", "train_version")
+"""Of one per token, the sequence has the oldest."""
+PARTIAL: tuple[str, ...] = ("ref_log_probs", "reference_log_probs", "rollout_experts", "train_experts", *VERSIONS)
 """Columns that sequences may lack: what is measured on them is measured on the other sequences."""
 REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED, "sequence_id", "position")

@@ -228,6 +228,44 @@ def splits(sequences: Sequence[Sequence_], has: Set[str]) -> dict[str, Truth]:
     return found
 
 
+TAUS = ("1.05", "1.1", "1.2", "1.5", "2", "3", "5", "10")
+NEAR = Decimal("0.999"), Decimal("1.002")
+
+
+def spread(sequences: Sequence[Sequence_]) -> dict[str, Truth]:
+    """Shares of tokens by how far their ratio is from 1, the shift of logits, and trust-region bounds."""
+    every = [log_ratios(sequence, "train", "rollout") for sequence in sequences]
+    sums = []
+    for sequence, x in zip(sequences, every, strict=True):
+        own, ratios = Sums(), [v.exp() for v in x]
+        own.add("n", len(x))
+        own.add("s", bool(x))
+        own.add("near", sum(NEAR[0] <= w <= NEAR[1] for w in ratios))
+        own.add("mean near", bool(x) and NEAR[0] <= (total(x) / len(x)).exp() <= NEAR[1])
+        for tau in TAUS:
+            own.add(tau, sum(max(w, 1 / w) > Decimal(tau) for w in ratios))
+        own.add("x", *x)
+        own.add("1 - p", *(1 - v.exp() for v in log_probs(sequence, "rollout")))
+        own["#1 - p"] = Decimal(len(x))  # whoever counts tokens minus probabilities rounds relative to these
+        sums.append(own)
+    rows = cluster_rows(sequences, sums)
+    formulas: dict[str, Formula] = {f"beyond_{tau.replace('.', '_')}": mean(tau, "n") for tau in TAUS}
+    formulas |= {"parity_tokens": mean("near", "n"), "parity_sequences": mean("mean near", "s")}
+    formulas["logit_shift"] = mean("x", "1 - p")
+    found = {key: truth(formula, rows) for key, formula in formulas.items()}
+    sizes = [k3(v) for x in every for v in x]
+    largest, lengths = max(sizes, default=None), [Decimal(len(x)) for x in every if x]
+    if largest is None:
+        return found | {key: Truth(None) for key in ("k3_max", "bound_classical", "bound_marginal", "bound_mixed")}
+    number, whole = len(lengths), total(sizes) / len(lengths)
+    return found | {
+        "k3_max": Truth(largest),
+        "bound_classical": Truth(largest * total(n * (n - 1) for n in lengths) / number),
+        "bound_marginal": Truth(largest * total(n * n.sqrt() for n in lengths) / number * 4 / 3),
+        "bound_mixed": Truth(total(lengths) / number * (largest * whole).sqrt() * 2),
+    }
+
+
 def extreme(which: type[max] | type[min], values: list[Decimal]) -> Truth:  # type: ignore[valid-type]
     return Truth(which(values) if values else None)
 

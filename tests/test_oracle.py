@@ -20,7 +20,7 @@ from oracle_estimates import CONTEXT, Truth
 from random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 
 from mismatchctl.analyze import analyze
-from mismatchctl.analyze.build import GROUP_ERRORS, PAIR_ERRORS, REPEATED
+from mismatchctl.analyze.build import GROUP_ERRORS, NOT_BY_STEP, OTHER_ERRORS, REPEATED
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.kernels.kernel import Kernel
@@ -28,7 +28,7 @@ from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, ot
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
 
 Expected = list[dict[str, Truth]]
-VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
+VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-3
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
 pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
@@ -94,7 +94,7 @@ def truths(
             scored = [row for row in rows if {*pair.policies} <= row.keys()]
             own = oracle.mismatch(scored, *pair.policies)
             metrics |= {pair.key(key): truth for key, truth in own.items() if key not in oracle.COUNTS}
-    metrics |= oracle.splits(rows, has)
+    metrics |= oracle.splits(rows, has) | oracle.spread(rows)
     return [metrics, *(correction_truths(c, rows, applied[c.name]) for c in given)]
 
 
@@ -126,15 +126,16 @@ def check_overall(expected: Expected, found: Overall, given: Sequence[Correction
 
 
 def check_group(expected: Expected, found: Groups, index: int, given: Sequence[Correction], place: str) -> None:
+    absent = NOT_BY_STEP if place.startswith("step ") else REPEATED
     sections: list[Mapping[str, Series]] = [found.metrics, *(found.corrections[c.name] for c in given)]
     for name, truth_of, section, why in zip(["", *found.corrections], expected, sections, reasons(given), strict=True):
-        assert truth_of.keys() - REPEATED == section.keys() - LOSSES
+        assert truth_of.keys() - absent == section.keys() - LOSSES
         for key in section.keys() - LOSSES:
             truth = truth_of[key]
             series, where = section[key], f"{place}: {name} {key}"
-            digits = CORRECTION_DIGITS if name else VALUE_DIGITS if key in PLAIN else PAIR_DIGITS
+            digits = CORRECTION_DIGITS if name else VALUE_DIGITS if key in PLAIN else OTHER_DIGITS
             check_value(truth, series.value[index], where, digits)
-            if (name or key not in PLAIN) and key not in GROUP_ERRORS | PAIR_ERRORS:
+            if (name or key not in PLAIN) and key not in GROUP_ERRORS | OTHER_ERRORS:
                 assert series.se is None, where
             else:
                 check_se(truth, series.se and series.se[index], where, SE_DIGITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from typer.testing import CliRunner
 from mismatchctl.analyze import analyze
 from mismatchctl.cli.main import app
 from mismatchctl.measure import PAIRS
+from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.metrics import MISMATCH_METRICS, pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS
 
+EVERY = {metric.key for metric in (*MISMATCH_METRICS, *FACET_METRICS[SPREAD])}
+"""What any dump has."""
 RNG = np.random.default_rng(3)
 LENGTHS = [5, 30, 12, 0, 44, 9, 21, 17]
 
@@ -53,13 +58,13 @@ def test_each_pair_has_every_metric(tmp_path: Path) -> None:
         x = flat(found, pair.policy, every) - flat(found, pair.reference, every)
         assert metrics[pair.key("k3")].value == pytest.approx(np.mean(np.expm1(x) - x), rel=1e-9)
         assert metrics[pair.key("ratio_mean")].value == pytest.approx(np.exp(x).mean(), rel=1e-12)
-    assert len(metrics) == len(MISMATCH_METRICS) + sum(len(pair_metrics(pair)) for pair in PAIRS[1:])
+    assert len(metrics) == len(EVERY) + sum(len(pair_metrics(pair)) for pair in PAIRS[1:])
 
 
 def test_a_dump_has_the_pairs_that_its_columns_make(tmp_path: Path) -> None:
     found = columns("rollout", "train")
     metrics = analyze([dump(tmp_path / "a.parquet", found)]).runs["a"].overall.metrics
-    assert metrics.keys() == {metric.key for metric in MISMATCH_METRICS}
+    assert metrics.keys() == EVERY
 
 
 def test_sequences_that_were_not_scored_are_left_out_of_what_needs_it(tmp_path: Path) -> None:
@@ -142,3 +147,35 @@ def test_tables_and_comparisons_show_them(tmp_path: Path) -> None:
     invoke("analyze", paths[0], "--html", str(page), "--quiet")
     assert "The rollout" in page.read_text()
     assert "from reference to rollout" in page.read_text()
+
+
+def test_the_shift_of_logits_by_probability(tmp_path: Path) -> None:
+    """A temperature of its own on one side shifts likely tokens up and unlikely ones down: to each bin its sign."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 2.5, (4000, 16))
+    rollout, train = (
+        (z := logits * slope) - np.log(np.exp(z).sum(axis=1, keepdims=True)) for slope in (1.0, 1.1)
+    )  # fmt: skip
+    tokens = np.array([rng.choice(16, p=np.exp(row)) for row in rollout])
+    q, p = (values[np.arange(4000), tokens] for values in (rollout, train))
+    cut = np.arange(0, 4001, 50)
+    rows = {
+        f"{name}_log_probs": [values[a:b].tolist() for a, b in itertools.pairwise(cut)]
+        for name, values in (("rollout", q), ("train", p))
+    }
+    run = analyze([dump(tmp_path / "a.parquet", rows)]).runs["a"]
+    assert run.overall.metrics["logit_shift"].value == pytest.approx((p - q).sum() / (1 - np.exp(q)).sum(), rel=1e-9)
+    found = run.breakdowns["surprisal"]
+    assert found.logit_shift is not None and found.logit_shift_se is not None
+    signs = []
+    for low, high, shift, se in zip(found.low, found.high, found.logit_shift, found.logit_shift_se, strict=True):
+        inside = (-q >= low) & (-q < (high or np.inf))
+        assert shift == pytest.approx((p - q)[inside].sum() / (1 - np.exp(q[inside])).sum(), rel=1e-6)
+        if se is not None and abs(shift) > 4 * se:
+            signs.append(np.sign(shift))
+    assert signs[0] == 1 and signs[-1] == -1
+    assert run.breakdowns["position"].logit_shift is None
+    invoke("analyze", str(tmp_path / "a.parquet"), "--html", str(tmp_path / "page.html"), "--quiet")
+    assert (tmp_path / "page.html").read_text().count(
+        "shift of the sampled logit"
+    ) >= 3  # two bins' tables, and its own

@@ -21,9 +21,11 @@ from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.close import Closed
 from mismatchctl.measure.columns import CLUSTERS, MISMATCH
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
+from mismatchctl.measure.facets import SPREAD
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, SUMMED
 from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.metrics import Estimate, Estimates, Row, pair_metrics
+from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.pairs import PAIRS
 from mismatchctl.measure.reduce import Value as Label
 from mismatchctl.measure.table import Axis, Of
@@ -46,15 +48,15 @@ from mismatchctl.result import (
     WorstToken,
 )
 
-VALUE_DIGITS, PAIR_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
-"""Significant digits of series over groups: metrics of the mismatch, of other pairs, of corrections, errors. A thousand
+VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
+"""Significant digits of series over groups: metrics of the mismatch, of OTHERS, of corrections, errors. A thousand
 steps stay small."""
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 """Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
-PAIR_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
-"""The same of other pairs than the mismatch."""
+OTHER_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
+"""The same of OTHERS."""
 REPEATED = frozenset(
     pair.key(key)
     for pair in PAIRS[1:]
@@ -65,8 +67,15 @@ REPEATED = frozenset(
     )
 )
 """Metrics of other pairs kept overall only: step by step they repeat others, or need more tokens than a step has."""
-OF_PAIRS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair))
-"""Metrics of other pairs than the mismatch."""
+_SPREAD = frozenset(metric.key for metric in FACET_METRICS[SPREAD])
+NOT_BY_STEP = (
+    REPEATED
+    | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
+    | _SPREAD - {"beyond_2", "parity_tokens", "logit_shift"}
+)
+"""Those, and more that steps go without, of which there may be a thousand."""
+OTHERS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD
+"""Metrics of other pairs than the mismatch, and of the spread of ratios."""
 MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")
 """Columns whose storage types are kept: they decide what can be compared."""
 COARSER = 8
@@ -122,7 +131,7 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
         rows = Row.joined([evaluate(Closed.one(cell, by_prompt=plan.by_prompt)) for cell in cells.values()])
         by[column] = _groups(list(cells), rows, names)
         by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
-    steps = _groups(totals.steps, Row.joined(totals.groups), names)
+    steps = _groups(totals.steps, Row.joined(totals.groups), names, NOT_BY_STEP)
     return RunResult(
         overall=overall,
         groups=steps,
@@ -145,16 +154,16 @@ def _values(estimates: Estimates) -> dict[str, Value]:
     return values
 
 
-def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
-    """Estimates of the cells of these labels, in the labels' natural order."""
+def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str], without: frozenset[str] = REPEATED) -> Groups:
+    """Estimates of the cells of these labels, in the labels' natural order, but for some metrics of OTHERS."""
     order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
-    metrics = {key: estimate for key, estimate in rows.metrics.items() if key not in OF_PAIRS}
+    metrics = {key: estimate for key, estimate in rows.metrics.items() if key not in OTHERS}
     others = {
-        key: replace(estimate, interval=None) for key, estimate in rows.metrics.items() if key in OF_PAIRS - REPEATED
+        key: replace(estimate, interval=None) for key, estimate in rows.metrics.items() if key in OTHERS - without
     }
     return Groups(
         labels=[labels[cell] for cell in order],
-        metrics=_all_series(metrics, order, VALUE_DIGITS) | _all_series(others, order, PAIR_DIGITS, PAIR_ERRORS),
+        metrics=_all_series(metrics, order, VALUE_DIGITS) | _all_series(others, order, OTHER_DIGITS, OTHER_ERRORS),
         corrections={
             name: _all_series(estimates, order, CORRECTION_DIGITS, GROUP_ERRORS)
             for name, estimates in zip(names, rows.corrections, strict=True)
@@ -229,14 +238,16 @@ def _breakdown(name: str, sums: Float64s) -> Breakdown:
     edges = BREAKDOWNS[name].edges()
     filled = np.flatnonzero(sums[:, :, 0].sum(axis=0))
     tokens = sums[:, filled, 0].T
-    total = tokens.sum(axis=1)
+    occupied = (tokens > 0).sum(axis=1)
     columns: dict[str, list[float | None]] = {}
-    for key, column in (("abs_diff", 1), ("k3", 2)):
-        values = sums[:, filled, column].T
+    for key, column, over in (("abs_diff", 1, 0), ("k3", 2, 0), ("logit_shift", SUMMED, SUMMED + 1)):
+        if over >= sums.shape[2]:
+            continue
+        values, weights = sums[:, filled, column].T, sums[:, filled, over].T
+        total = weights.sum(axis=1)
         with np.errstate(all="ignore"):
             mean = values.sum(axis=1) / total
-            occupied = (tokens > 0).sum(axis=1)
-            scatter = ((values - mean[:, None] * tokens) ** 2).sum(axis=1)
+            scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
             error = np.sqrt(scatter * occupied / (occupied - 1)) / total
         columns[key], columns[f"{key}_se"] = _finite_or_none(mean), _finite_or_none(error)
     highs = edges[filled + 1]
@@ -244,7 +255,7 @@ def _breakdown(name: str, sums: Float64s) -> Breakdown:
         quantity=name,
         low=edges[filled].tolist(),
         high=_finite_or_none(highs),
-        tokens=total.astype(np.int64).tolist(),
+        tokens=tokens.sum(axis=1).astype(np.int64).tolist(),
         **columns,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from mismatchctl.analyze.micro_batches import MicroBatches
 from mismatchctl.batch import TokenBatch
-from mismatchctl.contract import BY_NAME
+from mismatchctl.contract import BY_NAME, VERSIONS
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Part, shards_of
@@ -18,7 +18,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.reduce import Value
 
-WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run")
+WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run", *VERSIONS)
 """Optional columns that the pass makes use of."""
 MayGrow = Callable[[str, Value], bool]
 """Whether more of (run, step) may come."""

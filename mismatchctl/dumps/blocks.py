@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments, TokenBatch
-from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REQUIRED
+from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REQUIRED, VERSIONS
 from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.kinds import is_list
@@ -229,7 +229,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
             segments = Segments(np.concatenate([[0], np.cumsum(segments.lengths[keep])]).astype(np.int64))
             rows, chosen = rows[keep], pa.array(keep)
             values = {column: array.filter(chosen) for column, array in values.items()}
-    columns = _columns(file, values, len(rows))
+    columns = with_versions(_columns(file, values, len(rows)), picked, segments)
     if ADVANTAGES in columns:
         picked[ADVANTAGES] = segments.spread(columns.pop(ADVANTAGES))
     return TokenBatch(
@@ -249,6 +249,17 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
 def column_values(block: Block) -> dict[str, NDArray[Any]]:
     """The per-sequence columns of all rows of a block, sound or not."""
     return _columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
+
+
+def with_versions(
+    columns: dict[str, NDArray[Any]], tokens: Mapping[str, NDArray[Any]], segments: Segments
+) -> dict[str, NDArray[Any]]:
+    """The columns with the oldest version of each sequence, where every token has its own [T]."""
+    for column in VERSIONS:
+        if column in tokens:
+            oldest = segments.min(np.where(np.isfinite(tokens[column]), tokens[column], np.inf))
+            columns[column] = np.where(np.isfinite(oldest), oldest, np.nan)
+    return columns
 
 
 def _columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dict[str, NDArray[Any]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from mismatchctl.batch import TokenBatch
-from mismatchctl.contract import BY_NAME, REQUIRED, Kind
+from mismatchctl.contract import BY_NAME, PARTIAL, REQUIRED, Kind
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, Block, assemble
 from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warnings
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
@@ -175,7 +175,8 @@ class Dump:
 
     def _blocks(self, unit: Unit) -> Iterator[Block]:
         columns = _projection(unit.file, self._columns)
-        watched = [column for column in self._watched if column in unit.file.columns]
+        also = [column for column in PARTIAL if column in self._columns and column not in columns]
+        watched = [column for column in (*self._watched, *also) if column in unit.file.columns]
         if unit.file.layout == "wide":
             return read_wide(unit, columns, watched)
         return read_long(unit, columns, self._plan.broken.get(unit.file.index, {}), watched)

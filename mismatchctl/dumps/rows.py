@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Ints, Segments
-from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token
+from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token, with_versions
 
 PIECE_TOKENS = 1 << 17
 """Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
@@ -60,7 +60,7 @@ class Rows:
             mask=np.ones(length, np.bool_) if mask is None else mask == 1,
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=tokens,
-            columns=column_values(block),
+            columns=with_versions(column_values(block), tokens, segments),
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
         )

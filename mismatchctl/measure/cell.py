@@ -159,7 +159,9 @@ class RunCollector:
         self._tokens = self._tokens + _worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _worst_sequences(columns, batch, self._sequences.threshold)
         where = buckets, BREAKDOWNS["length"].of(batch.segments.lengths)
-        values = np.stack([columns["tokens"], columns["abs"], columns["k3"]], axis=1)
+        uncertain = columns["tokens"] - columns["reference_prob"]
+        summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
+        values = np.stack(summed, axis=1)
         np.add.at(self.tables.breakdowns["length"], where, values)
 
     def sums(self) -> RunSums:

@@ -1,4 +1,4 @@
-"""Columns that add of what only some dumps hold: a reference policy, the experts of both sides, weight versions.
+"""Columns that add beside those of pairs: how ratios spread; versions, reference policy, experts where there are.
 
 Each function takes one block, the Ratios of its mismatch and the kernel, and gives one value per sequence and column,
 [S] each; a sequence that lacks what is measured counts in none of them.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Float64s, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.ratios import Ratios, k3_of
@@ -36,6 +36,47 @@ class Facet:
     needs: frozenset[str]
     names: tuple[str, ...]
     columns: Callable[[TokenBatch, Ratios, Kernel], Columns]
+
+
+BAND = (0.999, 1.002)
+"""Ratios that a recipe of parity takes for 1."""
+TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""Factors that a ratio may be away from 1, in F(tau)."""
+BEYOND = tuple(f"beyond@{tau:g}" for tau in TAUS)
+SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND)
+
+
+def spread_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+    """Tokens and sequences whose ratio is nearly 1, tokens whose ratio is far from it, lengths to the power of 1.5."""
+    lengths = block.segments.lengths.astype(np.float64)
+    low, high = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
+    mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
+    near = (mean >= low[0]) & (mean <= high[0]) & (lengths > 0)
+    outside, *beyond = kernel.outside(ratios, low, high)
+    return dict(zip(SPREAD_NAMES, (lengths - outside, near.astype(np.float64), lengths**1.5, *beyond), strict=True))
+
+
+VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
+
+
+def version_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+    """Updates that tokens are behind, tokens whose are known and above 0; sequences of several versions, and of any."""
+    segments = Segments(block.segments.offsets)  # versions stay on the host
+    unknown = np.full(len(block), np.nan)
+
+    def of_tokens(column: str) -> Float64s:
+        if column in block.others:
+            return block.others[column].astype(np.float64)
+        of_sequences = block.columns.get(column, unknown)
+        return segments.spread(unknown if of_sequences.dtype == object else of_sequences).astype(np.float64)
+
+    versions = of_tokens("rollout_version")
+    behind, told = of_tokens("train_version") - versions, np.isfinite(versions)
+    aged = np.isfinite(behind)
+    newest, oldest = segments.max(np.where(told, versions, -np.inf)), segments.min(np.where(told, versions, np.inf))
+    sums = [segments.sum(values) for values in (np.where(aged, behind, 0.0), aged, aged & (behind > 0))]
+    flags = [values.astype(np.float64) for values in (newest > oldest, newest >= oldest)]
+    return dict(zip(VERSION_NAMES, (*sums, *flags), strict=True))
 
 
 KL_NAMES = (
@@ -114,8 +155,10 @@ def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[B
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 
-KL, ROUTING = "kl", "routing"
+SPREAD, VERSIONS, KL, ROUTING = "spread", "versions", "kl", "routing"
 FACETS = (
+    Facet(SPREAD, frozenset(), SPREAD_NAMES, spread_columns),
+    Facet(VERSIONS, frozenset({"rollout_version"}), VERSION_NAMES, version_columns),
     Facet(KL, frozenset({"ref_log_probs"}), KL_NAMES, kl_columns),
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
 )

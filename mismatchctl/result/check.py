@@ -93,7 +93,8 @@ def _distribution(found: Distribution) -> Iterator[str]:
 
 def _breakdown(found: Breakdown, place: str) -> Iterator[str]:
     columns = (found.low, found.high, found.tokens, found.k3, found.k3_se, found.abs_diff, found.abs_diff_se)
-    yield from _equal_lengths(place, *columns)
+    shift = (each for each in (found.logit_shift, found.logit_shift_se) if each is not None)
+    yield from _equal_lengths(place, *columns, *shift)
     yield from _counts(found.tokens, f"{place}.tokens")
 
 

@@ -102,7 +102,10 @@ class Distribution(FiniteModel):
 
 
 class Breakdown(FiniteModel):
-    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (`high` null: open), with standard errors."""
+    """Mean K3 and mean |log ratio| by bin `low` <= quantity < `high` (`high` null: open), with standard errors.
+
+    By probability and by length also `logit_shift`: sum of the log ratio over the sum of 1 - p, p the rollout's.
+    """
 
     quantity: str
     low: list[float]
@@ -112,6 +115,8 @@ class Breakdown(FiniteModel):
     k3_se: list[float | None]
     abs_diff: list[float | None]
     abs_diff_se: list[float | None]
+    logit_shift: list[float | None] | None = None
+    logit_shift_se: list[float | None] | None = None
 
 
 class Joint(FiniteModel):

@@ -133,6 +133,19 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
 
 
+def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
+    """As the interface says."""
+    from mismatchctl.measure.kernels.loops import AT_ONCE, count_outside
+
+    wide = np.full(-len(low) % AT_ONCE, np.inf)
+    low, high = np.append(low, -wide), np.append(high, wide)
+    found = np.zeros((len(ratios.segments), len(low)))
+    count_outside(*ratios.given, ratios.segments.offsets, ratios.lowest, ratios.highest, low, high, found)
+    return found[:, : len(low) - len(wide)].T
+
+
 _NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(0)
-COMPILED = Kernel(CompiledRatios, reduce_tokens, beyond, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20))
+COMPILED = Kernel(
+    CompiledRatios, reduce_tokens, beyond, outside, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20)
+)

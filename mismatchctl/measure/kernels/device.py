@@ -23,7 +23,7 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import whole_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, Places, RunTables
-from mismatchctl.measure.kernels.plain import token_sums
+from mismatchctl.measure.kernels.plain import outside, token_sums
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST
 from mismatchctl.ratios import Ratios
@@ -42,7 +42,7 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, whole_columns, blocks, title)
+    return Kernel(Ratios, reduce_tokens, beyond, outside, whole_columns, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:
@@ -148,10 +148,11 @@ def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor) -> None:
 
 def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:
     surprisal = tensor_of(-ratios.reference).clamp(min=0.0)
+    summed = [ratios.absolute, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob]
     for name, values in (("position", places + 1), ("surprisal", surprisal)):
         kind, table = BREAKDOWNS[name], tables.breakdowns[name]
         where = bucket * kind.count + _octave_bin(kind, values)
-        counts, sums = _by_bin(where, BUCKETS * kind.count, [ratios.absolute, ratios.k3])
+        counts, sums = _by_bin(where, BUCKETS * kind.count, summed[: table.shape[-1] - 1])
         table += to_host(torch.stack([counts.to(torch.float64), *sums], dim=1)).reshape(table.shape)
     across, up = (
         (tensor_of(prob) * JOINT).to(torch.int64).clamp(max=JOINT - 1)

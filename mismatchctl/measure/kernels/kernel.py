@@ -22,6 +22,9 @@ JOINT = 128
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
 """Quantities that K3 is broken down by, with their bins."""
 
+SUMMED, SHIFTED = 3, ("surprisal", "length")
+"""Sums that each of these has, and those that have two more."""
+
 
 class PairTables:
     """Sums over tokens of a pair of policies, by row (as each sequence is given one) and signed bin of the log ratio.
@@ -43,12 +46,15 @@ class RunTables:
     """Counts over tokens of the mismatch, added to in place.
 
     Attributes:
-        breakdowns: by quantity, [BUCKETS, bins, 3]: tokens, |log ratio| and K3.
+        breakdowns: by quantity, [BUCKETS, bins, SUMMED]: tokens, |log ratio| and K3; of SHIFTED ones also the log
+            ratio and 1 minus the rollout's probability.
         joint: tokens by rollout and train probability, in JOINT equal steps each [JOINT, JOINT].
     """
 
     breakdowns: dict[str, Float64s] = field(
-        default_factory=lambda: {name: np.zeros((BUCKETS, kind.count, 3)) for name, kind in BREAKDOWNS.items()}
+        default_factory=lambda: {
+            name: np.zeros((BUCKETS, kind.count, SUMMED + 2 * (name in SHIFTED))) for name, kind in BREAKDOWNS.items()
+        }
     )
     joint: NDArray[np.int64] = field(default_factory=lambda: np.zeros((JOINT, JOINT), np.int64))
 
@@ -103,6 +109,16 @@ class Beyond(Protocol):
         """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
 
 
+class Outside(Protocol):
+    """The count of tokens outside intervals."""
+
+    def __call__(self, ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
+        """Tokens of each sequence whose log ratio is below `low` or above `high` [N]: [N, S].
+
+        Each of these intervals lies within the next one.
+        """
+
+
 class Correct(Protocol):
     """What a correction does to each sequence."""
 
@@ -127,6 +143,7 @@ class Kernel:
         ratios: makes Ratios from policy and reference log-probs [T] and their segments.
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
+        outside: the count of tokens outside intervals.
         correct: what a correction does.
         blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
             sequence, block).
@@ -136,6 +153,7 @@ class Kernel:
     ratios: Callable[[Floats, Floats, Segments], Ratios]
     reduce: Reduce
     beyond: Beyond
+    outside: Outside
     correct: Correct
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -226,7 +226,7 @@ def _bin(value: float, kind: _Bins) -> int:
 
 
 @_compiled
-def _tally_surprisal(reference: Any, x: Any, k3: Any, lanes: Any, where: Any) -> None:
+def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes: Any, where: Any) -> None:
     for j in range(len(x)):
         where[j] = _bin(max(-float64(reference[j]), 0.0), _SURPRISAL)
     for j in range(len(x)):
@@ -234,6 +234,8 @@ def _tally_surprisal(reference: Any, x: Any, k3: Any, lanes: Any, where: Any) ->
         row[0] += 1.0
         row[1] += abs(x[j])
         row[2] += k3[j]
+        row[3] += x[j]
+        row[4] += 1.0 - reference_prob[j]
 
 
 _BIN_OF_SURPRISAL, _CAPS = BIN_OF_SURPRISAL, len(CAPS)
@@ -327,7 +329,7 @@ def reduce_sequences(
             if len(counts):
                 _tally_ratios(own, k3_own, counts[row], k3_by_bin[row], where)
             if len(joint):
-                _tally_surprisal(q, own, k3_own, lanes, where)
+                _tally_surprisal(q, own, k3_own, q_own, lanes, where)
                 if len(layers):
                     _tally_layers(k3_own, where, layers[clusters[i]])
                 _tally_joint(p_own, q_own, joint, where)
@@ -368,6 +370,41 @@ def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float
                         found[count] = j
                         count += 1
     return count
+
+
+AT_ONCE = 3
+"""Intervals that tokens are held against in one look at them."""
+
+
+@_compiled_sums
+def _add_outside(policy: Any, reference: Any, low: Any, high: Any, found: Any) -> None:
+    low_a, low_b, low_c = low[0], low[1], low[2]
+    high_a, high_b, high_c = high[0], high[1], high[2]
+    a = b = c = 0.0  # numbers of their own type would keep this from becoming vector code
+    for j in range(len(policy)):
+        x = float64(policy[j]) - float64(reference[j])
+        a += 1.0 if (x < low_a) | (x > high_a) else 0.0
+        b += 1.0 if (x < low_b) | (x > high_b) else 0.0
+        c += 1.0 if (x < low_c) | (x > high_c) else 0.0
+    found[0] += a
+    found[1] += b
+    found[2] += c
+
+
+@_compiled
+def count_outside(
+    policy: Any, reference: Any, offsets: Any, lowest: Any, highest: Any, low: Any, high: Any, found: Any
+) -> None:
+    """Add to `found` [S, N] the tokens of each sequence outside each interval, AT_ONCE of them and narrow ones first.
+
+    Intervals that hold the extremes of a sequence cost nothing.
+    """
+    for i in range(len(offsets) - 1):
+        own, other = policy[offsets[i] : offsets[i + 1]], reference[offsets[i] : offsets[i + 1]]
+        for first in range(0, len(low), AT_ONCE):
+            if lowest[i] < low[first] or highest[i] > high[first]:
+                few = slice(first, first + AT_ONCE)
+                _add_outside(own, other, low[few], high[few], found[i, few])
 
 
 @_compiled_sums

@@ -84,10 +84,12 @@ def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets
     spread = ratios.segments.spread(buckets)
     places = ratios.segments.places if position is None else position
     quantities = {"position": places + 1, "surprisal": np.maximum(-ratios.reference, 0.0)}
+    summed = (None, ratios.absolute, ratios.k3, ratios.log_ratio, 1.0 - ratios.reference_prob)
     for name, values in quantities.items():
-        table, kind = tables.breakdowns[name].reshape(-1, 3), BREAKDOWNS[name]
+        kind, columns = BREAKDOWNS[name], tables.breakdowns[name].shape[-1]
+        table = tables.breakdowns[name].reshape(-1, columns)
         where = spread * kind.count + kind.of(values)
-        for index, column in enumerate((None, ratios.absolute, ratios.k3)):
+        for index, column in enumerate(summed[:columns]):
             table[:, index] += np.bincount(where, weights=column, minlength=len(table))
     across, up = (
         np.minimum((prob * JOINT).astype(np.int64), JOINT - 1) for prob in (ratios.reference_prob, ratios.policy_prob)
@@ -102,4 +104,12 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     return tokens[(x <= low) | (x >= high)]
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, correction_columns, TokenBatch.blocks)
+def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
+    """As the interface says: of intervals that no token of a block leaves, nothing is looked at."""
+    found, x = np.zeros((len(low), len(ratios.segments))), ratios.log_ratio
+    for index in np.flatnonzero((ratios.extent[0] < low) | (ratios.extent[1] > high)).tolist():
+        found[index] = ratios.segments.sum((x < low[index]) | (x > high[index]))
+    return found
+
+
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, correction_columns, TokenBatch.blocks)

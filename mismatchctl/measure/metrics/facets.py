@@ -1,15 +1,18 @@
-"""The registry, third part: metrics of what only some dumps hold."""
+"""The registry, third part: metrics of facets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
 from mismatchctl.losses import KL_KINDS
-from mismatchctl.measure.facets import KL, ROUTING, WIDTHS
+from mismatchctl.measure.facets import BAND, BEYOND, KL, ROUTING, SPREAD, TAUS, VERSIONS, WIDTHS
 from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
-from mismatchctl.measure.metrics.metric import Metric, Number, Totals
+from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
+from mismatchctl.measure.metrics.mismatch import per_sequence, per_token
+from mismatchctl.ratios import k3_of
 
 _ESTIMATES = {
     "k1": "x",
@@ -96,7 +99,92 @@ _ROUTING = (
     ),
 )  # fmt: skip
 
-FACET_METRICS: dict[str, tuple[Metric, ...]] = {KL: _KL, ROUTING: _ROUTING}
+
+def _largest_k3(maxima: Mapping[str, Any]) -> Any:
+    """Of one token: K3 grows with the distance of the log ratio from 0, on either side."""
+    return k3_of(np.array([maxima["log_ratio"], -maxima["-log_ratio"]])).max(axis=0)
+
+
+def _bound(of_lengths: Callable[[Totals, float], Number]) -> Callable[[Totals, Tails], float]:
+    return lambda t, tails: float(of_lengths(t, float(_largest_k3(tails.maxima))) / t["sequences"])
+
+
+_LI = "Li et al. 2025, Trust Region Masking for Long-Horizon LLM Reinforcement Learning"
+_BOUND = "mean over sequences of {}; T its tokens, D the largest K3 of a token, in place of the largest KL of a token"
+_SPREAD = (
+    *(
+        Metric(
+            f"beyond_{tau:g}".replace(".", "_"), f"F({tau:g}), ratios more than {tau:g} times off", "fraction",
+            f"share of tokens with max(exp(x), exp(-x)) > {tau:g}",
+            f"What a bound at {tau:g} and its inverse would touch.", "mismatchctl", NO_TOKEN, per_token(column),
+        )
+        for tau, column in zip(TAUS, BEYOND, strict=True)
+    ),
+    Metric(
+        "parity_tokens", "tokens at parity", "fraction", f"share of tokens with exp(x) in [{BAND[0]}, {BAND[1]}]",
+        "Near 1 where both sides compute alike: the band of recipes of parity.", "parity recipes (MLPerf band)",
+        NO_TOKEN, per_token("in_band"), better="high",
+    ),
+    Metric(
+        "parity_sequences", "sequences at parity", "fraction",
+        f"share of sequences with exp(mean of x) in [{BAND[0]}, {BAND[1]}]",
+        "Over a sequence noise averages out, a bias does not.", "parity recipes (MLPerf band)",
+        NO_TOKEN, per_sequence("means_in_band"), better="high",
+    ),
+    Metric(
+        "logit_shift", "shift of the sampled logit", "nats",
+        "sum of x / sum of 1 - p, p the rollout's probability: the mean of x / (1 - p) with weights 1 - p",
+        "What the trainer's logit of the sampled token has more than the rollout's, to first order: near 0 for noise. "
+        "By probability it says which tokens are shifted, and which way.", "d log p = (1 - p) d logit",
+        "every token is certain", lambda t: t["log_ratio"] / (t["tokens"] - t["reference_prob"]), better="",
+    ),
+    Metric(
+        "k3_max", "largest K3 of a token", "nats", "max of exp(x) - 1 - x over tokens",
+        "The largest divergence that a sampled token shows.", undefined=NO_TOKEN, extreme=_largest_k3,
+    ),
+    Metric(
+        "bound_classical", "trust-region bound, of T^2", "-", _BOUND.format("T (T - 1) D"),
+        "How far the surrogate may be from the true objective, for a reward of at most 1: above 1 it promises nothing.",
+        _LI, NO_TOKEN, tail=_bound(lambda t, largest: largest * (t["squared_length"] - t["tokens"])),
+    ),
+    Metric(
+        "bound_marginal", "trust-region bound, of T^1.5", "-", _BOUND.format("4/3 T^1.5 D"),
+        "The same, by Pinsker's inequality on what a position is reached with.",
+        _LI, NO_TOKEN, tail=_bound(lambda t, largest: largest * t["length^1.5"] * 4 / 3),
+    ),
+    Metric(
+        "bound_mixed", "trust-region bound, of T", "-",
+        _BOUND.format("2 T sqrt(D S)") + ", S the mean over sequences of their sum of K3",
+        "The same, with what whole sequences diverge by: the tightest of the three where that is little.",
+        _LI, NO_TOKEN, tail=_bound(lambda t, largest: 2 * t["tokens"] * np.sqrt(largest * t["k3"] / t["sequences"])),
+    ),
+)  # fmt: skip
+
+_NO_VERSIONS = "no token has both versions"
+_VERSIONS = (
+    Metric(
+        "staleness", "staleness", "updates", "mean over tokens of train_version minus rollout_version",
+        "How many updates old the tokens are, each token counted once: a long response weighs what it trains.",
+        "asynchronous trainers, which log it by sequence or group", _NO_VERSIONS, lambda t: t["behind"] / t["aged"],
+    ),
+    Metric(
+        "stale_tokens", "stale tokens", "fraction", "share of tokens with a rollout_version below train_version",
+        "How much was sampled with older weights.", "mismatchctl", _NO_VERSIONS, lambda t: t["stale"] / t["aged"],
+    ),
+    Metric(
+        "mixed_versions", "responses that mix versions", "fraction",
+        "share of sequences whose tokens have more than one rollout_version, of those with any",
+        "Responses that went on over an update of the weights: 0 where each is finished with what began it.",
+        "mismatchctl", "no sequence has a rollout_version", lambda t: t["mixed"] / t["versioned"],
+    ),
+)  # fmt: skip
+
+FACET_METRICS: dict[str, tuple[Metric, ...]] = {SPREAD: _SPREAD, VERSIONS: _VERSIONS, KL: _KL, ROUTING: _ROUTING}
 """Metrics of each facet, by its name."""
-SECTIONS = {KL: "KL to the reference policy", ROUTING: "Routing"}
+SECTIONS = {
+    SPREAD: "The spread of ratios",
+    VERSIONS: "Weight versions",
+    KL: "KL to the reference policy",
+    ROUTING: "Routing",
+}
 """What heads them."""

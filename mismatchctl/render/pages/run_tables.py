@@ -236,6 +236,10 @@ def breakdown_tables(run: RunResult, registry: Registry) -> list[Table]:
             values = Value(value=k3, se=k3_se), Value(value=difference, se=difference_se)
             cells = [table.value(value, unit) for value, unit in zip(values, ("nats/token", "nats"), strict=True)]
             table.rows.append([words(shown(low), "name"), amount(tokens, "tokens"), *cells])
+        if found.logit_shift is not None and found.logit_shift_se is not None:
+            heads.append(registry.head("logit_shift"))
+            for row, shift, shift_se in zip(table.rows, found.logit_shift, found.logit_shift_se, strict=True):
+                row.append(table.value(Value(value=shift, se=shift_se, status="every token is certain"), "nats"))
         tables.append(table)
     return tables
 
