@@ -7,7 +7,7 @@ TEST_INSTALLED := $(VENV)/.test-installed
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench reliability versions check format docs clean
+.PHONY: help demo test conformance bench reliability versions check format docs gallery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -56,6 +56,9 @@ format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
 
 docs: $(TEST_INSTALLED)  ## write the reference documents in docs/ from the code
 	$(BIN)/python docs/generate.py
+
+gallery: $(TEST_INSTALLED)  ## draw docs/gallery.md and its pictures from sample_data
+	$(BIN)/python docs/gallery.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -75,6 +75,22 @@ def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> Non
     assert not is_ours(tmp_path / "p.parquet")
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["sweep", "dump", "--geo", "1.001,1.01"], "flags-gates.0.keep-rejected"),
+        (["compare", "dump", "dump"], "k3_by_position"),
+    ],
+)
+def test_every_verb_with_figures_writes_them(here: Path, words: list[str], name: str) -> None:
+    done = CliRunner().invoke(app, [*words, "--figures", "figures", "-q"])
+    assert done.exit_code == 0, done.stderr
+    held = {place.name: place.read_text() for place in (here / "figures").iterdir()}
+    assert f"{name}.svg" in held and len(held) == 2 * sum(place.endswith(".svg") for place in held) + 1
+    captions = held.pop("captions.md")
+    assert all(f"({place})" in captions for place in held)
+
+
 def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
     kind, words = "svg", ["analyze", "dump", "-c", "token_tis", "--figures", "figures", "-q"]
     assert CliRunner().invoke(app, words).exit_code == 0

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_page
 from mismatchctl.cli.flags import (
     OUTPUTS,
     Address,
@@ -64,6 +65,8 @@ def compare(
     json: ToJson = False,
     output: Output = None,
     html: Html = None,
+    figures: FigureFolder = None,
+    figure_format: FigureFormat = Picture.svg,
     force: Force = False,
 ) -> None:
     """Hold runs against the first one: what changed, whether that is noise, and what carries it.
@@ -73,6 +76,7 @@ def compare(
     output, json = or_stdout(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
     check_places(output, html, force=force, inputs=inputs)
+    check_folder(figures)
 
     corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
 
@@ -90,16 +94,13 @@ def compare(
             engine=where,
             progress=progress,
         )
-    files: list[tuple[Path, bytes]] = []
-    if html is not None:
-        from mismatchctl.render.pages.compare import document
-        from mismatchctl.render.to import html as page
-
-        files.append((html, page.html(document(found)).encode()))
-    if output is not None:
-        files.append((output, found.to_json().encode()))
     with outputs(quiet):
-        write(files)
+        if html is not None or figures is not None:
+            from mismatchctl.render.pages.compare import document
+
+            write_page(document(found), html, figures, figure_format, force=force)
+        if output is not None:
+            write([(output, found.to_json().encode())])
     if json:
         for warning in found.warnings:
             say(f"warning: {warning}", quiet)

@@ -14,6 +14,7 @@ from mismatchctl.cli.output import check_places, on_disk, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mismatchctl.render.document import Document
     from mismatchctl.render.figures import Figure
 
 
@@ -45,6 +46,18 @@ def check_folder(folder: Path | None) -> None:
         raise ConfigError(f"--figures {folder}: is a file; name a folder")
     if not folder.exists() and not folder.parent.is_dir():
         raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
+
+
+def write_page(page: Document, html: Path | None, folder: Path | None, picture: Picture, *, force: bool) -> None:
+    """Write a page, its figures as files, or both."""
+    if html is not None:
+        from mismatchctl.render.to import html as to
+
+        write([(html, to.html(page).encode())])
+    if folder is not None:
+        from mismatchctl.render.figures.export import figures_of_page
+
+        write_figures(figures_of_page(page), folder, picture, force=force)
 
 
 def write_figures(figures: Mapping[str, Figure], folder: Path, picture: Picture, *, force: bool) -> None:

@@ -10,7 +10,6 @@ import typer
 from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
 from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet
 from mismatchctl.cli.output import check_places, console, open_page, outputs, write
-from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.render.figures import Figure
@@ -59,10 +58,11 @@ def report(
 
 
 def _figures(results: list[Path]) -> dict[str, Figure]:
-    """The figures of what `analyze` wrote."""
-    from mismatchctl.render.figures.export import figures_of_result
+    """The figures of one file, all of them; of several, those of their page."""
+    from mismatchctl.render.figures.export import figures_of_page, figures_of_result
+    from mismatchctl.render.pages.combined import document
     from mismatchctl.result import is_result, read_result
 
-    if len(results) != 1 or not is_result(str(results[0])):
-        raise ConfigError("--figures takes one Result, as analyze -o writes it")
-    return figures_of_result(read_result(results[0]))
+    if len(results) == 1 and is_result(str(results[0])):
+        return figures_of_result(read_result(results[0]))
+    return figures_of_page(document(results))

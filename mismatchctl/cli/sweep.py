@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatchctl.cli.corrections import Level, RuleFlags, chosen_corrections, named_corrections
+from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_page
 from mismatchctl.cli.flags import (
     OUTPUTS,
     Address,
@@ -30,7 +31,7 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ def sweep(
     json: ToJson = False,
     output: Output = None,
     html: Html = None,
+    figures: FigureFolder = None,
+    figure_format: FigureFormat = Picture.svg,
     force: Force = False,
     pareto: Front = False,
     target_rejection: TargetRejection = None,
@@ -132,6 +135,7 @@ def sweep(
     """
     output, json = or_stdout(output, json)
     check_places(output, html, force=force, inputs=[*paths, *(config or []), study_file])
+    check_folder(figures)
     wishes = _wishes(target_rejection or [], target_ess or [])
     flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
     named = {name: text for name, text in flags.items() if text is not None}
@@ -167,11 +171,10 @@ def sweep(
             from mismatchctl.sweep import export
 
             export.write(found, output)
-        if html is not None:
+        if html is not None or figures is not None:
             from mismatchctl.render.pages.sweep import document
-            from mismatchctl.render.to import html as page
 
-            write([(html, page.html(document(found)).encode())])
+            write_page(document(found), html, figures, figure_format, force=force)
     _show(found, quiet, as_json=json, front=pareto)
 
 

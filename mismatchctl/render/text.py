@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 
 from mismatchctl.escape import terminal as clean
 from mismatchctl.numbers import label
 
-__all__ = ["are_bytes", "clean", "label", "short", "token_text"]
+__all__ = ["are_bytes", "clean", "label", "short", "stems", "token_text"]
 
 _BYTES = 256
 _SPECIAL = 257
 """Byte-level vocabularies may end in one special token."""
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def short(text: str, length: int) -> str:
@@ -41,3 +43,12 @@ def token_text(tokens: Sequence[int] | None, as_bytes: bool) -> str:
             parts += [run.decode("utf-8", "backslashreplace"), f"⟨{token}⟩"]
             run = bytearray()
     return clean("".join([*parts, run.decode("utf-8", "backslashreplace")]))
+
+
+def stems(names: Collection[str]) -> list[str]:
+    """Names as the beginnings of names of files, each unlike the others."""
+    found: list[str] = []
+    for name in names:
+        plain = _NOT_IN_NAMES.sub("_", short(name, 60)).strip("._-") or "run"
+        found.append(next(s for s in (plain, *(f"{plain}_{n}" for n in range(2, len(names) + 2))) if s not in found))
+    return found

@@ -53,13 +53,14 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
 
     noun = _noun(decomposition.quantity)
     largest = max(range(len(parts)), key=lambda index: abs(parts[index].total))
+    moved = " of ".join(_signed(change) for change in (parts[largest].total, decomposition.difference))
     return Figure(
-        name, f"Most of it comes from {noun} {names[largest]}: {number(parts[largest].total)} nats/token",
+        name, f"{noun[:1].upper()}{noun[1:]} {names[largest]} moves K3 most: {moved} nats/token",
         f"What the change is made of, by {noun}",
         "Level: K3 there is larger or smaller. Mix: more or fewer tokens are there. All bars add up to the change; "
         "lines are ± 2 standard errors of both together.",
         clean(f"Bars of the contribution to the change of K3 by {noun}, {names[0]} to {names[-1]}; largest at "
-              f"{names[largest]}: {number(parts[largest].total)} nats/token."),
+              f"{names[largest]}: {moved} nats/token."),
         Data((_axis(decomposition), "level (nats/token)", "mix (nats/token)", "standard error of both"),
              tuple((text, part.level, part.mix, part.se) for text, part in zip(names, parts, strict=True))),
         paint, Layout(below=LEGEND_ROW),
@@ -101,6 +102,10 @@ def _axis(decomposition: Decomposition) -> str:
         "position": "position in the response, from",
         "length": "length of the response, from",
     }.get(decomposition.quantity, short(decomposition.quantity, 40))
+
+
+def _signed(change: float) -> str:
+    return f"{'+' if change > 0 else ''}{number(change)}"
 
 
 def _noun(quantity: str) -> str:

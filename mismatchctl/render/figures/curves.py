@@ -122,7 +122,7 @@ def curves_figure(curves: Curves, name: str) -> Drawn | None:
         if several:
             canvas.names([line.name for line in curves.lines], marked=False)
 
-    names, lines = [number(value) for value in axis.values], {line.name: line.values for line in curves.lines}
+    names, lines = [_precise(value) for value in axis.values], {line.name: line.values for line in curves.lines}
     banded = any(line.errors is not None for line in curves.lines)
     figure = Figure(
         name, _message(curves), curves.subject,
@@ -141,10 +141,15 @@ def _message(curves: Curves) -> str:
     unit = "fraction" if curves.share else ""
     called = f"{curves.subject} {line.name}" if curves.share and len(curves.lines) > 1 else line.name
     called = f"{called[:1].upper()}{called[1:]}"
-    ends = [number(float(curves.axis.values[known[end]])) for end in (0, -1)]
+    ends = [_precise(float(curves.axis.values[known[end]])) for end in (0, -1)]
     if first == last:
         return f"{called}: {number(first, unit)} at {ends[0]} as at {ends[1]}"
     return f"{called}: from {number(first, unit)} at {ends[0]} to {number(last, unit)} at {ends[1]}"
+
+
+def _precise(value: float) -> str:
+    """A threshold: 1.0005 is not 1."""
+    return f"{value:.6g}"
 
 
 def _data(curves: Curves) -> Data:

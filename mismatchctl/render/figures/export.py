@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 
 from mismatchctl.escape import markdown
 from mismatchctl.marks import CAPTIONS, TOOL
+from mismatchctl.render.document import Document, Figures
 from mismatchctl.render.figures import Figure, overview_figure, run_figures
-from mismatchctl.render.text import short
+from mismatchctl.render.text import stems
 from mismatchctl.result import Result
 
 Made = Callable[[], bytes]
@@ -19,10 +19,16 @@ def figures_of_result(result: Result) -> dict[str, Figure]:
     overview = overview_figure(result.runs)
     found = {} if overview is None else {overview.name: overview}
     several = len(result.runs) > 1
-    for stem, run in zip(_stems(result.runs), result.runs.values(), strict=True):
+    for stem, run in zip(stems(result.runs), result.runs.values(), strict=True):
         for figure in run_figures(run, stem):
             found[figure.name if several else figure.name.removeprefix(f"{stem}-")] = figure
     return found
+
+
+def figures_of_page(document: Document) -> dict[str, Figure]:
+    """Every figure of a page by the name of its file."""
+    found = [figure for part in document.parts(Figures) for figure in part.figures]
+    return dict(zip(stems([figure.name for figure in found]), found, strict=True))
 
 
 def files(figures: Mapping[str, Figure], kind: str) -> Iterator[tuple[str, Made]]:
@@ -39,13 +45,3 @@ def _captions(figures: Mapping[str, Figure], kind: str) -> str:
         lines += [f"## [{markdown(figure.subject)}]({stem}.{kind})", ""]
         lines += [f"{markdown(figure.title)}. {markdown(figure.caption)}", "", f"[Numbers]({stem}.csv)", ""]
     return "\n".join(lines)
-
-
-def _stems(names: Mapping[str, object]) -> list[str]:
-    """Each run's name as the beginning of a file's, unlike the others."""
-    found: list[str] = []
-    for name in names:
-        plain = re.sub(r"[^A-Za-z0-9_.]+", "_", short(name, 60)).strip("._") or "run"
-        stem = next(s for s in (plain, *(f"{plain}_{n}" for n in range(2, len(names) + 2))) if s not in found)
-        found.append(stem)
-    return found

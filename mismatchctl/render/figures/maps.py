@@ -67,7 +67,7 @@ def map_figure(shown: Map, name: str) -> Figure | None:
     caption = " ".join(filter(None, [shown.caption, f"{'; '.join(lines).capitalize()}." if lines else ""]))
     return Figure(
         name, _message(shown, known), shown.subject, caption,
-        f"Map of {shown.subject.lower()} over {shown.across[0]} and {shown.up[0]}: {_message(shown, known)}.",
+        f"Map over {shown.across[0]} and {shown.up[0]}. {_message(shown, known)}.",
         _data(shown), paint, layout,
     )  # fmt: skip
 
@@ -78,7 +78,10 @@ def _message(shown: Map, known: Float64s) -> str:
         f"{number(float(shown.values[row, column]), 'fraction')} at {shown.across[1][column]}, {shown.up[1][row]}"
         for row, column in ends
     ]
-    return f"From {said[0]} to {said[1]}" if known.min() < known.max() else f"{said[0].partition(' at ')[0]} everywhere"
+    course = (
+        f"from {said[0]} to {said[1]}" if known.min() < known.max() else f"{said[0].partition(' at ')[0]} everywhere"
+    )
+    return f"{shown.subject}: {course}"
 
 
 def _data(shown: Map) -> Data:

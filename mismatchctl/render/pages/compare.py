@@ -41,7 +41,7 @@ from mismatchctl.render.pages.compare_words import (
 )
 from mismatchctl.render.pages.run_tables import place_cells, place_heads
 from mismatchctl.render.tables import Registry, amount, words
-from mismatchctl.render.text import are_bytes, clean, token_text
+from mismatchctl.render.text import are_bytes, clean, stems, token_text
 from mismatchctl.result import Value
 
 DETAILED = 3
@@ -90,10 +90,11 @@ def sections(comparison: Comparison, registry: Registry, *, whole: bool = True) 
 
 def _laid_over(comparison: Comparison) -> list[Figure]:
     sides = comparison.sides
-    found = [distributions_figure({side.name: side.distribution for side in sides}, "x")]
-    for index, quantity in enumerate(comparison.reference.breakdowns):
+    found = [distributions_figure({side.name: side.distribution for side in sides}, "distribution")]
+    breakdowns = comparison.reference.breakdowns
+    for quantity, name in zip(breakdowns, stems(breakdowns), strict=True):
         having = {side.name: side.breakdowns[quantity] for side in sides if quantity in side.breakdowns}
-        found.append(breakdowns_figure(having, f"b{index}"))
+        found.append(breakdowns_figure(having, f"k3_by_{name}"))
     return [figure for figure in found if figure is not None]
 
 
@@ -117,7 +118,12 @@ def _section(comparison: Comparison, contrast: Contrast, index: int, registry: R
     section.add(main, _moved_corrections(contrast, reach), _first_parts(contrast, reach))
     if not whole:
         return section
-    figures = [contributions_figure(d, f"c{index}-{place}") for place, d in enumerate(contrast.decompositions)]
+    others = stems([each.other for each in comparison.contrasts])
+    by = stems([decomposition.quantity for decomposition in contrast.decompositions])
+    figures = [
+        contributions_figure(decomposition, f"{'' if alone else f'{others[index]}-'}change_by_{quantity}")
+        for quantity, decomposition in zip(by, contrast.decompositions, strict=True)
+    ]
     carried = Section(
         "What carries the change", f"{anchor}-parts",
         lead="The change of K3 in pieces that add up: by each quantity, how much comes from K3 being larger or smaller "

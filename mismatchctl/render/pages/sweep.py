@@ -26,7 +26,7 @@ from mismatchctl.render.pages.sweep_words import (
     threshold,
 )
 from mismatchctl.render.tables import Registry, words
-from mismatchctl.render.text import clean
+from mismatchctl.render.text import clean, stems
 from mismatchctl.sweep.model import GROUP, Sweep, Target
 
 LONG = 16
@@ -123,11 +123,14 @@ def _run(
 ) -> Iterator[Section]:
     """Correction by correction, then targets, then predictions."""
     run, anchor = sweep.runs[index], f"thresholds-{index}"
+    prefix = f"{stems(sweep.runs)[index]}-" if len(sweep.runs) > 1 else ""
+    names = stems([study.name for study in sweep.studies])
     for place, study in enumerate(sweep.studies):
         key = run, study.name
         yield study_section(
-            sweep, run, study, f"{anchor}-{place}", rows[key], starts[key], registry, whole=whole, front=front
-        )
+            sweep, run, study, f"{anchor}-{place}", f"{prefix}{names[place]}", rows[key], starts[key], registry,
+            whole=whole, front=front,
+        )  # fmt: skip
     targets = Section("Targets", f"{anchor}-targets")
     yield targets.add(*_targets([target for target in sweep.targets if target.run == run]))
     predictions = predictions_of(sweep, run)
@@ -136,7 +139,7 @@ def _run(
         lead="What some of the points would do where the dump does not reach, each with its 90 % interval.",
     ).add(*_predicted(predictions))  # fmt: skip
     checks = [found.check for every in predictions.values() for found in every if found.check is not None]
-    figure = checks_figure(checks, f"{anchor}-checks") if whole else None
+    figure = checks_figure(checks, f"{prefix}checks") if whole else None
     yield section.add(Figures([] if figure is None else [figure]))
 
 

@@ -28,7 +28,7 @@ from mismatchctl.render.pages.sweep_words import (
     threshold,
 )
 from mismatchctl.render.tables import MOST_ROWS, Registry, words
-from mismatchctl.render.text import clean, label
+from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
 from mismatchctl.sweep.front import values_at
 from mismatchctl.sweep.model import GROUP, Sweep
@@ -44,10 +44,13 @@ _TERMINAL = {key: (drop, short) for short, key, _, drop in FIGURES}
 
 
 def study_section(
-    sweep: Sweep, run: str, study: Study, anchor: str, rows: Sequence[Row], start: int, registry: Registry,
+    sweep: Sweep, run: str, study: Study, anchor: str, name: str, rows: Sequence[Row], start: int, registry: Registry,
     *, whole: bool = True, front: bool = False,
 ) -> Section:  # fmt: skip
-    """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through."""
+    """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through.
+
+    Names of its figures begin with `name`.
+    """
     best = sorted((row for row in rows if row["pareto"]), key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
     chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
     found = "No point has every figure"
@@ -58,8 +61,8 @@ def study_section(
     section.add(_axes(study, rows), _along(study, rows))
     if whole:
         section.add(*(Note(text, "quiet", reach=WHOLE) for text in _marked(sweep, run, study)))
-        section.add(_curves(sweep, run, study, rows, start, anchor))
-        figures = [*_maps(study, rows, start, anchor), _front(study, rows, anchor)]
+        section.add(_curves(sweep, run, study, rows, start, name))
+        figures = [*_maps(study, rows, start, name), _front(study, rows, name)]
         section.add(Figures([figure for figure in figures if figure is not None]))
     points = _points(sweep, study, keys, chosen, f"{found}.", registry)
     points.title, points.reach = found, BRIEF
@@ -128,9 +131,10 @@ def _floats(rows: Sequence[Row], key: str) -> Float64s:
     return np.array([math.nan if row.get(key) is None else row[key] for row in rows], np.float64)
 
 
-def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, anchor: str) -> Figures:
+def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, stem: str) -> Figures:
     """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left."""
     number_of, found, axes = sweep.studies.index(study), [], []
+    paths = stems([axis.path for axis in study.axes])
     for place, axis in enumerate(study.axes):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
@@ -142,8 +146,8 @@ def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: in
         values = np.array([axis.values[index] for index in order], np.float64)
         along = draw.Axis(clean(axis.path), values, axis.log)
         markers = _markers(sweep, run, study, axis.path)
-        for kind, curves in enumerate(_kinds(study, [rows[point] for point in points], along, markers)):
-            drawn = draw.curves_figure(curves, f"{anchor}-{place}-{kind}")
+        for kind, curves in _kinds(study, [rows[point] for point in points], along, markers).items():
+            drawn = draw.curves_figure(curves, f"{stem}-{paths[place]}-{kind}")
             if drawn is not None:
                 found.append(drawn.figure)
                 at, name = drawn.place, f"{sweep.runs.index(run)}-{number_of}-{place}"
@@ -151,31 +155,34 @@ def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: in
     return Figures(found, axes)
 
 
-def _kinds(study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]) -> list[draw.Curves]:
+def _kinds(
+    study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]
+) -> dict[str, draw.Curves]:
+    """What is drawn along an axis, by what it shows."""
+
     def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> draw.Line:
         return draw.Line(name, _floats(rows, key) - origin, _floats(rows, f"{key}_se") if errors else None)
 
     rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
     effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
-    curves = []
+    curves = {}
     if study.correction.gates:
-        curves.append(
-            draw.Curves("Rejected", "share rejected", along, rejected, "What is thrown away.", True, markers=markers)
-        )
-    curves.append(
-        draw.Curves(
-            "Effective sample size after", "share left, in effect", along, effective,
-            "What weights and rejection leave of the data.", True, markers=markers,
-        )
+        thrown = "What is thrown away."
+        curves["rejected"] = draw.Curves("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
+    curves["ess"] = draw.Curves(
+        "Effective sample size after", "share left, in effect", along, effective,
+        "What weights and rejection leave of the data.", True, markers=markers,
     )  # fmt: skip
     if study.correction.weight is not None:
         bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
         words_of_bias = "How far weights are from 1 on average, and how far the bound alone moves them."
-        curves.append(draw.Curves("Bias", "bias", along, bias, words_of_bias, reference=True, markers=markers))
+        curves["bias"] = draw.Curves("Bias", "bias", along, bias, words_of_bias, reference=True, markers=markers)
     else:
         kept = (line("K3 kept", "k3_kept", errors=False),)
         words_of_k3 = "The mismatch that remains in the data that trains."
-        curves.append(draw.Curves("K3 of what is kept", "K3 (nats/token)", along, kept, words_of_k3, markers=markers))
+        curves["k3_kept"] = draw.Curves(
+            "K3 of what is kept", "K3 (nats/token)", along, kept, words_of_k3, markers=markers
+        )
     return curves
 
 
@@ -218,7 +225,7 @@ def _solved(sweep: Sweep, run: str, study: Study, path: str) -> list[draw.Marker
     return found
 
 
-def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Figure | None]:
+def _maps(study: Study, rows: Sequence[Row], start: int, stem: str) -> list[Figure | None]:
     """Rejection and ESS over the first two axes, further ones held."""
     if len(study.axes) < 2:
         return []
@@ -233,11 +240,11 @@ def _maps(study: Study, rows: Sequence[Row], start: int, anchor: str) -> list[Fi
         if study.correction.gates or not gated:
             values = _floats(rows, key).reshape(*study.shape[:2], -1)[:, :, held]
             shown = Map(title, sides[0], sides[1], values, "In percent.")
-            found.append(map_figure(shown, f"{anchor}-map-{key}"))
+            found.append(map_figure(shown, f"{stem}-map-{key}"))
     return found
 
 
-def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
+def _front(study: Study, rows: Sequence[Row], stem: str) -> Figure | None:
     """Rejected against ESS, or the bias against ESS where nothing is rejected."""
     rejected, ess = _floats(rows, "rejected_tokens"), _floats(rows, "ess_token")
     bias = np.abs(_floats(rows, "weight_bias")) if study.correction.weight is not None else _floats(rows, "k3_kept")
@@ -255,7 +262,7 @@ def _front(study: Study, rows: Sequence[Row], anchor: str) -> Figure | None:
         f"{name.strip('|')}. Some are named by their thresholds.",
         rejects,
     )
-    return front_figure(front, f"{anchor}-front")
+    return front_figure(front, f"{stem}-front")
 
 
 def _points(

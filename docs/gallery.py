@@ -1,0 +1,166 @@
+"""The gallery: docs/gallery.md and its pictures, made from sample_data by `make gallery`.
+
+Every picture is one that a command gives; the page names it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rich.console import Console
+
+from mismatchctl.analyze import analyze
+from mismatchctl.compare import compare
+from mismatchctl.correction import Correction
+from mismatchctl.escape import markdown
+from mismatchctl.frameworks import preset
+from mismatchctl.render.figures import Figure
+from mismatchctl.render.figures.export import figures_of_page, figures_of_result
+from mismatchctl.render.pages import analyze as analyze_page
+from mismatchctl.render.pages import compare as compare_page
+from mismatchctl.render.pages import sweep as sweep_page
+from mismatchctl.render.to.terminal import show
+from mismatchctl.result import Result
+from mismatchctl.sweep import Axis, studies, sweep
+
+ROOT = Path(__file__).parent.parent
+DENSE, MOE = (str(ROOT / "sample_data" / name) for name in ("dense", "moe"))
+CORRECTIONS = ("token_tis", "geo_rs", "miles-moe-2")
+WIDTH = 110
+"""Columns of the terminal."""
+TERMINAL = """<svg viewBox="0 0 {width} {height}" width="{width}" xmlns="http://www.w3.org/2000/svg" role="img">
+<style>{styles} .{unique_id}-matrix {{ font-family: DejaVu Sans Mono, Menlo, Consolas, monospace;
+font-size: {char_height}px; line-height: {line_height}px }}</style>
+<defs>{lines}</defs>
+<rect width="100%" height="100%" rx="8" fill="#292929"/>
+<g transform="translate({terminal_x}, {terminal_y})">{backgrounds}<g class="{unique_id}-matrix">{matrix}</g></g>
+</svg>
+"""
+"""A picture of a terminal that asks no network for a font."""
+
+
+FIGURES = ROOT / "docs" / "gallery"
+ANALYZE = "mismatchctl analyze sample_data/moe -c token_tis -c geo_rs -c miles-moe-2"
+SWEEP = "mismatchctl sweep sample_data/moe --vary weight.truncate=1.1:4:20:log --vary gates.0.keep=1.0005:1.02:20:log \
+    -c '{name: tis-geo, weight: {level: token, truncate: 2}, gates: [{level: geometric, keep: [0.5, 2]}]}'"
+COMPARE = "mismatchctl compare sample_data/dense sample_data/moe"
+
+
+INTRODUCTION = """\
+What mismatchctl shows of [sample_data](../sample_data/README.md): two small models, in whose runs a cache in fp8 and a
+weight synchronization that hangs were planted. Every figure has its message as its title. `--figures DIR` writes them
+as SVG, PNG or PDF, each with the numbers behind it as CSV; `--html` puts them and the rest on a page."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Figures of one command, and why one looks at them."""
+
+    title: str
+    why: str
+    command: str
+    figures: Callable[[], dict[str, Figure]]
+    names: tuple[str, ...]
+
+
+@cache
+def of_moe() -> Result:
+    """The run with experts, under three corrections."""
+    return analyze([MOE], corrections=[preset(name) for name in CORRECTIONS])
+
+
+@cache
+def swept() -> dict[str, Figure]:
+    """Token weights and geometric rejection, over both thresholds."""
+    both = Correction.model_validate(
+        {"name": "tis-geo", "weight": {"level": "token", "truncate": 2.0},
+         "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]}
+    )  # fmt: skip
+    axes = [Axis.parse("weight.truncate", "1.1:4:20:log"), Axis.parse("gates.0.keep", "1.0005:1.02:20:log")]
+    return figures_of_page(sweep_page.document(sweep([MOE], studies([both], axes))))
+
+
+@cache
+def compared() -> dict[str, Figure]:
+    """Both runs."""
+    return figures_of_page(compare_page.document(compare([DENSE, MOE])))
+
+
+PARTS = (
+    Shown(
+        "Over the steps", "Is it getting worse, since when, and does what training sees go along?",
+        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
+        ("k3", "ppl", "reward", "over-rejected_tokens"),
+    ),
+    Shown(
+        "Where the mismatch sits", "A few far tokens, or all of them; at which positions, and on how likely tokens?",
+        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()),
+        ("distribution", "joint", "k3_by_position", "k3_by_surprisal"),
+    ),
+    Shown(
+        "Corrections", "What each rejects, what it leaves, and whether it rejects the good responses.",
+        f"{ANALYZE} --figures figures", lambda: figures_of_result(of_moe()), ("rejected", "ess-after", "kept-reward"),
+    ),
+    Shown(
+        "Thresholds", "What a threshold costs and gives, and which points no other beats.",
+        f"{SWEEP} \\\n    --figures figures", swept,
+        ("tis-geo-gates.0.keep-rejected", "tis-geo-weight.truncate-bias", "tis-geo-map-rejected_tokens",
+         "tis-geo-front"),
+    ),
+    Shown(
+        "Two runs", "What changed, and what carries the change.", f"{COMPARE} --figures figures", compared,
+        ("change_by_step", "change_by_surprisal", "distribution", "k3_by_position"),
+    ),
+)  # fmt: skip
+
+
+def terminal() -> str:
+    """What `analyze` prints, as a picture."""
+    console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    show(analyze_page.document(of_moe(), whole=False), console)
+    return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
+
+
+def pictures() -> Iterator[tuple[str, bytes]]:
+    """Names in docs/gallery with what stands there."""
+    yield "terminal.svg", terminal().encode()
+    for number, part in enumerate(PARTS):
+        figures = part.figures()
+        for name in part.names:
+            yield f"{number}-{name}.svg", figures[name].file("svg")
+
+
+def page() -> str:
+    """docs/gallery.md."""
+    lines = [
+        "# Gallery", "", "<!-- Written by docs/gallery.py from sample_data (`make gallery`). -->", "",
+        *INTRODUCTION.splitlines(), "",
+        "## In the terminal", "", f"![{ANALYZE}](gallery/terminal.svg)", "", "```console", f"$ {ANALYZE}", "```", "",
+    ]  # fmt: skip
+    for number, part in enumerate(PARTS):
+        figures = part.figures()
+        lines += [f"## {part.title}", "", part.why, "", "```console", f"$ {part.command}", "```", ""]
+        for name in part.names:
+            figure = figures[name]
+            alt = markdown(figure.alt).replace("\n", " ")
+            lines += [f"### {markdown(figure.title)}", "", f"![{alt}](gallery/{number}-{name}.svg)", ""]
+            lines += [f"{markdown(figure.subject)}. {markdown(figure.caption)}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> None:
+    """Write all of it anew."""
+    FIGURES.mkdir(exist_ok=True)
+    for old in FIGURES.glob("*.svg"):
+        old.unlink()
+    for name, content in pictures():
+        (FIGURES / name).write_bytes(content)
+    FIGURES.with_suffix(".md").write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
