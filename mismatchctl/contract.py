@@ -22,9 +22,15 @@ class Kind(Enum):
     TOKENS = "integers, one per token"
     PER_TOKEN_OR_SCALAR = "numbers, one per token or one per sequence"
     EXPERTS = "lists of expert ids, one list per token"
+    TOP_IDS = "lists of token ids, one list per token"
+    TOP_LOG_PROBS = "lists of log-probs, one list per token"
     PROMPT = "integers, a list of any length"
     NUMBER = "a number"
     ID = "an integer or a string"
+
+
+NESTED = (Kind.EXPERTS, Kind.TOP_IDS, Kind.TOP_LOG_PROBS)
+"""Kinds that hold a list for each token, as many values for every one."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,7 @@ class Column:
     @property
     def per_token(self) -> bool:
         """Whether the wide layout stores a list here whatever the file (a scalar in the long layout)."""
-        return self.kind in (Kind.LOG_PROBS, Kind.MASK, Kind.TOKENS, Kind.EXPERTS)
+        return self.kind in (Kind.LOG_PROBS, Kind.MASK, Kind.TOKENS, *NESTED)
 
 
 COLUMNS: tuple[Column, ...] = (
@@ -105,12 +111,20 @@ COLUMNS: tuple[Column, ...] = (
     Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
     Column("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
     Column("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
+    Column("rollout_top_ids", Kind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
+    Column("rollout_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
+    Column("train_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
 )
 
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 VERSIONS: tuple[str, ...] = ("rollout_version", "train_version")
 """Of one per token, the sequence has the oldest."""
-PARTIAL: tuple[str, ...] = ("ref_log_probs", "reference_log_probs", "rollout_experts", "train_experts", *VERSIONS)
+PARTIAL: tuple[str, ...] = (
+    "ref_log_probs",
+    "reference_log_probs",
+    *(column.name for column in COLUMNS if column.kind in NESTED),
+    *VERSIONS,
+)
 """Columns that sequences may lack: what is measured on them is measured on the other sequences."""
 REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED, "sequence_id", "position")

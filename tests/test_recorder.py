@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mismatchctl.contract import COLUMNS, Kind
+from mismatchctl.contract import NESTED as CONTRACT_NESTED
 from mismatchctl.dumps import Problems, open_dump
 from mismatchctl.recorder import Recorder
-from mismatchctl.recorder.table import EXPERTS
+from mismatchctl.recorder.table import EXPERTS, NESTED
 
 RAGGED = [np.array([-0.5, -1.0, -0.25], np.float32), np.array([], np.float32), np.array([-2.0], np.float32)]
 
@@ -304,6 +305,7 @@ def test_what_does_not_fit(tmp_path: Path, columns: dict[str, Any], message: str
 
 def test_experts_are_called_as_in_the_contract() -> None:
     assert {column.name for column in COLUMNS if column.kind is Kind.EXPERTS} == set(EXPERTS)
+    assert {column.name for column in COLUMNS if column.kind in CONTRACT_NESTED} == set(NESTED)
 
 
 @st.composite

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from mismatchctl.contract import Column, Kind
+from mismatchctl.contract import NESTED, Column, Kind
 
 NUMBERS, FLAGS, TEXT, NOTHING = "numbers", "true/false", "text", "nothing"
 
@@ -83,6 +83,8 @@ def _element(kind: Kind, actual: pa.DataType) -> str | None:
         return None if (number or pa.types.is_boolean(actual)) else "numbers"
     if kind is Kind.PROMPT:
         return None if is_list(actual) and pa.types.is_integer(plain(actual).value_type) else "lists of integers"
-    if kind is Kind.EXPERTS:
-        return None if is_list(actual) and pa.types.is_integer(actual.value_type) else "lists of expert ids"
+    if kind in NESTED:
+        wanted = pa.types.is_floating if kind is Kind.TOP_LOG_PROBS else pa.types.is_integer
+        fits = is_list(actual) and (wanted(plain(actual.value_type)) or pa.types.is_null(actual.value_type))
+        return None if fits else kind.value.partition(",")[0]
     return "integers or strings" if pa.types.is_nested(actual) else None

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.losses import KL_KINDS, LOW_VAR_BOUND
+from mismatchctl.measure import distributions
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.ratios import Ratios, k3_of
 
@@ -155,11 +156,17 @@ def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[B
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 
-SPREAD, VERSIONS, KL, ROUTING = "spread", "versions", "kl", "routing"
+SPREAD, VERSIONS, KL, ROUTING, TOP = "spread", "versions", "kl", "routing", "distributions"
 FACETS = (
     Facet(SPREAD, frozenset(), SPREAD_NAMES, spread_columns),
     Facet(VERSIONS, frozenset({"rollout_version"}), VERSION_NAMES, version_columns),
     Facet(KL, frozenset({"ref_log_probs"}), KL_NAMES, kl_columns),
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
+    Facet(
+        TOP,
+        frozenset({distributions.ROLLOUT_TOP, distributions.TRAIN_TOP}),
+        distributions.NAMES,
+        lambda block, ratios, kernel: distributions.distribution_columns(block),
+    ),
 )
 """All facets; a dump has those whose columns it has."""

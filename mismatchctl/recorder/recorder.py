@@ -127,9 +127,9 @@ class Recorder:
         one-dimensional tensors, arrays or lists. A padded `response_mask` says where the responses lie: each row is
         kept from its first to its last valid token, holes included, and another column may be padded alike or have
         those tokens alone. With a list of masks, or without, rows are kept whole. Experts have further dimensions
-        for layers and choices: [B, T, k] or [B, T, layers, k]. `prompt_token_ids` is a list of B rows of any length.
-        A per-sequence column is a list or array of B numbers, booleans or strings, or one value for all. Floats of
-        less than 32 bits are stored exactly in 32.
+        for layers and choices, [B, T, k] or [B, T, layers, k], and so have the k most likely tokens, [B, T, k].
+        `prompt_token_ids` is a list of B rows of any length. A per-sequence column is a list or array of B numbers,
+        booleans or strings, or one value for all. Floats of less than 32 bits are stored exactly in 32.
 
         Args:
             step: the training step, a whole number of any kind.

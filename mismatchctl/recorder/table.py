@@ -13,8 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
 EXPERTS = ("rollout_experts", "train_experts")
+TOP = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs")
+NESTED = EXPERTS + TOP
+"""Columns with a list for each token, all of one length."""
 PROMPT = "prompt_token_ids"
-TOKENS = ("token_ids", PROMPT)
+TOKENS = ("token_ids", PROMPT, TOP[0])
 
 Array = NDArray[Any]
 Cells = Array | list[Array]
@@ -78,9 +81,9 @@ class Responses:
         kept = [self._kept(index, row) for index, row in enumerate(rows)]
         lengths = [len(row) for row in kept]
         kept = [row for row in kept if len(row)]  # an empty list would make integers floats
-        if name in EXPERTS:
-            experts = _experts(kept)
-            inner = _list_array(pa.array(experts.reshape(-1)), np.full(len(experts), experts.shape[1]))
+        if name in NESTED:
+            matrix = _nested(name, kept)
+            inner = _list_array(pa.array(matrix.reshape(-1)), np.full(len(matrix), matrix.shape[1]))
             return _list_array(inner, lengths)
         empty = np.empty(0, np.int32 if name in TOKENS else np.float32)
         return _list_array(pa.array(_stored(name, np.concatenate(kept) if kept else empty)), lengths)
@@ -151,7 +154,7 @@ def _cells(name: str, value: Any) -> Cells:
 
 def _checked(name: str, array: Array, shape: tuple[int, ...]) -> Array:
     """The array, if its rows have a fitting shape."""
-    if len(shape) == 1 or (name in EXPERTS and len(shape) > 1):
+    if len(shape) == 1 or (name in NESTED and len(shape) > 1):
         return array
     raise ValueError(f"a row must be one value or one-dimensional, got shape {shape}")
 
@@ -193,15 +196,19 @@ def _prompts(rows: Cells, count: int) -> pa.Array:
     return _list_array(pa.array(ids), [len(row) for row in rows])
 
 
-def _experts(rows: list[Array]) -> Array:
-    """Experts [N, layers * k] of the tokens of all rows."""
+def _nested(name: str, rows: list[Array]) -> Array:
+    """Values [N, layers * k] of the tokens of all rows."""
     matrices = [row.reshape(len(row), -1) for row in rows] or [np.empty((0, 1), np.int16)]
-    if len({matrix.shape[1] for matrix in matrices}) > 1 or any(matrix.dtype.kind not in "iu" for matrix in matrices):
-        raise ValueError("needs as many integers for each token")
-    experts = np.concatenate(matrices)
-    if experts.size and not -(2**15) <= experts.min() <= experts.max() < 2**15:
-        raise ValueError(f"needs ids of experts, got {experts.max()}")
-    return experts.astype(np.int16)
+    what = "numbers" if name.endswith("_log_probs") else "integers"
+    kinds = "iuf" if what == "numbers" else "iu"
+    if len({matrix.shape[1] for matrix in matrices}) > 1 or any(one.dtype.kind not in kinds for one in matrices):
+        raise ValueError(f"needs as many {what} for each token")
+    values = np.concatenate(matrices)
+    if name in TOP:
+        return _stored(name, values)
+    if values.size and not -(2**15) <= values.min() <= values.max() < 2**15:
+        raise ValueError(f"needs ids of experts, got {values.max()}")
+    return values.astype(np.int16)
 
 
 def _stored(name: str, values: Array) -> Array:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.losses import KL_KINDS
-from mismatchctl.measure.facets import BAND, BEYOND, KL, ROUTING, SPREAD, TAUS, VERSIONS, WIDTHS
+from mismatchctl.measure.facets import BAND, BEYOND, KL, ROUTING, SPREAD, TAUS, TOP, VERSIONS, WIDTHS
 from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
+from mismatchctl.measure.metrics.distributions import TOP_METRICS
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
 from mismatchctl.measure.metrics.mismatch import per_sequence, per_token
 from mismatchctl.ratios import k3_of
@@ -179,12 +180,19 @@ _VERSIONS = (
     ),
 )  # fmt: skip
 
-FACET_METRICS: dict[str, tuple[Metric, ...]] = {SPREAD: _SPREAD, VERSIONS: _VERSIONS, KL: _KL, ROUTING: _ROUTING}
+FACET_METRICS: dict[str, tuple[Metric, ...]] = {
+    SPREAD: _SPREAD,
+    VERSIONS: _VERSIONS,
+    KL: _KL,
+    ROUTING: _ROUTING,
+    TOP: TOP_METRICS,
+}
 """Metrics of each facet, by its name."""
 SECTIONS = {
     SPREAD: "The spread of ratios",
     VERSIONS: "Weight versions",
     KL: "KL to the reference policy",
     ROUTING: "Routing",
+    TOP: "Distributions",
 }
 """What heads them."""
