@@ -7,7 +7,7 @@ valid token stay as empty segments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -128,6 +128,8 @@ class TokenBatch:
         rows: row of each sequence in its file [S] (its first row in the long layout).
         others: more columns of the contract by name: log-probs of further policies [T], experts [T, K]; NaN where a
             sequence lacks them.
+        trims: by gate over: batch, from which value on each sequence's step drops a token [S]; without a gate's, the
+            batch is whole.
     """
 
     segments: Segments
@@ -140,6 +142,7 @@ class TokenBatch:
     file: int = 0
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    trims: Mapping[Any, Float64s] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -154,13 +157,37 @@ class TokenBatch:
         """Place of each token in its response [T], counted from the first valid token."""
         return self.segments.places if self.position is None else self.position
 
+    @cached_property
+    def age(self) -> Float64s:
+        """Weight updates from the version that sampled each sequence to the one that trains on it [S]; NaN: unknown."""
+        unknown = np.full(len(self), np.nan)
+        train, rollout = (self.columns.get(f"{side}_version", unknown) for side in ("train", "rollout"))
+        return train.astype(np.float64) - rollout.astype(np.float64)
+
+    def lacking(self, columns: Iterable[str]) -> list[str]:
+        """Which of some columns of the contract it is without, beside those that every dump has."""
+        has = {"current_log_probs": self.current, "advantages": self.advantages, **self.columns}
+        return sorted(column for column in columns if has.get(column) is None)
+
     def log_probs(self, policy: str) -> Floats | None:
-        """Log-probs of the tokens under a policy [T]: rollout, train, current, ref or reference; None without them."""
+        """Log-probs of the tokens under a policy [T]: rollout, train, current, ref or reference; None without them.
+
+        Proximal: the policy one update before current, as if every update since the sampling had moved log-probs as
+        far as any other (log-linear interpolation by versions).
+        """
+        if policy == "proximal":
+            return None if self.current is None else self._proximal(self.current)
         if policy in ("rollout", "train", "current"):
             found: Floats | None = getattr(self, policy)
             return found
         values = self.others.get(f"{policy}_log_probs")
         return None if values is None else self.segments.from_host(values)
+
+    def _proximal(self, current: Floats) -> Floats:
+        with np.errstate(divide="ignore"):
+            moved = np.clip((self.age - 1) / np.where(self.age > 0, self.age, np.inf), 0, 1)
+        shifted: Floats = self.rollout + self.segments.spread(moved) * (current - self.rollout)
+        return shifted
 
     def scored(self, *policies: str) -> Bools:
         """Which sequences have log-probs of all these policies on every token [S]; an empty one has."""
@@ -191,6 +218,7 @@ class TokenBatch:
             advantages=cut(self.advantages),
             others={name: values[tokens] for name, values in self.others.items()},
             columns={name: values[start:stop] for name, values in self.columns.items()},
+            trims={gate: values[start:stop] for gate, values in self.trims.items()},
             rows=self.rows[start:stop],
         )
 
@@ -211,6 +239,7 @@ class TokenBatch:
             advantages=pick(self.advantages),
             others={name: values[tokens] for name, values in self.others.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
+            trims={gate: values[chosen] for gate, values in self.trims.items()},
             rows=self.rows[chosen],
         )
 

@@ -212,6 +212,7 @@ def weights(
     *,
     current: Values = None,
     advantages: Values = None,
+    age: Any = None,
     micro_batches: Any = None,
 ) -> tuple[Values, Values]:
     """Final importance weights, as a trainer multiplies its losses with them, and which tokens are kept.
@@ -225,12 +226,13 @@ def weights(
         correction: a name of a preset, a Correction, a mapping or a file.
         current: log-probs of the policy that is updated, where the correction looks at them.
         advantages: per token or per row, where the correction looks at them.
+        age: weight updates since each row was sampled, or since all were, where the correction looks at it.
         micro_batches: rows in each, or a name per row, for weights that are normalized within them; None: all rows.
 
     Returns:
         Weights (0 where masked) and flags (False where masked or rejected), of the kind, dtype and device of `train`.
     """
-    tokens, chosen, applied = _applied(rollout, train, mask, correction, current, advantages)
+    tokens, chosen, applied = _applied(rollout, train, mask, correction, current, advantages, age)
     groups = groups_of(micro_batches if chosen.normalizes_micro_batches else None, len(tokens.batch))
     made = final_weights(chosen, applied, groups)
     return tokens.restored(made), tokens.restored(applied.kept.expanded())
@@ -244,15 +246,16 @@ def keep(
     *,
     current: Values = None,
     advantages: Values = None,
+    age: Any = None,
 ) -> Values:
     """Which tokens a correction keeps; arguments as of `weights`."""
-    tokens, _, applied = _applied(rollout, train, mask, correction, current, advantages)
+    tokens, _, applied = _applied(rollout, train, mask, correction, current, advantages, age)
     return tokens.restored(applied.kept.expanded())
 
 
-def _applied(rollout: Values, train: Values, mask: Values, correction: Any, current: Values, advantages: Values) -> Any:
+def _applied(rollout: Values, train: Values, mask: Values, correction: Any, *beside: Any) -> Any:
     (chosen,) = corrections_of(correction)
-    tokens = Tokens.of(rollout, train, mask, current, advantages)
+    tokens = Tokens.of(rollout, train, mask, *beside)
     return tokens, chosen, tokens.applied(chosen)
 
 

@@ -7,13 +7,13 @@ the same pair of policies. All arithmetic is float64: float32 terms cost digits 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Floats, Ints, Segments
+from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 
 LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios, as trainers do."""
@@ -179,6 +179,21 @@ class Ratios:
         """Those of some of the sequences, by index, in the order given."""
         policy, reference = (values[self.segments.members(chosen)] for values in self.given)
         return type(self)(policy, reference, self.segments.take(chosen))
+
+
+def ratios_of(batch: TokenBatch, sources: Iterable[str], kind: type[Ratios] = Ratios) -> dict[str, Ratios]:
+    """The ratios of a batch by source, as rules name them (`train/rollout`, ...).
+
+    Raises:
+        KeyError: a policy that the batch has no log-probs of.
+    """
+    made = {}
+    for source in sources:
+        policy, reference = (batch.log_probs(name) for name in source.split("/"))
+        if policy is None or reference is None:
+            raise KeyError(source)
+        made[source] = kind(policy, reference, batch.segments)
+    return made
 
 
 class SingleRatios(Ratios):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Segments, TokenBatch
 from mismatchctl.correction import Applied, Correction, apply
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.ratios import Ratios
+from mismatchctl.ratios import Ratios, ratios_of
 
 Values = Any
 """[B, T] array or tensor, nested tensor, or a list of rows."""
@@ -114,7 +114,13 @@ class Tokens:
 
     @classmethod
     def of(
-        cls, rollout: Values, train: Values, mask: Values = None, current: Values = None, advantages: Values = None
+        cls,
+        rollout: Values,
+        train: Values,
+        mask: Values = None,
+        current: Values = None,
+        advantages: Values = None,
+        age: Any = None,
     ) -> Tokens:
         """From values per position of one layout.
 
@@ -143,7 +149,7 @@ class Tokens:
         positions = places - np.repeat(rows.offsets[:-1], segments.lengths)
         batch = TokenBatch(
             segments, taken["rollout"], taken["train"], taken.get("current"), positions,
-            taken.get("advantages"), rows=np.arange(len(rows)),
+            taken.get("advantages"), _versions(age, len(rows)), rows=np.arange(len(rows)),
         )  # fmt: skip
         return cls(layout, valid, batch)
 
@@ -164,17 +170,10 @@ class Tokens:
         Raises:
             ConfigError: it looks at what was not given.
         """
-        if correction.sources - {"train/rollout"} and self.batch.current is None:
-            raise ConfigError(f"correction {correction.name} looks at the current policy: give current")
-        if correction.needs_advantages and self.batch.advantages is None:
-            raise ConfigError(f"correction {correction.name} looks at advantages: give advantages")
-        policies = {"train": self.batch.train, "rollout": self.batch.rollout, "current": self.batch.current}
-        made = {}
-        for source in correction.sources:
-            policy, reference = (policies[name] for name in source.split("/"))
-            assert policy is not None and reference is not None
-            made[source] = Ratios(policy, reference, self.batch.segments)
-        return apply(correction, made, self.batch)
+        for column in self.batch.lacking(correction.columns):
+            what = {"current_log_probs": "current", "advantages": "advantages"}.get(column, "age")
+            raise ConfigError(f"correction {correction.name} looks at {column}: give {what}")
+        return apply(correction, ratios_of(self.batch, correction.sources), self.batch)
 
 
 def final_weights(correction: Correction, applied: Applied, groups: Sequence[NDArray[np.int64]]) -> Float64s:
@@ -213,6 +212,20 @@ def groups_of(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
     if names.shape != (rows,):
         raise ConfigError(f"micro_batches: give rows per micro-batch, or one name for each of the {rows} rows")
     return [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+
+
+def _versions(age: Any, rows: int) -> dict[str, NDArray[Any]]:
+    """The columns that say how many weight updates ago each row was sampled.
+
+    Raises:
+        DataError: there is not one age per row.
+    """
+    if age is None:
+        return {}
+    ages = np.broadcast_to(_array(age), (rows,)) if np.ndim(age) == 0 else _array(age)
+    if ages.shape != (rows,):
+        raise DataError(f"age has the shape {ages.shape}, not one number for each of {rows} rows")
+    return {"train_version": ages.astype(np.float64), "rollout_version": np.zeros(rows)}
 
 
 def _per_token(values: Values, layout: Layout) -> Values:

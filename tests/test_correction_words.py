@@ -10,12 +10,16 @@ import polars as pl
 import pytest
 from pydantic import ValidationError
 
+import mismatchctl as mm
+from mismatchctl.advise.sample import correct, read
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Weight, apply, correction_from_mapping
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks import load
+from mismatchctl.predict import sample_of
 from mismatchctl.ratios import Ratios
-from mismatchctl.sweep import Study, sweep
+from mismatchctl.sweep import Axis, Study, sweep
 
 LENGTHS = (7, 0, 12, 1, 30)
 MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
@@ -148,11 +152,107 @@ def test_the_largest_are_dropped_until_the_mean_is_inside() -> None:
     assert sum(kept(**(gate | {"keep": (None, 1e-30)}))) == 1
 
 
-def test_an_analysis_has_no_whole_batch(tmp_path: Any) -> None:
-    pl.DataFrame({"rollout_log_probs": [[-1.0]], "train_log_probs": [[-1.1]]}).write_parquet(tmp_path / "d.parquet")
-    gate = Gate(statistic="k2", level="mean", over="batch", keep=(None, 1.0))
-    with pytest.raises(ConfigError, match="over: batch"):
-        analyze([str(tmp_path)], [Correction(gates=(gate,))])
+def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
+    """Steps that lie in several files, mixed: each is trimmed as a whole, by every verb that applies corrections."""
+    rng = np.random.default_rng(4)
+    steps = rng.integers(0, 3, 60)
+    rows = [rng.normal(0, 0.05 * (1 + step), rng.integers(1, 30)) for step in steps]
+    frame = pl.DataFrame(
+        {
+            "step": steps,
+            "rollout_log_probs": [np.full(len(row), -2.0).tolist() for row in rows],
+            "train_log_probs": [(row - 2.0).tolist() for row in rows],
+        }
+    )
+    for part in range(3):
+        frame[part::3].write_parquet(tmp_path / f"{part}.parquet")
+    gates = [
+        Gate(statistic="k2", level="mean", over="batch", keep=(None, bound), inclusive=(True, False))
+        for bound in (0.001, 0.004, 1.0)
+    ]
+    wanted = []
+    for gate in gates:
+        left = 0
+        for step in range(3):
+            values = sorted(np.concatenate([row for row, own in zip(rows, steps, strict=True) if own == step]) ** 2 / 2)
+            while len(values) > 1 and sum(values) / len(values) >= gate.keep[1]:  # type: ignore[operator]
+                values.pop()
+            left += len(values)
+        wanted.append(1 - left / sum(map(len, rows)))
+    assert wanted[0] > wanted[1] > wanted[2] == 0
+    made = [Correction(name=str(number), gates=(gate,)) for number, gate in enumerate(gates)]
+    (run,) = analyze([str(tmp_path)], made).runs.values()
+    found = [run.overall.corrections[one.name]["rejected_tokens"].value for one in made]
+    assert found == pytest.approx(wanted)
+    swept = sweep([str(tmp_path)], [Study(made[0], (Axis("gates.0.keep.1", (0.001, 0.004, 1.0)),))])
+    assert swept.overall["rejected_tokens"].to_list() == found
+    sample = sample_of([str(tmp_path)], made)
+    assert list(1 - sample.kept.sum(axis=0) / sample.tokens.sum()) == pytest.approx(wanted)
+    (advised,) = read([str(tmp_path)]).values()
+    assert [1 - correct(one, advised).kept.mean() for one in made] == pytest.approx(wanted)
+    late = Correction(gates=(Gate(keep=(0.5, 2.0)), gates[0].model_copy(update={"sees": "remaining"})))
+    with pytest.raises(ConfigError, match="put it first"):
+        analyze([str(tmp_path)], [late])
+
+
+def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
+    """Sequences by the weight updates since they were sampled; one whose versions are not known is too old."""
+    rows, sampled = [[-1.0] * 3] * 5, [7, 4, 3, None, 9]
+    columns = {"rollout_log_probs": rows, "train_log_probs": rows, "train_version": [7, 7, 7, 7, 9]}
+    pl.DataFrame({**columns, "rollout_version": sampled}).write_parquet(tmp_path / "d.parquet")
+    gate = Gate(statistic="age", level="sequence", keep=(None, 3.0))
+    made = [
+        Correction(name="fresh", gates=(gate,)),
+        Correction(name="known", gates=(gate.model_copy(update={"nonfinite": "keep"}),)),
+    ]
+    (run,) = analyze([str(tmp_path)], made).runs.values()
+    found = {name: own["rejected_sequences"].value for name, own in run.overall.corrections.items()}
+    assert found == {"fresh": pytest.approx(2 / 5), "known": pytest.approx(1 / 5)}
+    swept = sweep([str(tmp_path)], [Study(made[0], (Axis("gates.0.keep.1", (0.0, 3.0, 4.0)),))])
+    assert swept.overall["rejected_sequences"].to_list() == pytest.approx([3 / 5, 2 / 5, 1 / 5])
+    sample = sample_of([str(tmp_path)], made)
+    assert list((sample.kept == 0).mean(axis=0)) == pytest.approx([2 / 5, 1 / 5])
+    (advised,) = read([str(tmp_path)]).values()
+    assert correct(made[0], advised).kept.mean() == pytest.approx(3 / 5)
+    assert mm.keep(rows, rows, None, made[0], age=[0, 3, 4, np.nan, 0]) == [[age] * 3 for age in (1, 1, 0, 0, 1)]
+    with pytest.raises(ConfigError, match="give age"):
+        mm.keep(rows, rows, None, made[0])
+    pl.DataFrame({name: columns[name] for name in list(columns)[:2]}).write_parquet(tmp_path / "d.parquet")
+    with pytest.raises(DataError, match="rollout_version"):
+        analyze([str(tmp_path)], made)
+
+
+def test_the_proximal_policy_by_versions(tmp_path: Any) -> None:
+    """One update before current, on the straight line from the sampler's log-probs; nothing moves at ages 0 and 1."""
+    rng = np.random.default_rng(6)
+    ages = [0, 1, 2, 5, 40]
+    rollout = [-rng.exponential(1.0, 8) for _ in ages]
+    current = [np.minimum(row + rng.normal(0, 0.5, 8), 0.0) for row in rollout]
+    columns = {
+        "rollout_log_probs": [row.tolist() for row in rollout],
+        "train_log_probs": [row.tolist() for row in rollout],
+        "current_log_probs": [row.tolist() for row in current],
+        "advantages": [1.0] * 5,
+        "rollout_version": [50 - age for age in ages],
+        "train_version": [50] * 5,
+    }
+    pl.DataFrame(columns).write_parquet(tmp_path / "d.parquet")
+    shares = [0, 0, 1 / 2, 4 / 5, 39 / 40]
+    d = [share * (c - r) for share, c, r in zip(shares, current, rollout, strict=True)]
+    kept = [abs(row) <= math.log(1.25) for row in d]
+    assert 0 < sum(map(sum, kept)) < 40
+    areal = load("areal")
+    rule = {"level": "token", "action": "mask", "metric": "ratio", "upper": 1.25, "lower": 0.8}
+    made = areal.correction({"prox_logp_method": "loglinear", "rejection_sampling": rule})
+    plain = Correction(**{field: getattr(made, field) for field in Correction.model_fields})
+    assert areal.native(plain)[0]["prox_logp_method"] == "loglinear"
+    (run,) = analyze([str(tmp_path)], [made]).runs.values()
+    assert run.overall.corrections[made.name]["rejected_tokens"].value == pytest.approx(1 - sum(map(sum, kept)) / 40)
+    replayed = areal.replay(pl.DataFrame(columns).to_arrow(), made)
+    assert replayed.weights is not None
+    for found, left, own, wanted in zip(replayed.keep, replayed.weights, d, kept, strict=True):
+        assert list(found) == list(wanted)
+        np.testing.assert_allclose(left, np.where(wanted, np.exp(own), 0), rtol=1e-12)
 
 
 def test_by_chance_under_a_seed() -> None:
@@ -214,6 +314,8 @@ def test_weights_that_mean_nothing(rule: dict[str, Any]) -> None:
         {"over": "prefix", "keep": [0.5, 2.0]},
         {"over": "batch", "statistic": "k2", "level": "sum", "keep": [None, 1.0]},
         {"widen": 0.5, "level": "sequence", "keep": [0.5, 2.0]},
+        {"statistic": "age", "level": "max", "keep": [None, 4]},
+        {"statistic": "age", "level": "sequence", "over": "prefix", "keep": [None, 4]},
     ],
 )
 def test_gates_that_mean_nothing(gate: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from random_dumps import Shape, corrections
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import Selection, measure
-from mismatchctl.correction.model import ARITHMETIC_LEVELS, RATIO_LEVELS, Gate, Weight
+from mismatchctl.correction.model import ARITHMETIC_LEVELS, LEVELS, Gate, Weight
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.losses import token_loss
@@ -43,9 +43,11 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
     position = np.concatenate([np.cumsum(rng.choice([1, 1, 1, 4], length)) for length in [*lengths, 0]]) - 1
     advantages = rng.normal(size=tokens) * (rng.random(tokens) < 0.8)
     reward = np.where(rng.random(len(lengths)) < 0.2, np.nan, rng.random(len(lengths)))
+    sampled, trained = rng.integers(0, 5, len(lengths)), np.full(len(lengths), 4)
     return TokenBatch(
         Segments(np.cumsum([0, *lengths])), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
-        position.astype(np.int64) if gaps else None, advantages.astype(dtype), {"reward": reward},
+        position.astype(np.int64) if gaps else None, advantages.astype(dtype), 
+        {"reward": reward, "rollout_version": sampled, "train_version": trained},
         rows=np.arange(len(lengths)),
     )  # fmt: skip
 
@@ -111,7 +113,7 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
     """Bounds that the statistic of a gate passes on both sides, in this batch."""
     gate = Gate(keep=(0.5, None), **rule)
     with np.errstate(all="ignore"):
-        measured = measure(gate, ratios, Selection.everything(batch.segments))
+        measured = measure(gate, ratios, Selection.everything(batch.segments), batch)
         low, high = np.quantile(measured[np.isfinite(measured)], (0.2, 0.8))
         low, high = low - 1e-7 * abs(low) - 1e-9, high + 1e-7 * abs(high) + 1e-9  # not on a value: kernels round
         if gate.statistic == "ratio":
@@ -125,7 +127,7 @@ def gates(batch: TokenBatch) -> Iterator[Gate]:
     ratios = ratios_of(batch, every_source)
     rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))
     for statistic in ("ratio", *STATISTICS):
-        levels = RATIO_LEVELS if statistic == "ratio" else ARITHMETIC_LEVELS
+        levels = LEVELS.get(statistic, ARITHMETIC_LEVELS)
         for level, over, clamp, when in itertools.product(
             levels, ("sequence", "segment"), ("aggregate", "token", "none"),
             ("always", "positive_advantage", "negative_advantage"),
@@ -160,12 +162,16 @@ def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
 def test_words_that_few_frameworks_have(kernel: Kernel) -> None:
     """What is aggregated, clamped, or decided otherwise than everywhere else."""
     batch = made_batch(4, LENGTHS, np.float32, gaps=True)
-    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in RATIO_LEVELS[1:]]
+    changes: list[dict[str, Any]] = [{"over": "prefix", "level": level} for level in LEVELS["ratio"][1:]]
     changes += [{"widen": 0.5}, {"seed": 3}, {"seed": 3, "level": "geometric"}, {"when": "drifting"}, {"limit": 0.1}]
     changes += [{"precision": "float32"}, {"precision": "float32", "statistic": "binary_kl_max"}, {"nonfinite": "one"}]
     changes += [{"when": "nonpositive_advantage"}, {"limit": 0.1, "clamp": "token", "level": "geometric"}]
     every = [Correction(gates=(Gate(keep=(None, 1.03), **change),)) for change in changes]
     every += [Correction(gates=(Gate(statistic="k2", level="mean", over="batch", keep=(None, 0.01)),))]
+    every += [Correction(gates=(Gate(statistic="age", level="sequence", keep=(None, 2.0)),))]
+    every += [
+        Correction(weight=Weight(source="proximal/rollout"), gates=(Gate(source="proximal/rollout", keep=(0.8, 1.2)),))
+    ]
     sequences = Gate(level="max", keep=(None, 1.3))
     rules: list[dict[str, Any]] = [
         {"over": "segment", "level": "geometric"},

@@ -106,9 +106,8 @@ def rank(
 
 def _lacks(correction: Correction, sample: Sample) -> str:
     """Which column of the dump a correction needs in vain."""
-    if sample.batch.current is None and correction.sources - {"train/rollout"}:
-        return "needs current_log_probs"
-    return "needs advantages" if sample.batch.advantages is None and correction.needs_advantages else ""
+    lacking = sample.batch.lacking(correction.columns)
+    return f"needs {' and '.join(lacking)}" if lacking else ""
 
 
 def _candidate(correction: Correction, sample: Sample, limits: Limits) -> Candidate:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.analyze.trims import trimmed
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import Applied, apply
@@ -17,11 +18,14 @@ from mismatchctl.dumps.ids import TOKEN_IDS
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.reduce import cluster_hashes
 from mismatchctl.measure.table import Hashes, hash_values, mix
-from mismatchctl.ratios import Ratios
+from mismatchctl.ratios import ratios_of
 
 MOST_TOKENS = 1 << 22
 """Tokens of a run that are looked at; beyond, whole prompts with the smallest hashes."""
-WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch")
+WANTED = (
+    "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
+    "rollout_version", "train_version",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,12 +187,8 @@ def _advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
 
 def correct(correction: Correction, sample: Sample) -> Corrected:
     """Apply a correction as the trainer would: weights bounded and normalized, gates in order."""
-    batch = sample.batch
-    ratios = {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}
-    if batch.current is not None:
-        ratios["current/rollout"] = Ratios(batch.current, batch.rollout, batch.segments)
-        ratios["current/train"] = Ratios(batch.current, batch.train, batch.segments)
-    applied = apply(correction, ratios, batch)
+    batch = trimmed(sample.batch, [correction])
+    applied = apply(correction, ratios_of(batch, correction.sources), batch)
     kept = applied.kept.expanded()
     return Corrected(_normalized(correction, applied, sample), kept, applied.counted.expanded(), applied.kept.counts)
 

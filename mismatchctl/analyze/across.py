@@ -81,10 +81,9 @@ def results(
     """What each preset of a method does on dumps: run -> preset -> metrics, or why it could not be applied."""
     chosen = [presets()[row["preset"]].correction for row in across(method)]
     found: dict[str, dict[str, dict[str, float | None] | str]] = {}
-    groups: dict[tuple[bool, bool], list[Correction]] = {}
+    groups: dict[frozenset[str], list[Correction]] = {}
     for correction in chosen:
-        needs = bool(correction.sources - {"train/rollout"}), correction.needs_advantages
-        groups.setdefault(needs, []).append(correction)
+        groups.setdefault(correction.columns, []).append(correction)
     refused: dict[str, str] = {}
     for corrections in groups.values():
         try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from mismatchctl.analyze.micro_batches import MicroBatches
+from mismatchctl.analyze.trims import Trims, trims_of
 from mismatchctl.batch import TokenBatch
 from mismatchctl.contract import BY_NAME, VERSIONS
 from mismatchctl.correction import Correction
@@ -33,8 +34,10 @@ class Batches:
         problems: what was left out so far.
     """
 
-    def __init__(self, dump: Dump, unit: Unit, micro_batches: MicroBatches | None = None) -> None:
-        self._dump, self._unit, self._micro_batches = dump, unit, micro_batches
+    def __init__(
+        self, dump: Dump, unit: Unit, micro_batches: MicroBatches | None = None, trims: Trims | None = None
+    ) -> None:
+        self._dump, self._unit, self._micro_batches, self._trims = dump, unit, micro_batches, trims or Trims()
         self.tokens, self.problems = 0, Problems()
 
     def __iter__(self) -> Iterator[TokenBatch]:
@@ -44,10 +47,10 @@ class Batches:
         """The batches; `watch` sees the rows of each as they stand in the file, before."""
         for batch in self._dump.read(self._unit, self.problems, watch):
             self.tokens += batch.tokens
-            if self._micro_batches is None:
-                yield batch
-            else:
-                yield replace(batch, columns={**batch.columns, "micro_batch": self._micro_batches.of(batch)})
+            if self._micro_batches is not None:
+                numbers = self._micro_batches.of(batch)
+                batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
+            yield self._trims.on(batch, self._unit.file.run)
 
 
 class OnBatches(Protocol):
@@ -86,13 +89,14 @@ class _ReadUnit:
 
     work: OnBatches
     micro_batches: MicroBatches | None = None
+    trims: Trims = field(default_factory=Trims)
 
     @property
     def makes(self) -> Any:
         return Read[self.work.makes]  # type: ignore[name-defined]
 
     def __call__(self, dump: Dump, unit: Unit) -> Read[Any]:
-        batches = Batches(dump, unit, self.micro_batches)
+        batches = Batches(dump, unit, self.micro_batches, self.trims)
         made = self.work(batches, unit.file.run)
         return Read(made, batches.tokens, batches.problems)
 
@@ -138,7 +142,8 @@ class Reading:
             ConfigError: settings that do not fit the dump.
         """
         scoped = any(correction.normalizes_micro_batches for correction in corrections)
-        needed = dict.fromkeys([*WANTED, *(["micro_batch"] if scoped else []), *extra])
+        looked_at = sorted({column for correction in corrections for column in correction.columns})
+        needed = dict.fromkeys([*WANTED, *(["micro_batch"] if scoped else []), *looked_at, *extra])
         check_names(corrections)
         names = column_aliases()
         self.dump: Dump = open_dump(
@@ -149,6 +154,7 @@ class Reading:
         self.expected = sum(unit.tokens for unit in self.dump.units)
         self.tokens = dict.fromkeys((file.index for file in self.dump.files), 0)
         self.problems = self.dump.problems
+        self._corrections = corrections
 
     def parts(
         self,
@@ -163,7 +169,8 @@ class Reading:
             DataError: a unit that cannot be read, or no valid token in all of them.
         """
         later = _Later(self.dump.units)
-        for shard, read in engine.map(_ReadUnit(work, micro_batches), self.dump, shards_of(self.dump)):
+        reading = _ReadUnit(work, micro_batches, trims_of(self.dump, self._corrections))
+        for shard, read in engine.map(reading, self.dump, shards_of(self.dump)):
             self.problems = self.problems + read.problems.at(shard.file.path)
             self.tokens[shard.file.index] += read.tokens
             if progress is not None:
@@ -219,14 +226,7 @@ def check_names(corrections: Iterable[Correction]) -> None:
 def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
     """Refuse corrections that look at columns which some file lacks."""
     for correction in corrections:
-        if correction.needs_batch:
-            problem = f"correction {correction.name} has a gate over: batch, which judges tokens by all of their batch"
-            raise ConfigError(
-                f"{problem}; an analysis reads a dump in parts: apply it to tensors with weights and keep"
-            )
-        needs = {"current_log_probs"} if correction.sources - {"train/rollout"} else set()
-        needs |= {"advantages"} if correction.needs_advantages else set()
-        for column in sorted(needs):
+        for column in sorted(correction.columns):
             lacking = next((file for file in dump.files if not _has(file, column)), None)
             if lacking is not None:
                 problem = f"correction {correction.name} needs this column, which is missing"

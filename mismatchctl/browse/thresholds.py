@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.analyze.trims import trims_of
 from mismatchctl.browse.read import OnBad, Row
 from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import Applied, apply
 from mismatchctl.correction.model import Gate
+from mismatchctl.dumps import open_dump
 from mismatchctl.errors import ConfigError
-from mismatchctl.ratios import Ratios
+from mismatchctl.frameworks import column_aliases
+from mismatchctl.ratios import ratios_of
 from mismatchctl.sweep import Axis, Study, sweep
 
 POINTS = 41
@@ -68,6 +71,7 @@ def thresholds_of(
         for correction, axis in axes
     ]
     table = sweep(paths, studies, rename=rename, on_bad=on_bad).overall
+    rows = _trimmed([point for study in studies for point in study.corrections], paths, rows, rename, on_bad)
     found = []
     for (correction, axis), study in zip(axes, studies, strict=True):
         own = table.filter(table["correction"] == study.name).sort("run", "point")
@@ -127,16 +131,25 @@ def _axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None]
     return Axis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
 
 
+def _trimmed(
+    corrections: Sequence[Correction],
+    paths: Sequence[str],
+    rows: Sequence[Row],
+    rename: Mapping[str, str],
+    on_bad: OnBad,
+) -> Sequence[Row]:
+    """The sequences, knowing what gates over: batch drop of their steps."""
+    if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
+        return rows
+    dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=("run", "step"), on_bad=on_bad)
+    trims = trims_of(dump, corrections)
+    return [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
+
+
 def _applied(correction: Correction, row: Row) -> Applied:
-    batch = row.batch
-    ratios = {}
-    for source in correction.sources:
-        policy, _, reference = source.partition("/")
-        sides = {"train": batch.train, "rollout": batch.rollout, "current": batch.current}
-        if sides[policy] is None or sides[reference] is None:
-            raise ConfigError(f"{correction.name} needs current_log_probs, which the dump has not")
-        ratios[source] = Ratios(sides[policy], sides[reference], batch.segments)  # type: ignore[arg-type]
-    return apply(correction, ratios, batch)
+    if lacking := row.batch.lacking(correction.columns):
+        raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump has not")
+    return apply(correction, ratios_of(row.batch, correction.sources), row.batch)
 
 
 def _states(applied: Applied) -> NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.correction.model import Clamp, Gate
 from mismatchctl.correction.selection import Selection
+from mismatchctl.correction.trim import Trim
 from mismatchctl.ratios import STATISTICS, SUMS, Ratios, SingleRatios
 
 
@@ -29,9 +30,9 @@ def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> Gat
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
     segments = adjacent_runs(batch) if gate.over == "segment" else batch.segments
     view = seen if gate.over != "segment" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
-    measured = measure(gate, ratios, view)
+    measured = measure(gate, ratios, view, batch)
     if gate.over == "batch":
-        dropped = _trimmed(gate, np.asarray(measured), np.asarray(view.expanded()))
+        dropped = _trimmed(gate, np.asarray(measured), view, batch)
         low, high = (segments.from_host(flags) for flags in (np.zeros_like(dropped), dropped))
     else:
         low, high = _beyond(gate, measured, batch)
@@ -41,8 +42,10 @@ def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> Gat
     return GateOutcome(gate, *(_rejected(gate, flags, segments, view, batch, ratios) for flags in (low, high)))
 
 
-def measure(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
+def measure(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> Float64s:
     """The statistic that a gate compares: of each token [T] where it judges those, else of each segment of the view."""
+    if gate.statistic == "age":
+        return _age(gate, batch)
     if gate.precision == "float32":
         ratios = SingleRatios(*ratios.given, ratios.segments)
     if gate.nonfinite == "one" and gate.statistic == "ratio":
@@ -51,6 +54,12 @@ def measure(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     measured = _aggregate(gate, ratios, view)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
     return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
+
+
+def _age(gate: Gate, batch: TokenBatch) -> Float64s:
+    """The age of each sequence [S]; an unknown one is beyond a bound, unless the gate keeps what is undefined."""
+    unknown = np.nan if gate.nonfinite == "keep" else np.inf if gate.keep[1] is not None else -np.inf
+    return np.where(np.isnan(batch.age), unknown, batch.age)
 
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
@@ -177,16 +186,16 @@ def _luck(gate: Gate, batch: TokenBatch) -> Float64s:
     return batch.segments.from_host(luck) if gate.per_token else luck
 
 
-def _trimmed(gate: Gate, values: Float64s, seen: Bools) -> Bools:
-    """The largest values, as few as it takes for the mean of the rest to be inside; one always stays."""
-    places = np.flatnonzero(seen)
-    finite = np.where(np.isnan(values[places]), np.inf, values[places])
-    ascending = places[np.argsort(-finite, kind="stable")[::-1]]  # of equal ones the first is dropped first
-    means = np.cumsum(np.sort(finite), dtype=np.float64) / np.arange(1, len(ascending) + 1)
-    high = math.inf if gate.keep[1] is None else gate.keep[1]
-    stays = int((means <= high if gate.inclusive[1] else means < high).sum())
-    dropped = np.zeros(len(values), np.bool_)
-    dropped[ascending[max(stays, 1) :]] = True
+def _trimmed(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatch) -> Bools:
+    """What is dropped of the batch: by the thresholds of its steps, where it holds parts of them, else by itself."""
+    seen = np.asarray(view.expanded())
+    if gate in batch.trims:
+        reached = np.asarray(values) >= np.asarray(batch.segments.spread(batch.trims[gate]))
+        return reached & seen
+    known = np.where(np.isnan(values), np.inf, values)
+    least, number, _ = Trim(gate).with_values(known[seen]).ends()
+    dropped: Bools = seen & (known > least)
+    dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal ones the first go
     return dropped
 
 

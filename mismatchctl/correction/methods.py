@@ -68,6 +68,8 @@ METHODS: dict[str, Callable[[Rule], bool]] = {
     "tv": _gates("ratio_gap", "mean", "token", when=("always", "drifting")),
     "opsm": _gates("k1", "mean", when=("negative_advantage",)),
     "m2po": lambda rule: isinstance(rule, Gate) and rule.over == "batch" and rule.statistic == "k2",
+    "trust-region": _gates("k3", "max"),
+    "staleness": _gates("age", "sequence"),
     "stochastic": lambda rule: isinstance(rule, Gate) and rule.seed is not None,
     "position-weighted": lambda rule: isinstance(rule, Gate) and rule.widen > 0,
     "self-normalized": lambda rule: isinstance(rule, Weight) and rule.normalize != "none",

@@ -10,12 +10,13 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from mismatchctl.correction.losses import LOSSES, WITH_OWN_RATIO, loss_numbers
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
-Source = Literal["train/rollout", "current/rollout", "current/train"]
+Source = Literal["train/rollout", "current/rollout", "current/train", "proximal/rollout"]
 Clamp = Literal["aggregate", "token", "none"]
 Interval = tuple[float | None, float | None]
 
 ARITHMETIC_LEVELS = ("token", "sum", "mean", "min", "max")
-RATIO_LEVELS = ("token", "sequence", "geometric", "mean", "min", "max")
+LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "age": ("sequence",)}
+"""Where a statistic has others."""
 
 
 class _Strict(BaseModel):
@@ -44,6 +45,10 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
 _LIMIT = Field(
     default=LOG_RATIO_BOUND, gt=0, allow_inf_nan=False, description="log ratios are clamped to plus and minus this"
 )
+_SOURCE = (
+    "which policy's log-probs over which; proximal: the one an update before current, interpolated log-linearly "
+    "between rollout and current by rollout_version and train_version"
+)
 _OVER = "over the sequence, or over each run of adjacent valid tokens (a turn)"
 
 
@@ -65,12 +70,14 @@ class Gate(_Strict):
         "rollout_prob",
         "binary_kl",
         "binary_kl_max",
+        "age",
     ] = Field(
         default="ratio",
         description="what is measured on each token, train and rollout standing for the two policies of the source: "
         "k1 is rollout minus train, k3_reversed that of rollout over train, prob_diff train minus "
         "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
-        "(rollout from train; binary_kl_max: the larger direction)",
+        "(rollout from train; binary_kl_max: the larger direction); of a sequence: age, the weight updates from "
+        "rollout_version to train_version",
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
@@ -84,7 +91,7 @@ class Gate(_Strict):
     )
     keep: Interval = Field(default=(None, None), description="[lower, upper]; null leaves a side open")
     inclusive: tuple[bool, bool] = Field(default=(True, True), description="whether each bound itself is kept")
-    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
+    source: Source = Field(default="train/rollout", description=_SOURCE)
     clamp: Clamp = Field(
         default="aggregate",
         description="where log ratios are clamped: after aggregation (`ratio` only), per token before, nowhere",
@@ -127,7 +134,7 @@ class Gate(_Strict):
 
     @model_validator(mode="after")
     def _levels_fit(self) -> Gate:
-        levels = RATIO_LEVELS if self.statistic == "ratio" else ARITHMETIC_LEVELS
+        levels = LEVELS.get(self.statistic, ARITHMETIC_LEVELS)
         if self.level not in levels:
             raise ValueError(
                 f"level {self.level!r} does not fit statistic {self.statistic!r}: use one of {', '.join(levels)}"
@@ -141,6 +148,8 @@ class Gate(_Strict):
             raise ValueError(f"over: {self.over} needs a level other than token")
         if self.over == "batch" and (self.statistic == "ratio" or self.level != "mean" or self.keep[1] is None):
             raise ValueError("over: batch needs level mean, an upper bound, and a statistic other than ratio")
+        if self.statistic == "age" and self.over != "sequence":
+            raise ValueError("age is of a sequence: over: sequence alone fits it")
         if self.widen and self.over != "prefix" and self.level != "token":
             raise ValueError("widen needs level token or over: prefix")
         return self
@@ -197,7 +206,7 @@ class Weight(_Strict):
         default="group",
         description="over which tokens that mean is taken; the mask before rejection in both cases",
     )
-    source: Source = Field(default="train/rollout", description="which policy's log-probs over which")
+    source: Source = Field(default="train/rollout", description=_SOURCE)
     over: Literal["sequence", "segment"] = Field(default="sequence", description=f"aggregated {_OVER}")
     clamp: Clamp = Field(
         default="aggregate", description="where log ratios are clamped: after aggregation, per token before, nowhere"
@@ -297,16 +306,15 @@ class Correction(_Strict):
         return found
 
     @property
-    def needs_batch(self) -> bool:
-        """Whether a gate looks at a whole batch before it can judge a token."""
-        return any(gate.over == "batch" for gate in self.gates)
+    def _gates(self) -> tuple[Gate, ...]:
+        """Its gates, and the one that says where its weights are bounded."""
+        where = None if self.weight is None else self.weight.bound_where
+        return self.gates if where is None else (*self.gates, where)
 
     @property
     def sources(self) -> set[str]:
         """The policy pairs that its weight and gates look at."""
-        rules: list[Weight | Gate] = [*self.gates] if self.weight is None else [self.weight, *self.gates]
-        if self.weight is not None and self.weight.bound_where is not None:
-            rules.append(self.weight.bound_where)
+        rules: list[Weight | Gate] = [*self._gates] if self.weight is None else [self.weight, *self._gates]
         return {rule.source for rule in rules}
 
     @property
@@ -317,6 +325,14 @@ class Correction(_Strict):
             self.weight is not None and name in WITH_OWN_RATIO and self.weight.source == "current/rollout"
         )
         return self.weight is not None and not own
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the contract that its weight and gates look at, beside those that every dump has."""
+        found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
+        found |= {"advantages"} if self.needs_advantages else set()
+        aged = any(gate.statistic == "age" for gate in self._gates) or "proximal/rollout" in self.sources
+        return frozenset(found | ({"rollout_version", "train_version"} if aged else set()))
 
     @property
     def needs_advantages(self) -> bool:

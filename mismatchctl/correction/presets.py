@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mismatchctl.correction.model import Correction, Source
+from mismatchctl.correction.model import Correction, Gate, Source
 
 MISMATCH: Source = "train/rollout"
 """The trainer's recomputation over the rollout engine."""
@@ -45,4 +45,57 @@ class Preset:
 
 NONE = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))
 
-PRESETS: tuple[Preset, ...] = (NONE,)
+
+def _papers(name: str, about: str, **gate: object) -> Preset:
+    return Preset(Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),)))
+
+
+PRESETS: tuple[Preset, ...] = (
+    NONE,
+    _papers(
+        "staleness-drop",
+        "Sequences sampled more than 4 weight updates ago are dropped.",
+        statistic="age",
+        level="sequence",
+        keep=(None, 4.0),
+    ),
+    _papers(
+        "trust-region-mask",
+        "A sequence with a token of K3 above the bound is dropped whole (trust-region masking).",
+        statistic="k3",
+        level="max",
+        keep=(None, 0.05),
+        effect="zero",
+    ),
+    _papers(
+        "prefix-product",
+        "A token is dropped where the product of the ratios so far leaves the interval.",
+        level="sequence",
+        over="prefix",
+        keep=(0.5, 2.0),
+        effect="zero",
+    ),
+    _papers(
+        "prefix-minimum",
+        "A token is dropped where any ratio so far lies below the bound: what follows it, too.",
+        level="min",
+        over="prefix",
+        keep=(1e-4, None),
+        clamp="none",
+        effect="zero",
+    ),
+    _papers(
+        "position-weighted",
+        "Tokens outside an interval that widens with the square root of their place are dropped.",
+        keep=(0.8, 1.25),
+        widen=0.5,
+        effect="zero",
+    ),
+    _papers(
+        "stochastic-rejection",
+        "Tokens above the bound are kept with a chance of bound over ratio, under a seed.",
+        keep=(None, 2.0),
+        seed=0,
+        effect="zero",
+    ),
+)

@@ -125,7 +125,7 @@ class Run:
             kind = SingleRatios
             gates = tuple(gate.model_copy(update={"precision": "float32"}) for gate in rules.gates)
             rules = Correction(name=rules.name, weight=rules.weight, gates=gates, loss=rules.loss)
-        policies = {"train": self.train, "rollout": self.rollout, "current": self.current}
+        policies = {"train": self.train, "proximal": self.train, "rollout": self.rollout, "current": self.current}
         made = {}
         for source in self.correction.sources:
             policy, _, reference = source.partition("/")

@@ -350,6 +350,11 @@ def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     if plan.losses and block.current is not None:
         made["current/train"] = plan.kernel.ratios(block.current, block.train, block.segments)
         made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
+    for source in {source for correction in plan.corrections for source in correction.sources} - set(made):
+        policy, reference = map(block.log_probs, source.split("/"))
+        assert policy is not None
+        assert reference is not None
+        made[source] = plan.kernel.ratios(policy, reference, block.segments)
     return made
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.analyze.trims import trims_of
 from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.correction import Correction, apply
 from mismatchctl.dumps import Problems, Unit, open_dump
@@ -18,14 +19,14 @@ from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.reduce import cluster_hashes, cut
 from mismatchctl.measure.table import Hashes, hash_values, mix
-from mismatchctl.ratios import Ratios
+from mismatchctl.ratios import ratios_of
 
 FIRST_OCTAVE, OCTAVES = 4, 17
 GRID: Ints = 1 << np.arange(FIRST_OCTAVE, FIRST_OCTAVE + OCTAVES, dtype=np.int64)
 """Lengths at which every sequence is looked at: 16, 32, ... 2^20 tokens."""
 CAP = 1 << 15
 """Sequences that are kept of each run; beyond, those of the clusters with the smallest hashes."""
-WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
+_WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run")
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,14 @@ def sample_of(
     Raises:
         DataError: the dump cannot be read or used.
     """
-    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=WANTED, on_bad="error")
+    looked_at = {column for correction in corrections for column in correction.columns}
+    wanted = tuple(sorted({*_WANTED, *looked_at}))
+    dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
+    trims = trims_of(dump, corrections)
 
     def work(unit: Unit) -> list[Sample]:
-        return [collect(batch, unit.file.run, corrections) for batch in dump.read(unit, Problems())]
+        run = unit.file.run
+        return [collect(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
 
     sample, done, expected = empty_sample(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
     for unit, parts in ordered_map(work, dump.units, threads or default_threads()):
@@ -154,10 +159,7 @@ def _of_cell(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Corre
 
 
 def _of_block(block: TokenBatch, corrections: Sequence[Correction]) -> tuple[Float64s, Float64s, Float64s, Float64s]:
-    ratios = {"train/rollout": Ratios(block.train, block.rollout, block.segments)}
-    if block.current is not None:
-        ratios["current/rollout"] = Ratios(block.current, block.rollout, block.segments)
-        ratios["current/train"] = Ratios(block.current, block.train, block.segments)
+    ratios = ratios_of(block, {"train/rollout"}.union(*(correction.sources for correction in corrections)))
     kept = [apply(correction, ratios, block).kept.counts for correction in corrections]
     own, offsets = ratios["train/rollout"], block.segments.offsets
     ends = offsets[:-1, None] + np.minimum(GRID, block.segments.lengths[:, None])

@@ -67,7 +67,7 @@ class Rule:
             weights = Weights(self.correction.weight, ratios)
             return weights.log_ratio, np.ones(batch.tokens)
         gate = self.correction.gates[0]
-        measured = measure(gate, ratios, everything)
+        measured = measure(gate, ratios, everything, batch)
         distance = -measured if gate.level == "min" else np.abs(measured)
         lengths = batch.segments.lengths.astype(np.float64)
         if gate.level == "token":

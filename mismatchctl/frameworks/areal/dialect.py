@@ -16,15 +16,23 @@ _STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl"
 _USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
 
 
-def _form(level: str, action: str, metric: str, agg: str) -> Any:
+def _form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
     def said(low: Any, high: Any) -> Options:
         low, high = (
             (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
         )
         rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
-        return {"rejection_sampling": rule}
+        return {"rejection_sampling": rule, "prox_logp_method": method}
 
     return said
+
+
+_SAID = (
+    *(("token", action, "ratio", "mean") for action in ("mask", "clamp")),
+    *(("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
+    *(("token", "mask", metric, "mean") for metric in _STATISTICS),
+    *(("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
+)
 
 
 class ArealDialect(PlainFramework):
@@ -54,10 +62,7 @@ class ArealDialect(PlainFramework):
     forms = (
         lambda low, high: {},
         lambda low, high: {"m2_threshold": None if high is None else 2 * high},
-        *(_form("token", action, "ratio", "mean") for action in ("mask", "clamp")),
-        *(_form("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
-        *(_form("token", "mask", metric, "mean") for metric in _STATISTICS),
-        *(_form("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
+        *(_form(*said, method) for method in ("recompute", "loglinear") for said in _SAID),
     )
 
     def read(self, native: Any) -> Options:
@@ -78,9 +83,11 @@ class ArealDialect(PlainFramework):
     def rules(self, options: Options) -> Rules:
         """M2PO's trim, then the rule."""
         gates: list[Gate] = []
+        source: Any = "proximal/rollout" if options["prox_logp_method"] == "loglinear" else "train/rollout"
         if options["m2_threshold"] is not None:
-            keep = (None, options["m2_threshold"] / 2)
-            gates.append(Gate(statistic="k2", level="mean", over="batch", keep=keep, inclusive=(True, False)))
+            keep, inclusive = (None, options["m2_threshold"] / 2), (True, False)
+            trim = Gate(statistic="k2", level="mean", over="batch", keep=keep, inclusive=inclusive, source=source)
+            gates.append(trim)
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
@@ -88,17 +95,17 @@ class ArealDialect(PlainFramework):
         clamps = {"mask": False, "clamp": True}[rule["action"]]
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
-        raw |= {"clamp": "none", "nonfinite": "one"}
-        gate = self._gate(rule, sees="remaining" if gates else "original")
+        raw |= {"clamp": "none", "nonfinite": "one", "source": source}
+        gate = self._gate(rule, sees="remaining" if gates else "original", source=source)
         if not clamps:
             return Weight(**raw), (*gates, gate)
         where = gate.model_copy(update={"effect": "mask", "sees": "original"}) if sequences else None
         clip = (low or None, high) if metric != "kl_k1" else (low, high)
         return Weight(clip=clip, bound_where=where, **raw), tuple(gates)
 
-    def _gate(self, rule: Options, sees: Any) -> Gate:
+    def _gate(self, rule: Options, **given: Any) -> Gate:
         metric, low, high = rule["metric"], rule["lower"], rule["upper"]
-        common: dict[str, Any] = {"clamp": "none", "effect": "zero", "sees": sees}
+        common: dict[str, Any] = {"clamp": "none", "effect": "zero", **given}
         sequences, agg = rule["level"] == "sequence", rule["agg"]
         if metric == "ratio":
             level: Any = _RATIO_LEVELS[agg] if sequences else "token"

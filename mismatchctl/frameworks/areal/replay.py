@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from mismatchctl import surrogates
 from mismatchctl.batch import Bools
@@ -17,6 +18,17 @@ from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
 
+_PROXIMAL = "proximal_log_probs"
+
+
+def _interpolated(step: Step) -> Step:
+    """The step with log-probs of the policy one update before current, by the versions of rows or of tokens."""
+    rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
+    age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
+    moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
+    rows = [row.tolist() for row in step.by_row(rollout + moved * (current - rollout))]
+    return Step(step.table.append_column(_PROXIMAL, pa.array(rows, pa.list_(pa.float64()))), step.dtype)
+
 
 class Areal(ArealDialect):
     """One rule of rejection or clamping by one statistic; M2PO before it."""
@@ -26,9 +38,11 @@ class Areal(ArealDialect):
     loss_key = "actor_loss"
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
-        """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is."""
+        """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is; loglinear: one in between."""
         if not options["use_decoupled_loss"]:
             return Run(step, options, correction, trained="rollout_log_probs")
+        if options["prox_logp_method"] == "loglinear":
+            return Run(_interpolated(step), options, correction, trained=_PROXIMAL)
         if options["prox_logp_method"] == "reuse_train_logp" and step.has("current_log_probs"):
             return Run(step, options, correction, trained="current_log_probs")
         return Run(step, options, correction)

@@ -131,7 +131,7 @@ class _Binned:
         self.loss = None if own is None or plain is None or not losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
-        measured = [measure(gate, ratios[gate.source], everything) for gate in gates]
+        measured = [measure(gate, ratios[gate.source], everything, batch) for gate in gates]
         rules = list(zip(measured, family.thresholds, strict=True))
         self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
         self.made = BlockColumns()
