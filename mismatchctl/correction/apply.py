@@ -94,7 +94,8 @@ def _weigh(rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: 
     own = clamped(own, rule.clamp, rule.limit)
     where = None
     if rule.bound_where is not None:
-        found = judge(rule.bound_where, ratios[rule.bound_where.source], batch, Selection.everything(batch.segments))
+        seen = kept if rule.bound_where.sees == "remaining" else Selection.everything(batch.segments)
+        found = judge(rule.bound_where, ratios[rule.bound_where.source], batch, seen)
         where = found.low.sequences | found.high.sequences
     runs = adjacent_runs(batch) if rule.over == "segment" else None
     return Weights(rule, own, calm, kept if rule.sees == "remaining" else None, runs, where)

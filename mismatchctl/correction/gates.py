@@ -105,7 +105,8 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     """Aggregate over the view: `token` leaves values as they are, the rest give one value per segment, or prefix."""
     segments, level = view.segments, gate.level
     whole = view.tokens is None and segments is ratios.segments  # then what is at hand will do
-    if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence":
+    calm = gate.nonfinite != "keep" or not np.isnan(ratios.extent).any()  # else no NaN may decide for its sequence
+    if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and calm:
         return ratios.lowest if level == "min" else ratios.highest
     if gate.statistic == "ratio" and level == "mean":
         return np.log1p(_mean_excess(gate, ratios, view))
@@ -119,8 +120,9 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
             return _so_far(level, values, view)
         if level in ("min", "max"):
             reduce, neutral = (segments.min, np.inf) if level == "min" else (segments.max, -np.inf)
+            values = values if calm else np.where(np.isnan(values), neutral, values)
             return reduce(values if view.tokens is None else np.where(view.tokens, values, neutral))
-        total = view.sum(values)
+        total = view.sum_log_ratio(values) if gate.statistic == "ratio" else view.sum(values)
     return total / np.maximum(view.counts, 1) if level in ("mean", "geometric") else total
 
 
@@ -200,7 +202,7 @@ def _trimmed(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatc
 
 
 def _may_be_undefined(gate: Gate, ratios: Ratios) -> bool:
-    return gate.statistic.startswith("binary_kl") or bool(np.isnan(ratios.extent).any())
+    return gate.statistic.startswith("binary_kl") or not bool(np.isfinite(ratios.extent).all())
 
 
 def _rejected(

@@ -216,7 +216,8 @@ class Weight(_Strict):
         default="original", description="aggregates over all valid tokens, or over those that the gates left"
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
-        default="keep", description="what becomes of a weight that is NaN or infinite: it stays, or is made 1 or 0"
+        default="keep",
+        description="what becomes of a weight that is NaN or infinite: it stays, or is 0; one: such ratios count as 1",
     )
     bound_where: Gate | None = Field(
         default=None, description="bounded in the sequences only that this gate would reject; null: everywhere"

@@ -36,6 +36,11 @@ class Selection:
         masked = values if self.tokens is None else np.where(self.tokens, values, 0.0)
         return np.where(self.sequences, self.segments.sum(masked), 0.0)
 
+    def sum_log_ratio(self, log_ratio: NDArray[Any]) -> Float64s:
+        """The same of log ratios, times flags as trainers take it: NaN where one that is left out is not finite."""
+        masked = log_ratio if self.tokens is None else log_ratio * self.tokens
+        return self.segments.sum(masked) * self.sequences
+
     def expanded(self) -> Bools:
         """One flag per token, [T]."""
         spread = self.segments.spread(self.sequences)

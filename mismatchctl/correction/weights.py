@@ -53,9 +53,8 @@ class Weights:
             return ratios.log_ratio
         if self.runs is not None:
             return self.runs.spread(self.runs.mean(ratios.log_ratio))
-        partly = self.view is not None and self.view.tokens is not None
-        view = self.view if partly and self.view is not None else Selection.everything(ratios.segments)
-        total = view.sum(ratios.log_ratio) if partly else ratios.log_ratio_sum
+        view = self.view or Selection.everything(ratios.segments)
+        total = ratios.log_ratio_sum if self.view is None else view.sum_log_ratio(ratios.log_ratio)
         return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)
 
     @cached_property
@@ -111,10 +110,8 @@ class Weights:
         return np.where(where, bounded, values)
 
     def _sanitized(self, values: Float64s, origin: float) -> Float64s:
-        """Weights counted from `origin`, with what the rule says in the place of NaN and infinity."""
-        if self.rule.nonfinite == "keep":
-            return values
-        return np.where(np.isfinite(values), values, (1.0 if self.rule.nonfinite == "one" else 0.0) - origin)
+        """Weights counted from `origin`, NaN and infinity made 0 where the rule says so."""
+        return np.where(np.isfinite(values), values, -origin) if self.rule.nonfinite == "zero" else values
 
     def total(self, values: NDArray[Any], over: Selection) -> Float64s:
         """Sum over the selected tokens of each sequence of `values`, shaped like the weights, [S]."""

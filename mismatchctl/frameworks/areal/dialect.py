@@ -95,11 +95,12 @@ class ArealDialect(PlainFramework):
         clamps = {"mask": False, "clamp": True}[rule["action"]]
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
-        raw |= {"clamp": "none", "nonfinite": "one", "source": source}
-        gate = self._gate(rule, sees="remaining" if gates else "original", source=source)
+        seen: Any = "remaining" if gates else "original"
+        raw |= {"clamp": "none", "nonfinite": "one", "source": source, "sees": seen if sequences else "original"}
+        gate = self._gate(rule, sees=seen, source=source)
         if not clamps:
             return Weight(**raw), (*gates, gate)
-        where = gate.model_copy(update={"effect": "mask", "sees": "original"}) if sequences else None
+        where = gate.model_copy(update={"effect": "mask"}) if sequences else None
         clip = (low or None, high) if metric != "kl_k1" else (low, high)
         return Weight(clip=clip, bound_where=where, **raw), tuple(gates)
 
@@ -113,6 +114,7 @@ class ArealDialect(PlainFramework):
         statistic: Any = _STATISTICS[metric]
         if metric == "kl_k1":  # train minus rollout there
             low, high = (None if high is None else -high), (None if low is None else -low)
+            agg = "min" if agg == "max" else agg
         precision: Any = "float32" if metric == "binary_kl" else "float64"
         return Gate(
             statistic=statistic, level=agg if sequences else "token", keep=(low, high), precision=precision, **common

@@ -66,6 +66,7 @@ class MsSwiftDialect(PlainFramework):
                     source="current/rollout",
                     keep=(None, options["off_policy_sequence_mask_delta"]),
                     when="negative_advantage",
+                    nonfinite="keep",
                 )
             )
         return weight, tuple(gates)

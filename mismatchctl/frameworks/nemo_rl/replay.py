@@ -39,7 +39,16 @@ class NemoRl(NemoRlDialect):
             term = surrogates.cispo(run.advantages, x, run.current, low, high)
         else:
             term = surrogates.ppo(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
-        return [(term, run.weights * left * self._shares(run))]
+        terms = [(term, run.weights * left * self._shares(run))]
+        if sequences is not None and np.isnan(self._at_padding(run, exp(x))):
+            terms.append((Term(run.each(np.nan), run.each(0.0)), run.each(1.0)))
+        return terms
+
+    @staticmethod
+    def _at_padding(run: Run, ratio: Array) -> float:
+        """What the masked padding of rows adds to a sum over their ratios: 0 times an infinite one is NaN."""
+        infinite = run.segments.max(np.isinf(ratio)) > 0
+        return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
     def _shares(self, run: Run) -> Array:
         left = self._sampled(run)
@@ -69,6 +78,8 @@ class NemoRl(NemoRlDialect):
             clamped = np.clip(ratio, 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"])
             for name, values in (("probs_ratio", ratio), ("probs_ratio_clamped", clamped)):
                 logged[name] = self._mean(run, values)
+                if loss["sequence_level_importance_ratios"]:
+                    logged[name] += self._at_padding(run, values)
                 logged[f"{name}_min"] = float(values[left].min(initial=np.inf))
                 logged[f"{name}_max"] = float(values[left].max(initial=-np.inf))
             logged["kl_penalty"] = 0.0

@@ -107,13 +107,14 @@ class SkyRlDialect(PlainFramework):
             sequences = {"token": False, "sequence": True}[given["tis_ratio_type"]]
             bound = given["sequence_tis_ratio_clip_high" if sequences else "token_tis_ratio_clip_high"]
             rule: dict[str, Any] = {"level": "sequence", "sees": "remaining"} if sequences else {}
-            weight = Weight(truncate=bound, clamp="token", **rule)
+            weight = Weight(truncate=bound, **rule)
         metric = given["sequence_mask_metric"]
         if metric is not None:
             level: Any = {"geometric": "geometric", "product": "sequence"}[metric]
             prefix = {"geometric": "geo", "product": "product"}[metric]
             keep = given[f"{prefix}_mask_low"], given[f"{prefix}_mask_high"]
-            gates.append(Gate(level=level, keep=keep, sees="remaining", nonfinite="keep", **common))
+            seen: dict[str, Any] = {"sees": "remaining", "clamp": "aggregate", "nonfinite": "keep", "effect": "zero"}
+            gates.append(Gate(level=level, keep=keep, **seen))
         if kind == "rollout_is":
             keep = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
             gates.append(Gate(source="current/rollout", keep=keep, inclusive=(False, False), **common))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from mismatchctl import surrogates
-from mismatchctl.correction import GateOutcome
+from mismatchctl.correction import Correction, GateOutcome
 from mismatchctl.frameworks.run import Options, Run, exp
 from mismatchctl.frameworks.skyrl.columns import COLUMNS
 from mismatchctl.frameworks.skyrl.dialect import SkyRlDialect
@@ -41,7 +42,8 @@ class SkyRl(SkyRlDialect):
                 continue
             flags = outcome.low.expanded() | outcome.high.expanded()
             if outcome.gate.statistic == "binary_kl":
-                flags = flags & (run.v > 0 if outcome.gate.when == "positive_advantage" else run.v < 0)
+                moved = run.v > 0 if outcome.gate.when == "positive_advantage" else run.v < 0
+                flags = flags & moved & ~np.isneginf(run.rollout)  # 0 times an infinite log-prob is NaN
             drops |= flags
         return drops
 
@@ -51,14 +53,21 @@ class SkyRl(SkyRlDialect):
 
     def shown_weights(self, run: Run) -> Array:
         """Bounded weights, those of rejected tokens too."""
-        return run.raw_weights
+        return self._weighed(run).raw_weights
+
+    @staticmethod
+    def _weighed(run: Run) -> Run:
+        """As it stands when weights are made: the mask of sequences comes after."""
+        rules = run.correction
+        early = tuple(gate for gate in rules.gates if gate.sees == "original")
+        return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
 
     def terms(self, run: Run) -> list[tuple[Term, Array]]:
         """The surrogate of policy_loss_type."""
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
         share = run.each(1.0)  # the reduction stands in the advantages
-        factors = share * run.raw_weights * self._left(run)
+        factors = share * self.shown_weights(run) * self._left(run)
         advantages = run.advantages
         if kind == "rollout_is":
             kept = ~self._loss_drops(run) & self._left(run)
@@ -147,7 +156,7 @@ class SkyRl(SkyRlDialect):
             if outcome.gate.level == "token":
                 logged["token_mask_ratio"] = run.mean(flags, left)
             left &= ~flags
-        weights = run.applied.weights
+        weights = self._weighed(run).applied.weights
         if weights is not None and given["tis_ratio_type"] == "token":
             logged["tis_token_clip_high_ratio"] = self._beyond(run, weights.high)
         elif weights is not None:

@@ -62,11 +62,10 @@ class Trl(TrlDialect):
     def _phi(self, run: Run) -> Array:
         vespo = run.options["vespo"]
         ratio = np.clip(np.log(np.maximum(self.shown_weights(run), 1e-300)), _LOG_LEAST, 20)
-        ratio = np.nan_to_num(ratio)
         log_weight = np.clip(run.segments.sum(np.clip(run.u, -20, 20)) + run.segments.sum(ratio), _LOG_LEAST, 20)
         first = run.row_means(run.advantages)
         ups, downs = (surrogates.vespo_gate(log_weight, *vespo[side]) for side in ("positive", "negative"))
-        return np.where(first >= 0, ups, downs)
+        return np.nan_to_num(np.where(first >= 0, ups, downs), posinf=0.0)
 
     def metrics(self, run: Run) -> dict[str, float]:
         """Differences of log-probs, weights after they were bounded, and clips."""
