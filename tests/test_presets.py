@@ -26,6 +26,8 @@ SEQUENCES = {
     "just_high": [1.0010005, 1.0010005],  # between 1.001 and 1/0.999
     "empty": [],
 }
+AGED = {"high": 0, "veto": 1}
+"""Those that an earlier version than 5 sampled."""
 RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 
 
@@ -36,7 +38,8 @@ def _applied(name: str) -> Applied:
     rollout = np.full(segments.tokens, -30.0)
     moved, still = rollout + np.log(RATIOS), rollout
     train, current = (still, moved) if "current/rollout" in correction.sources else (moved, still)
-    batch = TokenBatch(segments, rollout, train, current=current)
+    versions = {"rollout_version": np.array([AGED.get(name, 5) for name in SEQUENCES]), "train_version": np.full(9, 5)}
+    batch = TokenBatch(segments, rollout, train, current=current, columns=versions)
     pairs = {
         "train/rollout": Ratios(train, rollout, segments),
         "current/rollout": Ratios(current, rollout, segments),
@@ -100,10 +103,16 @@ REJECTED = {
     "miles-dense-3": {"high", "low", "veto"},
     "miles-dense-4": {"high", "low", "veto"},
     "miles-mis": OUTSIDE_GEOMETRIC | {"veto", "just_high"},
+    "staleness-drop": {"high"},
+    "trust-region-mask": {"mixed", "high", "low", "veto"},
 }
 TOKENS_KEPT = {
     "slime-mis": {"mixed": 1, "low": 0, "veto": 0},
     "mis": {"mixed": 1, "low": 0, "veto": 0},
+    "prefix-product": {"mixed": 1, "high": 1, "low": 0, "veto": 1},  # what is outside may come back inside
+    "prefix-minimum": {"veto": 0},
+    "position-weighted": {"mixed": 0, "high": 0, "low": 0, "veto": 0},  # the second within 0.729..1.371
+    "stochastic-rejection": {"mixed": 1, "veto": 1},  # a ratio of 3 is kept in two of three cases, not under this seed
 }
 
 TRUNCATED = {"mild": [1.1, 0.95], "mixed": [2.0, 0.6], "high": [1.6, 1.9], "veto": [5e-5, 2.0]}
@@ -241,7 +250,7 @@ def test_every_preset_says_what_it_does_and_where_it_comes_from() -> None:
     for name, item in presets().items():
         assert item.name == item.correction.name == name
         assert item.correction.about.endswith("."), name
-        assert name == "none" or (item.framework and item.version and item.source), name
+        assert name == "none" or (item.source and bool(item.framework) == bool(item.version)), name
 
 
 def test_an_alias_is_the_same_correction_under_its_own_name() -> None:

@@ -47,7 +47,8 @@ NONE = Preset(Correction(name="none", about="No correction: every weight is 1 an
 
 
 def _papers(name: str, about: str, **gate: object) -> Preset:
-    return Preset(Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),)))
+    made = Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),))
+    return Preset(made, source="articles on off-policy correction; no framework ships it")
 
 
 PRESETS: tuple[Preset, ...] = (
