@@ -101,6 +101,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("train_version", Kind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
     Column("reference_version", Kind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
     Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
+    Column(
+        "turn",
+        Kind.PER_TOKEN_OR_SCALAR,
+        "-",
+        "which turn of its response each token belongs to, for `--by turn`; absent: masked tokens part turns",
+    ),
     Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
     Column(
         "rollout_ids",
@@ -119,11 +125,14 @@ COLUMNS: tuple[Column, ...] = (
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 VERSIONS: tuple[str, ...] = ("rollout_version", "train_version")
 """Of one per token, the sequence has the oldest."""
+TURN = "turn"
+"""Read only where it is asked for."""
 PARTIAL: tuple[str, ...] = (
     "ref_log_probs",
     "reference_log_probs",
     *(column.name for column in COLUMNS if column.kind in NESTED),
     *VERSIONS,
+    TURN,
 )
 """Columns that sequences may lack: what is measured on them is measured on the other sequences."""
 REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)

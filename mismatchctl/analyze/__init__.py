@@ -14,7 +14,8 @@ from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions,
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
-from mismatchctl.contract import PARTIAL
+from mismatchctl.analyze.turns import are_within, by_turns
+from mismatchctl.contract import PARTIAL, TURN
 from mismatchctl.correction import Correction
 from mismatchctl.correction.losses import loss_numbers
 from mismatchctl.diagnose import COLUMNS, Collector, collector_for
@@ -36,13 +37,15 @@ class _Done:
 
     causes: Collector
     sums: Sums
+    turns: Sums
     parts: Parts
 
     def __add__(self, other: _Done) -> _Done:
-        return _Done(self.causes + other.causes, self.sums + other.sums, self.parts + other.parts)
+        sums, turns = self.sums + other.sums, self.turns + other.turns
+        return _Done(self.causes + other.causes, sums, turns, self.parts + other.parts)
 
     def at_file(self, index: int) -> _Done:
-        return _Done(self.causes.at_file(index), self.sums.at_file(index), self.parts)
+        return _Done(self.causes.at_file(index), self.sums.at_file(index), self.turns.at_file(index), self.parts)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class _Pass:
     """What is done on each unit."""
 
     plan: Plan
+    turns: Plan | None
     causes: Collector
     watches: bool
     replays: bool
@@ -57,12 +61,14 @@ class _Pass:
     makes: ClassVar[type] = _Done
 
     def __call__(self, batches: Batches, run: str) -> _Done:
-        causes, sums, parts = self.causes.empty(), Sums(), Parts()
+        causes, sums, turns, parts = self.causes.empty(), Sums(), Sums(), Parts()
         for batch in batches.watched_by(causes.watch) if self.watches else batches:
             sums = sums + reduce_batch(batch, run, self.plan)
+            if self.turns is not None:
+                turns = turns + reduce_batch(by_turns(batch), run, self.turns)
             if self.replays:
                 parts += step_tables(batch, run)
-        return _Done(causes, sums, parts)
+        return _Done(causes, sums, turns, parts)
 
     def asked(self, file: DumpFile) -> Iterator[_Pass]:
         return (replace(self, causes=causes) for causes in self.causes.asked(file))
@@ -124,7 +130,7 @@ def analyze(
         paths: files, folders, globs; each is a run unless a `run` column says otherwise.
         corrections: compared side by side; their names must differ.
         rename: canonical column -> name in the files.
-        by: columns to break metrics down by.
+        by: columns to break metrics down by; `turn` takes each turn of a response for a sequence, and no correction.
         on_bad: whether bad rows and files stop the analysis or are left out and counted.
         threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected).
@@ -155,16 +161,19 @@ def analyze(
         raise ConfigError("a cache keeps sums over whole steps: leave it out, or the size of micro-batches")
     replayed, corrections = corrections, _with_losses(corrections, losses)
     extra = () if framework is None else NAMES
-    watched = (*PARTIAL, *(COLUMNS if findings else ()))
-    reading = Reading(paths, corrections, rename or {}, by, on_bad, extra=extra, watched=watched)
+    columns = tuple(column for column in by if column != TURN)
+    extra = (*extra, TURN) if TURN in by else extra
+    watched = (*(column for column in PARTIAL if column != TURN), *(COLUMNS if findings else ()))
+    reading = Reading(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
     dump = reading.dump
+    within = TURN in by and are_within(dump)
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
             problem = f"the loss {losses[0]} needs this column, which is missing"
             raise DataError(problem, file=dump.files[0].path, column=column, remedy="record it, or leave the loss out")
     plan = Plan(
         tuple(corrections),
-        tuple(by),
+        columns if within else tuple(by),
         reading.has,
         sequences is not None,
         _kernel(reading.expected, device, engine),
@@ -173,23 +182,29 @@ def analyze(
     )
     unnamed = plan.scoped and not dump.has("micro_batch")
     micro_batches = numbered(dump, micro_batch_size) if unnamed and micro_batch_size else None
-    accumulator = Accumulator(plan)
+    turns = replace(plan, corrections=(), by=(TURN,), sequences=False) if within else None
+    accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
     replays = [] if framework is None else _replays(framework, replayed, replay or ReplayOptions(), log)
-    causes = collector_for(dump, by)
-    work = _Pass(plan, causes.empty(), findings, framework is not None)
+    causes = collector_for(dump, plan.by)
+    work = _Pass(plan, turns, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
         for done, may_grow in reading.parts(work, engine or Local(threads), progress, micro_batches):
             accumulator.add(done.sums)
             rows.write(done.sums.sequences)
             accumulator.close(may_grow)
+            if by_turn is not None:
+                by_turn.add(done.turns)
+                by_turn.close(may_grow)
             for logged in replays:
                 logged.add(done.parts)
                 logged.close(may_grow)
             causes.add(done.causes)
         accumulator.finish()
+        if by_turn is not None:
+            by_turn.finish()
         for logged in replays:
             logged.close()
-        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems)
+        result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
         for name, run in result.runs.items():
             run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], growth_of_run(run))
         tell_all(result, baseline)

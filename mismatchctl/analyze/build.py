@@ -87,17 +87,25 @@ CONTEXT, EXCERPT = 24, 64
 
 
 def build_result(
-    dump: Dump, plan: Plan, accumulator: Accumulator, tokens: Mapping[int, int], problems: Problems
+    dump: Dump,
+    plan: Plan,
+    accumulator: Accumulator,
+    tokens: Mapping[int, int],
+    problems: Problems,
+    turns: Accumulator | None = None,
 ) -> Result:
-    """The Result of a finished pass."""
+    """The Result of a finished pass; `turns` has it broken down by what is no column of sequences."""
     runs = {
         name: _run(accumulator.runs[name], plan, accumulator, dump)
         for name in sorted(accumulator.runs, key=natural_key)
     }
+    if turns is not None:
+        for name, totals in turns.runs.items():
+            runs[name].by |= _by(totals, turns, dump)
     provenance = Provenance(
         inputs=input_files(dump, tokens, problems),
         left_out=left_out(problems),
-        by=list(plan.by),
+        by=[*plan.by, *(turns.plan.by if turns is not None else ())],
         device=plan.kernel.device,
     )
     corrections, warnings = list(plan.corrections), list(dump.warnings)
@@ -126,16 +134,11 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
         corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
     tables = _Tables(plan, dump, accumulator.evaluator.columns)
-    by = {}
-    for column, cells in totals.by.items():
-        rows = Row.joined([evaluate(Closed.one(cell, by_prompt=plan.by_prompt)) for cell in cells.values()])
-        by[column] = _groups(list(cells), rows, names)
-        by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
     steps = _groups(totals.steps, Row.joined(totals.groups), names, NOT_BY_STEP)
     return RunResult(
         overall=overall,
         groups=steps,
-        by=by,
+        by=_by(totals, accumulator, dump),
         distribution=_distribution(totals.overall.pairs[MISMATCH]),
         breakdowns={name: _breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_joint(totals.sums.joint),
@@ -143,6 +146,18 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
         worst_sequences=_worst_sequences(totals.sums.sequences, dump),
         clusters=tables.of_steps(totals.overall.table, steps.labels),
     )
+
+
+def _by(totals: RunTotals, accumulator: Accumulator, dump: Dump) -> dict[str, Groups]:
+    """A run by each value of each column."""
+    plan, by = accumulator.plan, {}
+    tables = _Tables(plan, dump, accumulator.evaluator.columns)
+    for column, cells in totals.by.items():
+        closed = (Closed.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
+        rows = Row.joined([accumulator.evaluator.evaluate(cell) for cell in closed])
+        by[column] = _groups(list(cells), rows, [correction.name for correction in plan.corrections])
+        by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
+    return by
 
 
 def _values(estimates: Estimates) -> dict[str, Value]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from mismatchctl.contract import BY_NAME, COLUMNS, LONG_LAYOUT_REQUIRED, REQUIRED
+from mismatchctl.contract import BY_NAME, COLUMNS, LONG_LAYOUT_REQUIRED, REQUIRED, Kind
 from mismatchctl.dumps.contents import Contents, Span
 from mismatchctl.dumps.formats import format_name, read_contents
 from mismatchctl.dumps.kinds import NOTHING, holds, is_list, misfit, plain
@@ -94,6 +94,13 @@ class DumpFile:
     def is_list(self, column: str) -> bool:
         """Whether the file stores lists in a canonical column."""
         return is_list(plain(self.types[column]))
+
+    def is_per_token(self, column: str) -> bool:
+        """Whether a canonical column has a value per token here."""
+        known = BY_NAME.get(column)
+        if known is None or known.kind is not Kind.PER_TOKEN_OR_SCALAR:
+            return known is not None and known.per_token
+        return self.layout == "long" or self.is_list(column)
 
 
 @dataclass(frozen=True)

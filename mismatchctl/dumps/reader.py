@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from mismatchctl.batch import TokenBatch
-from mismatchctl.contract import BY_NAME, PARTIAL, REQUIRED, Kind
+from mismatchctl.contract import BY_NAME, PARTIAL, REQUIRED
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, Block, assemble
 from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warnings
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
@@ -214,8 +214,4 @@ def _projection(file: DumpFile, columns: Sequence[str]) -> list[str]:
 
 
 def _has_place(file: DumpFile, name: str) -> bool:
-    column = BY_NAME.get(name)
-    if column is None or name in _TOKEN_FIELDS:
-        return True
-    per_token = column.kind is Kind.PER_TOKEN_OR_SCALAR and (file.layout == "long" or file.is_list(name))
-    return not (column.per_token or per_token or name == POSITION)
+    return name not in BY_NAME or name in _TOKEN_FIELDS or not (file.is_per_token(name) or name == POSITION)
