@@ -16,6 +16,7 @@ from mismatchctl.analyze import analyze
 from mismatchctl.cli.main import app
 from mismatchctl.engines.cache import Cached
 from mismatchctl.engines.local import Local
+from mismatchctl.errors import ConfigError
 
 TURNS: list[list[tuple[int, int]]] = [[(3, 2), (4, 1)], [(6, 0)], [], [(2, 3), (5, 1), (7, 0)], [(1, 1), (1, 0)]]
 """Of each response: valid tokens, and masked ones behind them."""
@@ -108,6 +109,11 @@ def test_a_column_of_sequences_is_as_any_other(tmp_path: Path) -> None:
     run = analyze([path], by=["turn"]).runs["a"]
     assert run.by["turn"].labels == [1, 2, 3]
     assert run.by["turn"].metrics["sequences"].value == [2, 1, 1]
+
+
+def test_a_column_of_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"turn holds text .* another name"):
+        analyze([write(tmp_path / "a.parquet", columns(turn=["a", "a", "b", "b", "b"]))], by=["turn"])
 
 
 def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:

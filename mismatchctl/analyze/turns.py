@@ -10,11 +10,20 @@ from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.contract import TURN
 from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.dumps import Dump
+from mismatchctl.errors import ConfigError
 from mismatchctl.measure.reduce import cluster_hashes
 
 
 def are_within(dump: Dump) -> bool:
-    """Whether turns are parts of sequences, and not something that the dump says of each whole sequence."""
+    """Whether turns are parts of sequences, and not something that the dump says of each whole sequence.
+
+    Raises:
+        ConfigError: its column `turn` holds something else.
+    """
+    for file in dump.files:
+        if TURN in file.ignored:
+            problem = f"--by turn: the column turn {file.ignored[TURN]} in {file.path}"
+            raise ConfigError(f"{problem}; give turns as numbers, or the column another name")
     return all(
         TURN not in file.partition and (TURN not in file.columns or file.is_per_token(TURN)) for file in dump.files
     )
