@@ -45,7 +45,7 @@ for (const table of document.querySelectorAll("table[data-csv]")) {
   });
   table.closest("details").querySelector("summary").after(button);
 }
-// One cursor over all figures of steps: the step under the pointer is marked in each, and its numbers are told.
+// One cursor over all figures of steps: the step under the pointer, or that the arrow keys lead to, is marked in each.
 const overSteps = [...document.querySelectorAll("figure[data-steps]")].map((figure) => {
   const svg = figure.querySelector("svg");
   const [left, top, right, bottom, low, high] = figure.dataset.steps.split(" ").map(Number);
@@ -63,23 +63,38 @@ const clearSteps = () => {
     said.textContent = was;
   }
 };
+const nearest = (steps, step) => steps.reduce((best, other, index) => (Math.abs(other - step) < Math.abs(steps[best] - step) ? index : best), 0);
+const tellStep = (step) => {
+  clearSteps();
+  for (const { svg, said, heads, rows, steps, place, top, bottom } of overSteps) {
+    if (!steps.length) continue;
+    const near = nearest(steps, step);
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
+    const x = place(steps[near]);
+    for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
+    svg.append(line);
+    const told = rows[near].slice(1).map((text, index) => [heads[index + 1], text]).filter(([head, text]) => text !== "" && !/ (from|to)$/.test(head));
+    said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + (Number.isNaN(Number(text)) ? text : Number(Number(text).toPrecision(4)))).join(", ");
+  }
+};
 for (const here of overSteps) {
+  let index = -1;
+  here.svg.tabIndex = 0;
+  here.said.setAttribute("aria-live", "polite");
   here.svg.addEventListener("pointermove", (event) => {
     const box = here.svg.getBoundingClientRect();
     const step = here.at(((event.clientX - box.left) / box.width) * here.svg.viewBox.baseVal.width);
-    clearSteps();
-    for (const { svg, said, heads, rows, steps, place, top, bottom } of overSteps) {
-      if (!steps.length) continue;
-      const near = steps.reduce((best, other, index) => (Math.abs(other - step) < Math.abs(steps[best] - step) ? index : best), 0);
-      const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const x = place(steps[near]);
-      for (const [key, value] of Object.entries({ class: "cursor", x1: x, x2: x, y1: top, y2: bottom })) line.setAttribute(key, value);
-      svg.append(line);
-      const told = rows[near].slice(1).map((text, index) => [heads[index + 1], text]).filter(([head, text]) => text !== "" && !/ (from|to)$/.test(head));
-      said.textContent = "step " + rows[near][0] + ": " + told.map(([head, text]) => head.replace(/ \(.*\)$/, "") + " " + (Number.isNaN(Number(text)) ? text : Number(Number(text).toPrecision(4)))).join(", ");
-    }
+    tellStep(step);
+    index = nearest(here.steps, step);
   });
-  here.svg.addEventListener("pointerleave", clearSteps);
+  here.svg.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!by || !here.steps.length) return;
+    event.preventDefault();
+    index = Math.min(Math.max(index + by, 0), here.steps.length - 1);
+    tellStep(here.steps[index]);
+  });
+  for (const kind of ["pointerleave", "blur"]) here.svg.addEventListener(kind, clearSteps);
 }
 let folded = [];
 addEventListener("beforeprint", () => {
@@ -94,6 +109,7 @@ addEventListener("afterprint", () => folded.forEach((part) => (part.open = false
   document.body.append(tip);
   const close = () => (tip.hidden = true);
   const open = (event) => {
+    if (event.target.closest?.(".tip")) return; // it may be read with the pointer over it
     const link = event.target.closest?.('a[href^="#m-"], a[href^="#c-"]');
     const entry = link && document.getElementById(link.hash.slice(1));
     if (!entry) return close();
@@ -103,7 +119,7 @@ addEventListener("afterprint", () => folded.forEach((part) => (part.open = false
     const left = Math.min(box.left, document.documentElement.clientWidth - tip.offsetWidth - 12);
     tip.style.left = Math.max(left, 8) + scrollX + "px";
     const below = box.bottom + tip.offsetHeight + 8 < innerHeight;
-    tip.style.top = (below ? box.bottom + 6 : Math.max(box.top - tip.offsetHeight - 6, 4)) + scrollY + "px";
+    tip.style.top = (below ? box.bottom : Math.max(box.top - tip.offsetHeight, 4)) + scrollY + "px";
     link.setAttribute("aria-describedby", "tip");
   };
   for (const kind of ["mouseover", "focusin"]) document.addEventListener(kind, open);

@@ -61,6 +61,20 @@ def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path)
     assert file.read_bytes() == held
 
 
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [(["gate", "--rule", "k3:max=9"], "passed: nothing is worse"), (["diagnose"], "strongest first")],
+)
+def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for _ in range(2):  # its own page may be written anew
+        done = run(*words, dump, "--html", page, "-q")
+        assert done.exit_code == 0, done.stderr
+    assert page.read_text("utf-8").startswith("<!doctype html>") and holds in page.read_text("utf-8")
+    page.write_text("mine")
+    assert run(*words, dump, "--html", page, "-q").exit_code == 2
+
+
 def test_talk_is_on_stderr(dump: Path, tmp_path: Path) -> None:
     done = run("analyze", dump, "-v", "-c", "none", "-o", tmp_path / "r.json", "--html", tmp_path / "r.html")
     assert done.stderr.count("read ") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from make_result import HOSTILE, make_corrections, make_result
 
 from mismatchctl.render.pages.analyze import document
 from mismatchctl.render.to.html import html
+from mismatchctl.result import Finding
+from mismatchctl.result.finding import Example
 
 pytestmark = NEEDS_BROWSER
 
@@ -29,6 +32,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             hostile=True,
         ),
     }
+    long = Example(file=f"/{'checkpoints_of_a_run_with_a_long_name/' * 4}step_00015.parquet", row=29)
+    results["plain"].runs["run-a"].findings = [
+        Finding(cause="stale_policy", confidence="high", title="Older", summary="Older.", evidence=[], examples=[long],
+                advice="Bound the lag.")
+    ]  # fmt: skip
     addresses = {}
     for name, result in results.items():
         path = folder / f"{name}.html"
@@ -49,7 +57,7 @@ def test_nothing_is_asked_for_and_nothing_complains(
 
 
 @pytest.mark.parametrize("name", ["plain", "hostile"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: str, width: int) -> None:
     visit(browser, pages[name], width=width)
     browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
@@ -118,6 +126,67 @@ def test_the_file_is_small_enough_to_mail(pages: dict[str, str]) -> None:
 
 
 @NEEDS_AXE
-def test_axe_finds_nothing_serious(browser: Any, pages: dict[str, str]) -> None:
-    visit(browser, pages["plain"], width=390)
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(browser: Any, pages: dict[str, str], dark: bool) -> None:
+    visit(browser, pages["plain"], width=390 if dark else 1280, dark=dark)
     assert violations(browser) == []
+
+
+def test_what_a_number_means_stands_beside_it(browser: Any, pages: dict[str, str]) -> None:
+    """On hover and on focus: title, definition, source and command of the glossary; Escape and leaving close it."""
+    visit(browser, pages["plain"])
+    link, tip = (
+        browser.find_element("css selector", selector) for selector in ('.tiles a[href="#m-chi2_token"]', ".tip")
+    )
+    assert not tip.is_displayed()
+    entry = browser.find_element("css selector", "#m-chi2_token").text
+    for show in ("arguments[0].focus()", _OVER):
+        browser.execute_script(show, link)
+        assert tip.is_displayed() and tip.text == entry
+        assert (
+            "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1" in entry
+            and "mismatchctl metrics chi2_token" in entry
+        )
+        assert link.get_attribute("aria-describedby") == tip.get_attribute("id") and tip.aria_role == "tooltip"
+        browser.execute_script(_OVER, tip)
+        assert tip.is_displayed()
+        browser.execute_script('document.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape"}))')
+        assert not tip.is_displayed()
+
+
+_OVER = 'arguments[0].dispatchEvent(new MouseEvent("mouseover", {bubbles: true}))'
+
+
+def test_the_keyboard_reaches_everything(browser: Any, pages: dict[str, str]) -> None:
+    """What a click opens, sorts or saves has focus; the arrows move the cursor over the steps."""
+    from selenium.webdriver.common.keys import Keys
+
+    visit(browser, pages["plain"])
+    assert browser.execute_script(_UNREACHED) == []
+    figure = browser.find_element("css selector", "figure[data-steps]")
+    svg, said = (figure.find_element("css selector", selector) for selector in ("svg", ".subject"))
+    before = said.text
+    svg.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    assert said.text.startswith("step 1: ")
+    assert len(browser.find_elements("css selector", ".cursor")) > 5  # in every figure over the steps
+    browser.execute_script("arguments[0].blur()", svg)
+    assert said.text == before and not browser.find_elements("css selector", ".cursor")
+
+
+_UNREACHED = """
+return [...document.querySelectorAll("a[href], button, summary, select, .scroll, pre, figure[data-steps] svg")]
+  .filter((element) => element.checkVisibility() && (element.focus(), document.activeElement !== element))
+  .map((element) => element.outerHTML.slice(0, 120));
+"""
+
+
+def test_printed_pages_are_whole_and_readable(browser: Any, pages: dict[str, str]) -> None:
+    """As PDF: the answer, what is folded and the glossary; nothing is wider than the paper."""
+    visit(browser, pages["plain"], dark=True, printed=True, width=718)
+    shown = browser.find_elements("css selector", ".answers dd, #glossary, .glossary dt")
+    assert len(shown) > 40 and all(element.is_displayed() for element in shown)
+    assert not any(
+        element.is_displayed() for element in browser.find_elements("css selector", "nav, .sort, .tip, .skip")
+    )
+    content = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
+    assert content.startswith(b"%PDF") and 3 < content.count(b"/Type /Page\n") < 60

@@ -15,6 +15,7 @@ from mismatchctl.cli.flags import (
     EngineChoice,
     EngineName,
     Force,
+    Html,
     Json,
     MemoryLimit,
     Quiet,
@@ -51,13 +52,14 @@ def diagnose(
     cache: Cache = None,
     json: Json = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
+    html: Html = None,
     force: Force = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
     output, json = or_stdout(output, json)
-    check_places(output, force=force, inputs=paths)
+    check_places(output, html, force=force, inputs=paths)
 
     from mismatchctl.diagnose import diagnose as run
     from mismatchctl.frameworks.layers import read_layers
@@ -70,16 +72,23 @@ def diagnose(
         say(f"warning: {warning}", quiet)
     for (file, reason), count in found.problems.counts.items():
         say(f"warning: left out of {file}: {count:,} sequence{'s' * (count != 1)}, {reason}", quiet)
+    from mismatchctl.render.pages.diagnose import document
+
+    files: list[tuple[Path, bytes]] = []
     if output is not None:
         import json as format_
 
         text = format_.dumps(_as_json(found, reports), indent=2, ensure_ascii=False, allow_nan=False)
-        with outputs(quiet):
-            write([(output, f"{text}\n".encode())])
+        files.append((output, f"{text}\n".encode()))
+    if html is not None:
+        from mismatchctl.render.to import html as page
+
+        files.append((html, page.html(document(found, reports)).encode()))
+    with outputs(quiet):
+        write(files)
     if json:
         print_json(_as_json(found, reports))
     elif not quiet:
-        from mismatchctl.render.pages.diagnose import document
         from mismatchctl.render.to.terminal import show
 
         show(document(found, reports, whole=verbose), console(), whole=verbose)

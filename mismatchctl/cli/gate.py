@@ -19,6 +19,7 @@ from mismatchctl.cli.flags import (
     Corrections,
     EngineChoice,
     EngineName,
+    Html,
     MemoryLimit,
     MicroBatch,
     Quiet,
@@ -116,6 +117,7 @@ def gate(
     json: ToJson = False,
     junit: JUnit = None,
     markdown: Markdown = None,
+    html: Html = None,
     force: Force = False,
 ) -> None:
     """Did the mismatch get worse? Exit code 0: no. 3: yes, beyond noise. 4: cannot be judged."""
@@ -124,10 +126,10 @@ def gate(
         raise ConfigError("--json and --markdown - both write to stdout: give one of them")
     if accept and save_baseline is None:
         raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
-    if plan is not None and (save_baseline or junit or markdown):
-        raise ConfigError("--plan judges nothing: leave --save-baseline, --junit and --markdown out")
+    if plan is not None and (save_baseline or junit or markdown or html):
+        raise ConfigError("--plan judges nothing: leave --save-baseline, --junit, --markdown and --html out")
     into_folder = save_baseline is not None and save_baseline.is_dir()
-    kept, shown = None if into_folder else save_baseline, (junit, None if to_stdout else markdown)
+    kept, shown = None if into_folder else save_baseline, (junit, None if to_stdout else markdown, html)
     before = None if baseline == kept else baseline  # a baseline may replace the one before it
     check_places(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
 
@@ -152,7 +154,7 @@ def gate(
         say(f"warning: {warning}", quiet)
     verdict = judge(result, rules, against, level, most)
     with outputs(quiet):
-        _write(verdict, junit, markdown)
+        _write(verdict, junit, markdown, html)
         if save_baseline is not None:
             from mismatchctl.gate import as_baseline, write_baseline
 
@@ -194,7 +196,7 @@ def _show_plan(needs: list[Need], quiet: bool, json: bool) -> None:
         show(plan_document(needs), console())
 
 
-def _write(verdict: Verdict, junit: Path | None, markdown: Path | None) -> None:
+def _write(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:
     from mismatchctl.render.pages.gate import document
     from mismatchctl.render.to import junit as xml
     from mismatchctl.render.to.markdown import markdown as as_markdown
@@ -202,6 +204,10 @@ def _write(verdict: Verdict, junit: Path | None, markdown: Path | None) -> None:
     files = [] if junit is None else [(junit, xml.junit(verdict))]
     if markdown is not None and str(markdown) != "-":
         files.append((markdown, as_markdown(document(verdict)).encode()))
+    if html is not None:
+        from mismatchctl.render.to import html as page
+
+        files.append((html, page.html(document(verdict)).encode()))
     write(files)
 
 

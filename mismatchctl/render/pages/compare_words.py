@@ -189,13 +189,13 @@ def _bounds(quantity: str, low: float, high: float | None) -> str:
 
 
 def mixes(contrast: Contrast) -> Iterator[str]:
-    """Where a change of mix matters: how the change splits."""
-    for decomposition in contrast.decompositions:
-        if abs(decomposition.mix) >= MIX_MATTERS * abs(decomposition.difference) > 0:
-            yield (
-                f"by {decomposition.quantity}, {signed(decomposition.mix)} of the change is mix (more or fewer tokens "
-                f"in place), {signed(decomposition.level)} is level (larger or smaller K3 in place)"
-            )
+    """Where a change of mix matters: how the change splits, by what shows it most."""
+    most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
+    if most is not None and abs(most.mix) >= MIX_MATTERS * abs(most.difference) > 0:
+        yield (
+            f"by {most.quantity}, {signed(most.mix)} of the change is mix (more or fewer tokens in place), "
+            f"{signed(most.level)} is level (larger or smaller K3 in place)"
+        )
 
 
 def tokens_sentence(contrast: Contrast) -> str:

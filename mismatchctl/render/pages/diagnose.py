@@ -18,7 +18,7 @@ _MOST = 12
 
 def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bool = False) -> Document:
     """All of it; `whole` tells findings of low confidence as the others."""
-    made = Document(Headline("", what="diagnose"))
+    made = Document(Headline("", what="causes of the mismatch"))
     folder = folder_of(found.runs.values())
     if len(found.runs) > 1:
         made.add(Section("", "overview").add(_overview(found.runs)))
