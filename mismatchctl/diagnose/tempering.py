@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
+from mismatchctl.diagnose.distributions import scale
 from mismatchctl.diagnose.measures import along_drift, calibration, coherence, rare, related
 
 _SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
@@ -74,6 +75,12 @@ def tempering(case: Case) -> Tempering | None:
     if len(case.x) < 200 or related(case) < _UNRELATED:
         return None
     likely, likely_z, unlikely, unlikely_z = coherence(case)
+    read = scale(case)
+    if read is not None:
+        return Tempering(
+            read.temperature, read.interval, likely, unlikely, *calibration(case),
+            steepness=1.0, steepness_error=0.0, certain=True, sure=True,
+        )  # fmt: skip
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
     truncated = "truncated_sampling" in case.explained

@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.distributions import COLUMNS
 from mismatchctl.diagnose.measures import fact
 from mismatchctl.diagnose.tempering import tempering
 
@@ -64,6 +65,7 @@ def _test(case: Case) -> Diagnosis | None:
 
 
 CAUSE = Cause(
+    columns=COLUMNS,
     id="temperature",
     title="Temperature on one side only",
     shows="Likely tokens all move one way, unlikely ones the other; E[ratio] = 1, so the rollout column is what "

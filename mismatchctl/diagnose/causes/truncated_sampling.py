@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.distributions import COLUMNS, Cut, cut
 from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 
 _STRAY = 0.5
@@ -20,6 +21,9 @@ _Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
 def _test(case: Case) -> Diagnosis | None:
     if len(case.x) < 100 or "logit_penalty" in case.explained:
         return None
+    read = cut(case)
+    if read is not None:
+        return _read(case, read)
     excess, z, _, _ = calibration(case)
     likely, _, unlikely, _ = coherence(case)
     if max(likely, unlikely) < _PLAINLY:
@@ -76,12 +80,37 @@ def _test(case: Case) -> Diagnosis | None:
     )
 
 
+def _read(case: Case, read: Cut) -> Diagnosis:
+    """What the lists of the rollout's most likely tokens say: it cannot choose some that the trainer can."""
+    excess, z, _, _ = calibration(case)
+    setting = fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval)
+    return Diagnosis(
+        "high" if read.name else "medium",
+        f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
+        f"{percent(read.mass)} of the mass where it cuts: {read.setting}",
+        share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
+        evidence=(
+            setting,
+            fact("kept_mass", read.mass, "mean of the probability that is kept where something is cut, by the trainer"),
+            fact(
+                "ratio_mean_minus_one", excess, "E[ratio] - 1: minus the mass that the sampler cut off", against=z > _Z
+            ),
+        ),
+        where={"tokens": "all"},
+        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        rivals={} if read.name else {"other_vocabulary": "which tokens have no probability: banned ones look the same"},
+        leaves=replace(case, reshaped=True),
+        everywhere=True,
+    )
+
+
 def _high(case: Case, certain: np.ndarray) -> float:
     values = case.t[certain] if certain.mean() > _ZEROS else case.x
     return float(np.quantile(values, 0.05))
 
 
 CAUSE = Cause(
+    columns=COLUMNS,
     id="truncated_sampling",
     title="Top-k or top-p on the rollout side only",
     shows="Nearly all log ratios below 0, E[ratio] below 1 by the mass cut off; with top-p, exact zeros down to log p.",

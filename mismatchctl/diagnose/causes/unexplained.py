@@ -187,6 +187,7 @@ CAUSE = Cause(
     shows="Tokens, or a noise, beyond what the causes found and the precision make.",
     test=_test,
     advice="Look at the rows named here, at both sides' log-probs beside the text. Then run the experiments below, "
-    "cheapest first: score a batch twice, compare the weights' checksums, compare both configurations.",
+    "cheapest first: score a batch twice, compare the weights' checksums, compare both configurations. `mismatchctl "
+    "score` makes a third column, which says whose error it is; its --replay writes sequences for the engine.",
     pointless="thresholds: they hide what is not understood",
 )
