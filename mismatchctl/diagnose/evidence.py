@@ -22,6 +22,7 @@ LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
 PLACES = 3
 _PROBES = 8
+_COMPILED_TOKENS = 1 << 20  # of a piece whose sums are taken in one loop
 _HEAD = 1 << 10  # where the first places of a flag that is on many tokens are found
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
@@ -141,7 +142,8 @@ def gather(
 
 
 def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int, compiled: bool) -> Evidence:
-    evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in rows.pieces()), Evidence())
+    pieces = rows.pieces(_COMPILED_TOKENS) if compiled else rows.pieces()
+    evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
     return replace(evidence, sample=Sample.of(_content(rows), rows, size, tokens))
 
 

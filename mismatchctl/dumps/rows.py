@@ -76,9 +76,9 @@ class Rows:
             return self.given_position[tokens]
         return tokens - self.segments.offsets[np.searchsorted(self.segments.offsets, tokens, side="right") - 1]
 
-    def pieces(self) -> Iterator[Rows]:
-        """The same rows in cache-sized pieces: views of whole sequences."""
-        for start, stop in self.segments.blocks(PIECE_TOKENS):
+    def pieces(self, most: int = PIECE_TOKENS) -> Iterator[Rows]:
+        """The same rows in pieces of about so many tokens at most: views of whole sequences."""
+        for start, stop in self.segments.blocks(most):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
             yield replace(
                 self,

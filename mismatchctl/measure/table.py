@@ -25,6 +25,7 @@ DETAILED_CAP = 1 << 14
 """The same where every cluster is wanted."""
 
 _WIDE = 512  # columns beyond which `reduceat`, which goes along each, is slower than adding whole rows
+_SHORT = 32  # rows of a sum up to which it is faster to add the first of each, then the second, ...
 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
@@ -55,6 +56,13 @@ def add_rows(rows: Float64s, starts: Ints) -> Float64s:
     """Sums of `rows` [S, ...] from each start to the next, [len(starts), ...]."""
     if len(starts) == len(rows):
         return rows
+    sizes = np.diff(np.append(starts, len(rows)))
+    if sizes.max() <= _SHORT:
+        sums = rows[starts]
+        for place in range(1, int(sizes.max())):
+            more = np.flatnonzero(sizes > place)
+            sums[more] += rows[starts[more] + place]
+        return sums
     if rows[0].size < _WIDE:
         return np.add.reduceat(rows, starts, axis=0)
     result, stops = np.empty((len(starts), *rows.shape[1:])), [*starts[1:].tolist(), len(rows)]
