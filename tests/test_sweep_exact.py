@@ -174,6 +174,19 @@ def an_axis(draw: st.DrawFn, correction: Correction, path: str) -> Axis:
 @MANY
 @given(st.data(), st.booleans())
 def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> None:
+    few_studies(data, binned=binned)
+
+
+@settings(MANY, max_examples=20)
+@given(st.data())
+def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
+    """Few bounds of a single gate on tokens are treated as many are."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mismatchctl.measure.grid.family.LONG", 2)
+        few_studies(data, binned=True)
+
+
+def few_studies(data: st.DataObject, *, binned: bool) -> None:
     shape = data.draw(shapes())
     rows = make_rows(shape)
     studies = [data.draw(a_study(shape, name, binned=binned)) for name in ("a", "b")]
@@ -189,6 +202,8 @@ USED = {
     "sequence": ("seq_mis", "gates.0.keep.1", "0.5,1,1.5,2,1e3"),
     "geometric": ("geo_rs", "gates.0.keep", "1.0001,1.001,1.01,1.5"),
     "token rejection": ("slime-mis", "gates.0.keep.0", "0.2:0.99:7"),
+    "many token rejections": ("slime-mis", "gates.0.keep.1", "0.7:4:12"),
+    "many below": ("slime-mis", "gates.0.keep.0", "0.2:0.9999:12"),
     "several": ("miles-moe-2-veto", "weight.clip.1", "1.1:4:5"),
     "geometric as k1": ("decoupled_geo_rs_token_tis", "gates.0.keep.1", "1e-4:1e-1:5:log"),
     "k3": ("decoupled_k3_rs_seq_tis", "gates.0.keep.1", "1e-5:1e-1:6:log"),

@@ -14,7 +14,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
 from mismatchctl.frameworks import presets
-from mismatchctl.measure import Plan
+from mismatchctl.measure import Plan, kernel_for
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import CellsOfBatch, SweepPlan, reduce_families
 from mismatchctl.predict import Sample
@@ -110,7 +110,13 @@ def sweep(
     ]
     reading = Reading(paths, kinds, rename or {}, by, on_bad)
     plan = SweepPlan(
-        Plan(tuple(kinds), tuple(by), reading.has, by_prompt=reading.dump.has("prompt_id")),
+        Plan(
+            tuple(kinds),
+            tuple(by),
+            reading.has,
+            kernel=kernel_for(reading.expected),
+            by_prompt=reading.dump.has("prompt_id"),
+        ),
         tuple(family for _, family in parts),
     )
     accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, TokenBatch
+from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.measure.columns import correction_columns
@@ -22,6 +22,7 @@ from mismatchctl.measure.facts import compared
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
 from mismatchctl.measure.losses import TokenLoss, token_loss
+from mismatchctl.measure.table import add_rows
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
 Arrays = dict[str, NDArray[Any]]
@@ -61,7 +62,11 @@ class BlockColumns:
                 sums[name] = sums[name] + _product(1.0 - self.flags, values)
         return sums
 
-    def of_sequences(self, name: str) -> NDArray[Any]:
+    def by_cluster(self, name: str, order: Ints, firsts: Ints) -> NDArray[Any]:
+        """One column summed over runs of sequences of the same cluster in `order` [R, weights, gate variants ...]."""
+        return add_rows(self._of_sequences(name)[order], firsts)
+
+    def _of_sequences(self, name: str) -> NDArray[Any]:
         """One column of every sequence, [S, weights, gate variants ...]."""
         if name in self.fixed:
             return self.fixed[name]

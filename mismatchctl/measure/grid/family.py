@@ -14,8 +14,45 @@ from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
 
+LONG = 8
+"""Variants of a gate from which they are a ladder."""
 _MOST_CELLS = 1 << 14
 """Bins of a token table, over all its rules, beyond which points are applied one by one."""
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The variants of a gate in an order in which each keeps all that the one before it keeps.
+
+    Attributes:
+        gate, axis: the gate, and the axis of the grid along which it varies.
+        thresholds: of its variants.
+        rungs: the place of each variant in that order [V].
+        low, high: by bin, the first rung whose lower, or upper, bound lets it in; V where none does.
+    """
+
+    gate: int
+    axis: int
+    thresholds: Thresholds
+    rungs: Ints
+    low: Ints
+    high: Ints
+
+    @classmethod
+    def of(cls, gate: int, axis: int, thresholds: Thresholds) -> Ladder | None:
+        """None where the variants have no such order."""
+        starts, stops = thresholds.inside.starts, thresholds.inside.stops
+        order = np.lexsort((stops, -starts))
+        starts, stops, bins = starts[order], stops[order], np.arange(thresholds.bins)
+        if np.any(np.diff(stops) < 0):
+            return None
+        low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
+        return cls(gate, axis, thresholds, np.argsort(order), low, high)
+
+    @property
+    def count(self) -> int:
+        """How many rungs there are."""
+        return len(self.rungs)
 
 
 @dataclass(frozen=True)
@@ -62,6 +99,14 @@ class Family:
     def bounds(self) -> WeightBounds:
         """Those of the weights."""
         return WeightBounds([weight for weight in self.weights if weight is not None])
+
+    @cached_property
+    def ladder(self) -> Ladder | None:
+        """Where its points are many variants of a single gate that is no veto; else None."""
+        axis = int(np.argmax(self.grid))
+        if not self.is_binned or axis - 1 in (-1, self.veto) or not LONG <= self.grid[axis] == np.prod(self.grid):
+            return None
+        return Ladder.of(self.order[axis - 1], axis, self.thresholds[axis - 1])
 
     @cached_property
     def veto(self) -> int | None:

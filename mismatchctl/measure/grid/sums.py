@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Segments, TokenBatch
 from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.columns import Arrays, BlockColumns, block_columns
-from mismatchctl.measure.grid.family import Family
+from mismatchctl.measure.grid.events import EventColumns, event_columns
+from mismatchctl.measure.grid.family import Family, Ladder
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
-from mismatchctl.measure.table import GROUP_CAP, ClusterTable, Hashes, add_rows
+from mismatchctl.measure.table import GROUP_CAP, ClusterTable, Hashes
 from mismatchctl.ratios import Ratios
 
 SHARED = ("tokens", "sequences")
@@ -35,6 +36,8 @@ BY_CLUSTER = (
 BLOCK_TOKENS, BLOCK_SEQUENCES = 1 << 18, 256
 """Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
 what a sequence has of every point should fit there."""
+LADDER_SEQUENCES = 1 << 10
+"""Of families that are ladders: their sequences have nothing of every point, only their clusters do."""
 
 
 class Layout:
@@ -65,6 +68,10 @@ class SweepPlan:
     base: Plan
     families: tuple[Family, ...]
 
+    def ladder(self, family: Family) -> Ladder | None:
+        """Its ladder, where there is nothing beside that is measured of each point: no losses."""
+        return None if self.base.losses else family.ladder
+
     @cached_property
     def layouts(self) -> tuple[tuple[Layout, Layout, Layout], ...]:
         """Of each family: totals, maxima, and rows by cluster. What one token gives is what all give."""
@@ -76,7 +83,8 @@ class SweepPlan:
         found = []
         for family in self.families:
             made = _columns(self, family, block, ratios, plain)
-            rows = {name: made.of_sequences(name)[0] for name in (*SHARED, *BY_CLUSTER)}
+            first = np.zeros(1, np.int64)
+            rows = {name: made.by_cluster(name, first, first)[0] for name in (*SHARED, *BY_CLUSTER)}
             found.append((Layout(made.totals()), Layout(made.maxima), Layout(rows)))
         return tuple(found)
 
@@ -156,7 +164,8 @@ def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, T
 def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
     done: list[FamilySums] = []
     clusters = cluster_hashes(batch)
-    for start, block in batch.blocks(BLOCK_TOKENS, BLOCK_SEQUENCES):
+    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in plan.families) else LADDER_SEQUENCES
+    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
         ratios = ratios_of(block, plan.base)
         keys = clusters[start : start + len(block)]
         order = np.argsort(keys, kind="stable")
@@ -166,7 +175,7 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
         for family, (all_of, largest, by_cluster) in zip(plan.families, plan.layouts, strict=True):
             made = _columns(plan, family, block, ratios, plain)
             totals, maxima = all_of.flat(_one_row(made.totals())), largest.flat(_one_row(made.maxima))
-            sums = {name: _by_cluster(made.of_sequences(name), order, firsts) for name in (*SHARED, *BY_CLUSTER)}
+            sums = {name: made.by_cluster(name, order, firsts) for name in (*SHARED, *BY_CLUSTER)}
             rows = _table(keys[order][firsts], scope, by_cluster.flat(sums))
             found.append(FamilySums(_table(np.zeros(1, np.uint64), scope, totals, maxima), (rows,)))
         done = [a + b for a, b in zip(done, found, strict=True)] if done else found
@@ -175,8 +184,12 @@ def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[Family
 
 def _columns(
     plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
-) -> BlockColumns:
-    made = block_columns(family, ratios, block, plain, losses=plan.base.losses)
+) -> BlockColumns | EventColumns:
+    ladder = plan.ladder(family)
+    if ladder is not None:
+        made: BlockColumns | EventColumns = event_columns(family, ladder, ratios, block)
+    else:
+        made = block_columns(family, ratios, block, plain, losses=plan.base.losses)
     shared = {"tokens": block.segments.lengths.astype(np.float64)}
     shared |= {"sequences": block.segments.nonempty.astype(np.float64)}
     if plan.base.losses:
@@ -188,11 +201,6 @@ def _columns(
 
 def _one_row(arrays: Arrays) -> Arrays:
     return {name: values[None] for name, values in arrays.items()}
-
-
-def _by_cluster(values: NDArray[Any], order: Ints, firsts: Ints) -> NDArray[Any]:
-    """Sums of sequences [S, ...] over runs of the same cluster in `order`, [R, ...]."""
-    return add_rows(values[order], firsts)
 
 
 def _table(clusters: Hashes, scope: np.uint64, sums: Float64s, maxima: Float64s | None = None) -> ClusterTable:
