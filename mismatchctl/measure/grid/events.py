@@ -111,7 +111,7 @@ def event_columns(family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], 
             left = left.without(outcome.low).without(outcome.high)
 
     # All tokens of a sequence lie in one bin where it is judged as a whole; else most do, and the others are looked up.
-    values, bin_of = measure(own, ratios[own.source], everything), ladder.thresholds.bin
+    values, bin_of = measure(own, ratios[own.source], everything, batch), ladder.thresholds.bin
     if own.level == "token":
         common, lowest, highest = ladder.thresholds.usual(values)
         searched = np.flatnonzero(~((values >= lowest) & (values < highest)))
