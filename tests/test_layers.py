@@ -13,6 +13,7 @@ import pytest
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layers import LayerReport, read_layers
 from mismatchctl.frameworks.layers.noise import held_against, logit_noise
+from mismatchctl.render.figures.layers import layers_figure
 
 REPORTS = Path(__file__).parent / "framework_dumps" / "comparators"
 CASES = json.loads((REPORTS / "labels.json").read_text())["cases"]
@@ -163,3 +164,12 @@ class TestNoise:
         assert "as models have" in held_against(bad, large)
         assert "another cause beside" in held_against(clean, large)
         assert "not relative" in held_against(slime, large)
+
+
+def test_the_growth_over_the_layers_is_drawn() -> None:
+    [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
+    figure = layers_figure(report, "growth")
+    assert figure is not None and "part at layer 3" in figure.title and "layer 3" in figure.alt
+    assert figure.data.rows == tuple(report.growth)
+    assert "<path" in figure.svg
+    assert layers_figure(report.model_copy(update={"growth": report.growth[:1]}), "growth") is None

@@ -8,7 +8,19 @@ from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
 from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
 from mismatchctl.numbers import DASH
-from mismatchctl.render.document import BRIEF, Cell, Document, Facts, Head, Headline, Note, Part, Section, Table
+from mismatchctl.render.document import (
+    BRIEF,
+    Cell,
+    Document,
+    Facts,
+    Figures,
+    Head,
+    Headline,
+    Note,
+    Part,
+    Section,
+    Table,
+)
 from mismatchctl.render.pages.findings import card, folder_of
 from mismatchctl.result import Finding, Sides, SidesGroup, SideShare
 from mismatchctl.result.story import percent
@@ -102,7 +114,15 @@ def _layers(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -
     rows += [("measure", report.measure), *(("note", note) for note in report.notes)]
     rows += [("dump", f"{name}: {held_against(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
-    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts)
+    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, _picture(report, anchor))
+
+
+def _picture(report: LayerReport, anchor: str) -> Figures | None:
+    """The growth over the layers: of the page alone."""
+    from mismatchctl.render.figures.layers import layers_figure  # draws: what prints to a terminal need not wait for it
+
+    figure = layers_figure(report, f"{anchor}-growth")
+    return None if figure is None else Figures([figure])
 
 
 def first_bad(report: LayerReport) -> str:
