@@ -21,7 +21,7 @@ from mismatchctl.compare import compare as compare_paths
 from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.diagnose import diagnose as diagnose_paths
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.gate import DEFAULT_RULES, Verdict, judge, open_result, read_against, rules_from_text
@@ -29,6 +29,7 @@ from mismatchctl.result import Result, read_result
 from mismatchctl.sweep import Axis, Study, Sweep
 from mismatchctl.sweep import sweep as sweep_paths
 from mismatchctl.tensors import Layout, Tokens, Values, final_weights, groups_of
+from mismatchctl.texts.yaml_written import dump_yaml
 from mismatchctl.views import FIGURES
 
 __all__ = [
@@ -89,32 +90,45 @@ def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **op
         vary: field of the correction (`weight.clip.1`, `gates.0.keep`) -> its values.
         **options: as `mismatchctl.sweep.sweep` takes them.
     """
-    (chosen,) = corrections_of(correction)
+    if not isinstance(vary, Mapping) or not vary:
+        raise ConfigError("vary: give a mapping of a field of the correction to its values")
+    for path, values in vary.items():
+        if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+            raise ConfigError(f"vary: give {path} several values, not a {type(values).__name__}")
+    chosen = _one(correction)
     axes = tuple(Axis(path, tuple(values)) for path, values in vary.items())
+    for axis in axes:
+        if not axis.values:
+            raise ConfigError(f"vary: {axis.path} has no value")
     with _Sources() as opened:
         return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **options)
 
 
 def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
     """Compare dumps or Results with the first of them; each as for `analyze`."""
+    if not sources:
+        raise ConfigError("compare takes two dumps or Results, or more")
     with _Sources() as opened:
         paths = [path for source in sources for path in opened.paths(source)]
         return compare_paths(paths, corrections=corrections_of(corrections), **options)
 
 
 def gate(
-    sources: Any, baseline: Any = None, rules: Sequence[str] = (), corrections: Any = (), **options: Any
+    sources: Any, baseline: Any = None, rules: str | Sequence[str] = (), corrections: Any = (), **options: Any
 ) -> Verdict:
     """Whether it got worse than a baseline, by rules.
 
     Args:
         sources: a Result or dumps, as for `analyze`.
         baseline: a Result, or the file of one.
-        rules: texts as `--rule` takes them; none: the usual ones.
+        rules: one text as `--rule` takes it, or several; none: the usual ones.
         corrections: further ones that rules name.
         **options: as `mismatchctl.gate.judge` takes them (`level`, ...).
     """
-    chosen = [rule for text in rules for rule in rules_from_text(text)] or list(DEFAULT_RULES)
+    texts = [rules] if isinstance(rules, str) else list(rules)
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigError(f"rules are texts as --rule takes them, not a {type(wrong[0]).__name__}")
+    chosen = [rule for text in texts for rule in rules_from_text(text)] or list(DEFAULT_RULES)
     with _Sources() as opened:
         against = read_against(opened.paths(baseline)[0] if baseline is not None else None)
         made = open_result(opened.paths(sources), chosen, corrections_of(corrections))
@@ -136,10 +150,15 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
 
 
 def lint(config: Any, **options: Any) -> list[Finding]:
-    """The traps of a configuration in a framework's own keys: a file."""
-    if not isinstance(config, (str, os.PathLike)):
-        raise ConfigError(f"lint takes the path of a configuration, not a {type(config).__name__}")
-    return linting.lint(Path(config), **options)[1]
+    """The traps of a configuration in a framework's own keys: a file, or a mapping."""
+    with ExitStack() as opened:
+        if isinstance(config, Mapping):
+            place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
+            place.write_text(dump_yaml(dict(config)))
+            config = place
+        if not isinstance(config, (str, os.PathLike)):
+            raise ConfigError(f"lint takes a configuration, or the path of one, not a {type(config).__name__}")
+        return linting.lint(Path(config), **options)[1]
 
 
 def corrections_of(given: Any) -> list[Correction]:
@@ -161,8 +180,28 @@ def corrections_of(given: Any) -> list[Correction]:
     raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not a {type(given).__name__}")
 
 
+def _one(given: Any) -> Correction:
+    """A single correction."""
+    found = corrections_of(given)
+    if len(found) != 1:
+        raise ConfigError(f"one correction is wanted, not {len(found)}")
+    return found[0]
+
+
+_IN_MEMORY = "memory.parquet"
+
+
 class _Sources(ExitStack):
-    """Sources as paths; tables become files for as long as it is open."""
+    """Sources as paths; tables become files for as long as it is open, which no error speaks of."""
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        done = super().__exit__(*raised)
+        error = raised[1]
+        if isinstance(error, DataError) and error.file is not None and error.file.endswith(f"/{_IN_MEMORY}"):
+            raise DataError(
+                error.problem, file="the table in memory", row=error.row, column=error.column, remedy=error.remedy
+            ) from None
+        return done
 
     def paths(self, sources: Any) -> list[str]:
         if isinstance(sources, (str, os.PathLike)):
@@ -173,8 +212,8 @@ class _Sources(ExitStack):
         if isinstance(sources, Result):
             sources.write(folder / "result.json")
             return [str(folder / "result.json")]
-        _table(sources).write_parquet(folder / "memory.parquet")
-        return [str(folder / "memory.parquet")]
+        _table(sources).write_parquet(folder / _IN_MEMORY)
+        return [str(folder / _IN_MEMORY)]
 
 
 def _table(source: Any) -> pl.DataFrame:
@@ -190,6 +229,9 @@ def _table(source: Any) -> pl.DataFrame:
         return cast(pl.DataFrame, pl.from_arrow(source))
     if isinstance(source, Mapping):
         columns = {_COLUMNS.get(name, name): _column(values, name) for name, values in source.items()}
+        rows = {name: len(column) for name, column in columns.items()}
+        if len(set(rows.values())) > 1:
+            raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
         return pl.DataFrame(columns)
     wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
     raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
@@ -254,7 +296,7 @@ def keep(
 
 
 def _applied(rollout: Values, train: Values, mask: Values, correction: Any, *beside: Any) -> Any:
-    (chosen,) = corrections_of(correction)
+    chosen = _one(correction)
     tokens = Tokens.of(rollout, train, mask, *beside)
     return tokens, chosen, tokens.applied(chosen)
 

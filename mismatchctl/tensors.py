@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,17 @@ class Layout:
                 f"{name}: give an array or tensor [B, T], or a list of rows, not a {type(values).__name__}"
             )
         nested = getattr(values, "is_nested", False)
-        padded = not nested and len(getattr(values, "shape", ())) == 2
-        whole = _array(values) if padded else None
-        made = tuple(map(_array, values.unbind() if nested else values)) if whole is None else tuple(whole)
-        if made and made[0].ndim == 0:
+        shape = None if nested else getattr(values, "shape", None)  # a list has none
+        whole = _array(values) if shape is not None and len(shape) == 2 else None
+        single = shape is not None and len(shape) == 0
+        rows = () if single else values.unbind() if nested else values if whole is None else whole
+        made = tuple(map(_array, rows))
+        if single or (made and made[0].ndim == 0):
             raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")
+        for row in made:
+            if row.ndim != 1 or row.dtype.kind not in "fiubO":
+                what = f"shape {row.shape}" if row.ndim != 1 else f"{row.dtype}"
+                raise ConfigError(f"{name}: a row holds one number per position; this one is of {what}")
         return cls(made, values, whole)
 
     @property
@@ -66,16 +72,41 @@ class Layout:
         if not nested and len(getattr(self.like, "shape", ())) == 2:
             return _like(self.like, flat.reshape(tuple(self.like.shape)))
         parts = np.split(flat, np.cumsum(self.lengths)[:-1]) if self.rows else []
+        if (of_rows := _COLUMNS.get(type(self.like).__module__.partition(".")[0])) is not None:
+            return of_rows(self.like, parts)
         sample: Any = self.like.unbind()[0] if nested else self.like
         if not hasattr(sample, "dtype"):
             sample = self.like[0] if len(self.like) else []
-        flags = flat.dtype == np.bool_
         if type(sample).__module__.partition(".")[0] == "torch":
             own = [_like(sample, part) for part in parts]
             return nested_of(self.like, own) if nested else own
         if not hasattr(sample, "dtype"):
             return [part.tolist() for part in parts]
-        return [part if flags else part.astype(sample.dtype) for part in parts]
+        return [_like(sample, part) for part in parts]
+
+
+def _polars(like: Any, rows: list[NDArray[Any]]) -> Any:
+    import polars as pl
+
+    return pl.Series(like.name, [row.tolist() for row in rows])
+
+
+def _arrow(like: Any, rows: list[NDArray[Any]]) -> Any:
+    import pyarrow as pa
+
+    return pa.array([row.tolist() for row in rows])
+
+
+def _pandas(like: Any, rows: list[NDArray[Any]]) -> Any:
+    return type(like)(rows, index=like.index)
+
+
+_COLUMNS: dict[str, Callable[[Any, list[NDArray[Any]]], Any]] = {
+    "polars": _polars,
+    "pyarrow": _arrow,
+    "pandas": _pandas,
+}
+"""How a column of rows is made in its library, like another one."""
 
 
 def nested_of(tensor: Any, rows: list[Any]) -> Any:
@@ -89,17 +120,19 @@ def _like(sample: Any, values: NDArray[Any]) -> Any:
     """Values in the library, the dtype (flags stay flags) and on the device of a sample."""
     flags = values.dtype == np.bool_
     if type(sample).__module__.partition(".")[0] != "torch":
-        return values if flags else values.astype(sample.dtype)
+        return values.astype(sample.dtype) if not flags and np.issubdtype(sample.dtype, np.floating) else values
     import torch
 
     made = torch.from_numpy(np.ascontiguousarray(values))
-    return made.to(sample.device) if flags else made.to(device=sample.device, dtype=sample.dtype)
+    own = sample.dtype if not flags and sample.is_floating_point() else made.dtype
+    return made.to(device=sample.device, dtype=own)
 
 
 def _array(row: Any) -> NDArray[Any]:
     """A row as numpy, out of the graph and off the device."""
     if hasattr(row, "detach"):
         row = row.detach().cpu()
+        row = row.to_dense() if row.is_sparse else row
         row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()
     return np.asarray(row)
 
@@ -131,7 +164,7 @@ class Tokens:
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
         flat: dict[str, Any] = {"train": layout.flat()}
         for name, values in columns.items():
-            if values is None:
+            if values is None and name != "rollout":
                 continue
             own = Layout.of(_per_token(values, layout) if name == "advantages" else values, name)
             if own.lengths != layout.lengths:
@@ -140,7 +173,7 @@ class Tokens:
         valid = flat["mask"] != 0 if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
         places = np.flatnonzero(valid)
         rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
-        taken = {name: values.take(places).astype(np.float64) for name, values in flat.items() if name != "mask"}
+        taken = {name: _numbers(values.take(places), name) for name, values in flat.items() if name != "mask"}
         for name in ("rollout", "train", "current"):
             if name in taken and not np.isfinite(taken[name]).all():
                 raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
@@ -206,8 +239,8 @@ def groups_of(micro_batches: Any, rows: int) -> list[NDArray[np.int64]]:
     """
     if micro_batches is None:
         return [np.arange(rows)]
-    if isinstance(micro_batches, int):
-        return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, max(micro_batches, 1))]
+    if isinstance(micro_batches, int) and micro_batches > 0:
+        return [np.arange(start, min(start + micro_batches, rows)) for start in range(0, rows, micro_batches)]
     names = _array(micro_batches)
     if names.shape != (rows,):
         raise ConfigError(f"micro_batches: give rows per micro-batch, or one name for each of the {rows} rows")
@@ -222,18 +255,38 @@ def _versions(age: Any, rows: int) -> dict[str, NDArray[Any]]:
     """
     if age is None:
         return {}
-    ages = np.broadcast_to(_array(age), (rows,)) if np.ndim(age) == 0 else _array(age)
-    if ages.shape != (rows,):
+    ages = _numbers(_array(age), "age")
+    if ages.shape not in ((), (rows,)):
         raise DataError(f"age has the shape {ages.shape}, not one number for each of {rows} rows")
-    return {"train_version": ages.astype(np.float64), "rollout_version": np.zeros(rows)}
+    return {"train_version": np.broadcast_to(ages, (rows,)), "rollout_version": np.zeros(rows)}
+
+
+def _numbers(values: NDArray[Any], name: str) -> Float64s:
+    """Values in double precision; None is not a number.
+
+    Raises:
+        ConfigError: they are no numbers.
+    """
+    try:
+        return values.astype(np.float64, casting="unsafe" if values.dtype.kind == "O" else "same_kind")
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: give numbers, not {values.dtype}") from None
 
 
 def _per_token(values: Values, layout: Layout) -> Values:
-    """One advantage per sequence is that of each of its tokens."""
+    """One advantage per sequence is that of each of its tokens.
+
+    Raises:
+        DataError: there is not one for each.
+    """
     shape = getattr(values, "shape", None)
     scalars = _array(values) if shape is not None and len(shape) == 1 else None
-    if shape is None and len(values) and np.ndim(values[0]) == 0:
+    if scalars is not None and scalars.dtype.kind == "O":  # a column of rows
+        return values
+    if isinstance(values, (list, tuple)) and len(values) and np.ndim(values[0]) == 0:
         scalars = np.asarray(values)
     if scalars is None:
         return values
+    if len(scalars) != len(layout.rows):
+        raise DataError(f"advantages has {len(scalars)} values for {len(layout.rows)} rows")
     return [np.full(length, value) for length, value in zip(layout.lengths, scalars, strict=True)]

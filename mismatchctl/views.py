@@ -102,10 +102,17 @@ class ResultViews(TableViews):
         """A run by its name, or by the end of it that no other has."""
         if run in self.runs:
             return self.runs[run]
-        ends = [name for name in self.runs if name.rstrip("/").endswith(run)]
+        ends = [name for name in self.runs if name.rstrip("/").endswith(str(run))]
         if len(ends) == 1:
             return self.runs[ends[0]]
         raise KeyError(f"no run {run!r}: there are {', '.join(self.runs)}")
+
+    def figure(self, name: str) -> Any:
+        """A figure of its only run: `k3_by_position`, ...; of several, each has its own: `result[RUN].figure(name)`."""
+        if len(self.runs) != 1:
+            raise KeyError(f"there are {len(self.runs)} runs: name one, as result[RUN].figure({name!r})")
+        (run,) = self.runs.values()
+        return run.figure(name)
 
     def to_frame(self) -> pl.DataFrame:
         """Every value overall as a row: run, correction (null: of none), metric, value, se, low, high, status."""
@@ -218,6 +225,33 @@ class VerdictViews(TableViews):
     def _headlines(self) -> Headlines:
         names = ["rule", "run", "place", "metric", "value", "limit", "outcome", "reason"]
         return names, [[_cell(getattr(check, name)) for name in names] for check in self.checks[:MOST]]
+
+
+class AdviceViews(TableViews):
+    """Advice as its ranking, best first."""
+
+    if TYPE_CHECKING:
+        fix_first: Any
+        advice: list[Any]
+        yours: list[Any]
+
+    def to_frame(self) -> pl.DataFrame:
+        """A row per correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
+        import polars as pl
+
+        kinds: dict[str, Any] = {"name": pl.String}
+        kinds |= dict.fromkeys(("bias2", "variance", "mse", "gain", "gain_se"), pl.Float64)
+        kinds |= dict.fromkeys(("rejected_tokens", "rejected_sequences", "ess"), pl.Float64)
+        kinds |= {"ties": pl.Boolean, "why": pl.String}
+        rows = [{name: getattr(own, name) for name in kinds} for own in (*self.advice, *self.yours)]
+        return pl.DataFrame(rows, schema=kinds)
+
+    def _lead(self) -> list[str]:
+        return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
+
+    def _headlines(self) -> Headlines:
+        names = ["name", "gain", "rejected_tokens", "ess", "why"]
+        return names, [[_cell(getattr(own, name)) for name in names] for own in (*self.advice, *self.yours)]
 
 
 class FindingsViews(TableViews):

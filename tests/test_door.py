@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 
 import mismatchctl as mm
 from mismatchctl.correction import Correction, Weight
@@ -69,8 +71,6 @@ NORMALIZED = Correction(weight=Weight(clip=(0.5, 1.5), normalize="token", normal
 
 @pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "bfloat16", "nested", "ragged", "lists"])
 def test_final_weights_in_the_kind_that_came(kind: str) -> None:
-    import torch
-
     bounded = np.clip(RATIO, 0.5, 1.5)
     wanted = bounded / bounded.mean()
     tolerance = {"float32": 1e-6, "nested": 1e-6, "bfloat16": 0.05}.get(kind, 1e-12)
@@ -127,19 +127,61 @@ def test_weights_agree_with_the_goldens_of_a_framework() -> None:
             assert wanted is None or found == pytest.approx(wanted, rel=3e-6)
 
 
-def test_what_does_not_fit() -> None:
-    with pytest.raises(DataError, match="rows of"):
-        mm.k3(ROLLOUT[:, :3], TRAIN, MASK)
-    with pytest.raises(DataError, match="NaN or infinite"):
-        mm.k3(ROLLOUT, TRAIN)
-    with pytest.raises(ConfigError, match="one row per sequence"):
-        mm.k3(ROLLOUT[0], TRAIN[0])
-    with pytest.raises(ConfigError, match="not a str"):
-        mm.k3("a", "b")
-    with pytest.raises(ConfigError, match="not a int"):
-        mm.weights(ROLLOUT, TRAIN, MASK, 3)
-    with pytest.raises(ConfigError, match="give current"):
-        mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout")))
+ROW = [[-1.0, -2.0]]
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
+    "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
+    "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "one row per sequence"),
+    "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),
+    "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
+    "a tensor of one number": (lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)), "one row per sequence"),
+    "three axes": (lambda: mm.k3(ROLLOUT[None], TRAIN[None]), "shape"),
+    "text": (lambda: mm.k3("a", "b"), "not a str"),
+    "rows of text": (lambda: mm.k3([["a"]], [["b"]]), "one number per position"),
+    "complex": (lambda: mm.k3(np.array(ROW) + 1j, ROW), "one number per position"),
+    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not a NoneType"),
+    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not a int"),
+    "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "one correction is wanted"),
+    "current": (
+        lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
+        "give current",
+    ),
+    "advantages": (lambda: mm.weights(ROW, ROW, advantages=[1.0, 2.0]), "2 values for 1 rows"),
+    "age": (lambda: mm.keep(ROW, ROW, None, "staleness-drop", age=["old"]), "give numbers"),
+    "micro-batches": (lambda: mm.weights(ROW, ROW, None, "miles-moe-2", micro_batches=0), "rows per micro-batch"),
+    "level": (lambda: mm.ess(ROW, ROW, level="row"), "token or sequence"),
+    "a source": (lambda: mm.analyze(5), "a source is a path"),
+    "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "same rows"),
+    "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
+    "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", [1.0]), "give a mapping"),
+    "no values": (
+        lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {"weight.truncate": 2.0}),
+        "several values",
+    ),
+    "nothing to compare": (lambda: mm.compare(), "two dumps"),
+    "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
+    "a configuration": (lambda: mm.lint(5), "not a int"),
+    "a result": (lambda: mm.read_result(5), "not from a int"),
+    "a preset": (lambda: mm.preset(5), "no preset 5"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit(what: str) -> None:
+    call, said = WRONG[what]
+    with pytest.raises((ConfigError, DataError), match=said):
+        call()
+
+
+def test_columns_of_rows_and_whole_numbers() -> None:
+    """A column of polars or Arrow comes back as one; weights of whole numbers are no whole numbers."""
+    rollout, train = [[-1, -2], [-3]], [[-1.5, -2.0], [-3.0]]
+    wanted = [[pytest.approx(np.exp(-0.5)), 1.0], [1.0]]
+    series, flags = mm.weights(pl.Series(rollout), pl.Series("train", train))
+    assert series.name == "train" and series.to_list() == wanted and flags.to_list() == [[True, True], [True]]
+    assert mm.weights(pa.array(rollout), pa.array(train))[0].to_pylist() == wanted
+    whole, _ = mm.weights(np.array([[-1, -2]]), np.array([[-2, -2]]))
+    np.testing.assert_allclose(whole, np.exp([[-1.0, 0.0]]))
 
 
 def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
@@ -168,6 +210,7 @@ def test_a_result_behaves(tmp_path: Path) -> None:
         run.figure(name).savefig(tmp_path / f"{name}.png")
     with pytest.raises(ConfigError, match="k3_by_position"):
         run.figure("k3_by_positio")
+    assert result.figure("k3_by_position").axes
     with pytest.raises(AttributeError, match="its metrics are"):
         _ = run.k4
     with pytest.raises(KeyError, match="no run 'dense'"):
@@ -219,7 +262,6 @@ def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
 
 
 def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
-    import torch
 
     mask = torch.tensor(MASK)
     rollout, train = (torch.tensor(np.where(MASK, values, 0.0), requires_grad=True) for values in (ROLLOUT, TRAIN))
@@ -251,6 +293,9 @@ def test_the_page_runs() -> None:
         str(ROOT / "docs" / "python.md"), module_relative=False, optionflags=doctest.ELLIPSIS
     )
     assert not failed and tried > 15
+    text = (ROOT / "docs" / "python.md").read_text()
+    shown = "\n".join(line for line in text.splitlines() if line.strip().startswith((">>>", "...")))
+    assert [name for name in dir(mm) if not name.startswith("_") and f"mm.{name}" not in shown] == []
 
 
 def test_names_of_runs_are_only_text() -> None:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mismatchctl.finite import FiniteModel, Sum
 from mismatchctl.result import Finding
+from mismatchctl.views import AdviceViews
 
 
 class Ahead(FiniteModel):
@@ -47,7 +48,7 @@ class Advised(FiniteModel):
     config: dict[str, Any] | None = None
 
 
-class Advice(FiniteModel):
+class Advice(AdviceViews, FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
     Attributes:

@@ -46,9 +46,9 @@ class Preset:
 NONE = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))
 
 
-def _papers(name: str, about: str, **gate: object) -> Preset:
+def _papers(name: str, about: str, source: str = "", **gate: object) -> Preset:
     made = Correction(name=name, about=f"{about} The bound is an example.", gates=(Gate.model_validate(gate),))
-    return Preset(made, source="articles on off-policy correction; no framework ships it")
+    return Preset(made, source=source or "articles on off-policy correction; no framework ships it")
 
 
 PRESETS: tuple[Preset, ...] = (
@@ -63,6 +63,7 @@ PRESETS: tuple[Preset, ...] = (
     _papers(
         "trust-region-mask",
         "A sequence with a token of K3 above the bound is dropped whole (trust-region masking).",
+        source="Trust Region Masking for Long-Horizon LLM Reinforcement Learning, arXiv 2512.23075",
         statistic="k3",
         level="max",
         keep=(None, 0.05),

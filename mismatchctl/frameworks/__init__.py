@@ -145,7 +145,7 @@ def preset(name: str) -> Correction:
     """
     known = _by_name()
     if name not in known:
-        raise ConfigError(f"there is no preset {name!r}{suggestion(name, known)}")
+        raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), known)}")
     return known[name].correction
 
 

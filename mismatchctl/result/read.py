@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.result.check import problems
 from mismatchctl.result.model import FORMAT, Result
 from mismatchctl.result.story import tell
@@ -38,6 +39,8 @@ def read_result(path: str | Path) -> Result:
     Raises:
         DataError: the file is missing, is no whole Result, or is of a format that this version does not know.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"a result is read from a path, not from a {type(path).__name__}")
     name = str(path)
     try:
         data: Any = parse_json(decoded(read_whole(path)))
