@@ -44,6 +44,9 @@
 
   const begin = () => {
     const chosen = data.studies[study.value];
+    const written = tongue.selectedOptions[0]?.textContent; // frameworks that can say nothing of it are not named
+    choose(tongue, chosen.configs.names);
+    tongue.value = Math.max(chosen.configs.names.indexOf(written), 0);
     let rest = data.runs[run.value].studies[study.value].start;
     places = chosen.axes.map((axis) => axis.texts.length).reduceRight((found, size) => {
       const place = rest % size;
@@ -71,7 +74,6 @@
   if (data.studies.length) {
     choose(run, data.runs.map((one) => one.name));
     choose(study, data.studies.map((one) => one.name));
-    choose(tongue, data.studies[0].configs.names);
     run.parentElement.hidden = data.runs.length < 2;
     for (const select of [run, study]) select.addEventListener("change", begin);
     tongue.addEventListener("change", show);

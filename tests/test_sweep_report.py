@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, correction_from_mapping
-from mismatchctl.frameworks import load
+from mismatchctl.frameworks import SHELVES, load
 from mismatchctl.render.document import Figures, Section, Table
 from mismatchctl.render.pages import sweep_explorer
 from mismatchctl.render.pages.sweep import document
@@ -140,9 +140,10 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
     for study, shown in zip(STUDIES, data_of(page)["studies"], strict=True):
         configs = shown["configs"]
         assert configs["names"][0] == "mismatchctl"
-        assert [name.partition("@")[0] for name in configs["names"][1:]] == ["verl", "slime", "miles"]
+        assert [name.partition("@")[0] for name in configs["names"][1:4]] == ["verl", "slime", "miles"]
+        assert len(configs["names"]) == 1 + sum(bool(one.load("").native(study.corrections[0])[0]) for one in SHELVES)
         for point, correction in enumerate(study.corrections):
-            own, verl, slime, _ = (
+            own, verl, slime, *_ = (
                 "\n".join(configs["lines"][line] for line in lines) for lines in configs["points"][str(point)]
             )
             assert correction_from_mapping(yaml.safe_load(own)) == correction

@@ -75,7 +75,7 @@ def _best(case: Case) -> tuple[Bools, Reading]:
 
 
 def _factor(case: Case) -> float | None:
-    """The rollout's log-probs over the train's, if that is one number at every probability, and neither 1 nor a base.
+    """The rollout's log-probs over the trainer's, if that is one number at every probability, and neither 1 nor a base.
 
     Neither a temperature nor a truncation makes the same factor of likely and of unlikely tokens.
     """
@@ -114,9 +114,9 @@ def _read(case: Case, side: str, factor: float) -> tuple[Float64s, Float64s]:
 def _claim(side: str, reading: str, multiple: float) -> str:
     if not reading:
         return (
-            f"rollout_log_probs are {multiple:.4g} times the train's at every probability, as if log-probs, not "
+            f"rollout_log_probs are {multiple:.4g} times the trainer's at every probability, as if log-probs, not "
             f"logits, had been divided by a temperature: of {1 / multiple:.3g} on the rollout side, or of "
-            f"{multiple:.3g} on the train side"
+            f"{multiple:.3g} on the trainer's side"
         )
     return f"{side}_log_probs {'have' if reading == _OPPOSITE else 'are in'} {reading}"
 

@@ -101,16 +101,17 @@ def _tail_of(level: str) -> Callable[[Totals, Tails], float]:
 
 
 def _log_ppl(which: str, name: str, log_ppl: Quantity, ppl: Quantity) -> tuple[Metric, Metric]:
-    policy = f"the {which}'s log-prob"
+    who = {"train": "trainer"}.get(which, which)
+    policy = f"the {who}'s log-prob"
     return (
         Metric(
-            f"{which}_log_ppl", f"{which} log-perplexity", "nats",
+            f"{which}_log_ppl", f"{who} log-perplexity", "nats",
             f"mean over sequences of minus the mean of {policy}",
-            f"How surprised the {which} is by the responses; both sides should agree.",
+            f"How surprised the {who} is by the responses; both sides should agree.",
             _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_log_ppl"), better="", measure=Measure(log_ppl, SEQUENCES),
         ),
         Metric(
-            f"{which}_ppl", f"{which} perplexity", "perplexity",
+            f"{which}_ppl", f"{who} perplexity", "perplexity",
             f"mean over sequences of exp(minus the mean of {policy})",
             "The same as a perplexity, averaged over sequences.",
             _OFF_POLICY, NO_TOKEN, per_sequence(f"{name}_ppl"), better="", measure=Measure(ppl, SEQUENCES),

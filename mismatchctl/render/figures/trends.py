@@ -70,7 +70,7 @@ CHARTS = (
         caption="What is left of the data when raw ratios weigh it; sequences collapse first.",
     ),
     Chart(
-        "ppl", "Perplexity of both sides", "perplexity", (Line("train_ppl", "train"), Line("rollout_ppl", "rollout")),
+        "ppl", "Perplexity of both sides", "perplexity", (Line("train_ppl", "trainer"), Line("rollout_ppl", "rollout")),
         caption="How sure each side is of what was sampled; apart, one of them has another distribution.",
     ),
     Chart(
@@ -96,7 +96,7 @@ DRIFT_CHARTS = (
         caption="How far the policy has moved since the trainer's recomputation, beside the mismatch.",
     ),
     Chart(
-        "drift-ois", "Mean ratio of current to train", "mean ratio − 1", (Line("ois", "ois"),),
+        "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio − 1", (Line("ois", "ois"),),
         "linear", 1.0, "0 before the first update; PPO's clipping acts on this ratio.",
     ),
 )  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
-from mismatchctl.frameworks import SHELVES
+from mismatchctl.frameworks import SHELVES, Framework
 from mismatchctl.numbers import estimate_or_reason, number
 from mismatchctl.render.pages.sweep_words import thinned, threshold
 from mismatchctl.render.reference import native_yaml, preset_yaml
@@ -117,23 +117,27 @@ def _text(sweep: Sweep, row: Row, key: str) -> str:
 
 
 def _configs(study: Study, runs: Sequence[Sequence[Row]]) -> dict[str, Any]:
-    """Configurations of points in each syntax, as numbers of lines: most lines are the same at many points."""
+    """Configurations of points in each syntax that can say something of the correction, as numbers of lines.
+
+    Most lines are the same at many points.
+    """
     lines: dict[str, int] = {}
+    frameworks = [framework for framework in _frameworks() if framework.native(study.corrections[0])[0]]
     points = {
         point: [
             [lines.setdefault(line, len(lines)) for line in text.splitlines()]
-            for text in texts(study.corrections[point]).values()
+            for text in _texts(study.corrections[point], frameworks)
         ]
         for point in _written(runs)
     }
-    return {"names": [OWN, *(framework.title for framework in _frameworks())], "lines": list(lines), "points": points}
+    return {"names": [OWN, *(framework.title for framework in frameworks)], "lines": list(lines), "points": points}
 
 
-def texts(correction: Correction) -> dict[str, str]:
+def _texts(correction: Correction, frameworks: Sequence[Framework]) -> Iterator[str]:
     """A correction in each syntax: one's own, then each framework's, which says what it cannot say."""
     named = correction.model_copy(update={"name": clean(correction.name), "about": ""})  # that is of another point
-    found = {OWN: preset_yaml(Preset(named))}
-    return found | {framework.title: native_yaml(named, framework, nearest=True) for framework in _frameworks()}
+    yield preset_yaml(Preset(named))
+    yield from (native_yaml(named, framework, nearest=True) for framework in frameworks)
 
 
 def _written(runs: Sequence[Sequence[Row]]) -> list[int]:
@@ -147,5 +151,5 @@ def _written(runs: Sequence[Sequence[Row]]) -> list[int]:
 
 
 @cache
-def _frameworks() -> tuple[Any, ...]:
-    return tuple(shelf.load("") for shelf in SHELVES[:3])
+def _frameworks() -> tuple[Framework, ...]:
+    return tuple(shelf.load("") for shelf in SHELVES)
