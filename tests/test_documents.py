@@ -6,6 +6,7 @@ ROWS has one test for each line, by its number; the examples of the documents st
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -329,27 +330,43 @@ def a_log_can_differ(folder: Path) -> None:
 
 @row(2)
 def longer_responses_under_a_bias(folder: Path) -> None:
-    """A geometric gate, a bias of each sequence: what is predicted holds the truth, or says why it is refused."""
+    """A geometric gate at 1.002, 256 tokens to 4,096: the truth (a normal law) is in the interval, and near the middle.
+
+    Where the check on the dump's own longer responses fails, the interval holds what it missed, or nothing is promised.
+    """
     rng = np.random.default_rng(5)
 
-    def write(name: str, length: int) -> Path:
+    def predicted(name: str, x: np.ndarray, length: int) -> dict[str, Any]:
         with Recorder(folder / name) as recorder:
-            for step in range(2):
-                rollout = [-rng.exponential(1.0, length) - 0.1 for _ in range(48)]
-                train = [values + rng.normal(0, 0.004) + rng.normal(0, 0.05, length) for values in rollout]
-                train = [np.minimum(values, 0.0) for values in train]
-                recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train)
-        return folder / name
+            rollout = -2.0 - rng.exponential(1.0, x.shape)
+            recorder.write(step=0, rollout_log_probs=list(rollout), train_log_probs=list(rollout + x))
+        given = ("-c", "{gates: [{level: geometric, keep: [0.998004, 1.002]}], name: g}")
+        vary = ("--vary", "gates.0.keep.1=1.002:1.01:2", "--at-length", str(length))
+        done = run("sweep", folder / name, *given, *vary, "--json")
+        assert done.exit_code == 0, done.stderr
+        first = min(json.loads(done.stdout)["predictions"], key=lambda each: each["point"])
+        (found,) = [each for each in first["predictions"] if each["quantity"] == "rejected_sequences"]
+        return dict(found)
 
-    short, long = write("length-short", 128), write("length-long", 512)
-    given = ("-c", "{gates: [{level: geometric, keep: [null, 1.002]}], name: g}")
-    done = run("sweep", short, *given, "--vary", "gates.0.keep.1=1.002:1.01:2", "--at-length", "512", "--json")
-    assert done.exit_code == 0, done.stderr
-    truth = overall(analyzed(long, *given), "g")["rejected_sequences"]
-    first = min(json.loads(done.stdout)["predictions"], key=lambda each: each["point"])
-    (found,) = [each for each in first["predictions"] if each["quantity"] == "rejected_sequences"]
-    assert found["interval"] is None or found["interval"][0] - 0.05 <= truth <= found["interval"][1] + 0.05
-    assert found["interval"] is not None or found["status"] != "ok"
+    def truth(bias: float, noise: float) -> float:
+        spread = math.hypot(bias, noise / 64)
+        return math.erfc(math.log(1.002) / spread / math.sqrt(2))
+
+    for number, bias in enumerate((0.0, 0.002, 0.004)):
+        x = rng.normal(0, 0.02, (256, 256)) + rng.normal(0, 1, (256, 1)) * bias
+        found, true = predicted(f"bias{number}", x, 4096), truth(bias, 0.02)
+        low, high = found["interval"]
+        assert low <= true <= high, (bias, true, found)
+        assert found["value"] == pytest.approx(true, abs=0.12)
+        assert found["check"]["lengths"] and found["status"] == "ok"
+    sound = predicted("sound", rng.normal(0, 0.02, (256, 256)), 512)
+    fading = rng.normal(0, 0.1, (256, 256)) * np.where(np.arange(256) < 64, 1.0, 0.01)
+    missed = predicted("fading", fading, 512)
+    assert missed["status"].startswith("the model misses")
+    widths = [found["interval"][1] - found["interval"][0] for found in (sound, missed)]
+    assert widths[1] > widths[0] + 0.1
+    refused = predicted("far", fading, 1 << 16)
+    assert refused["interval"] is None and refused["status"].startswith("refused: anything from")
 
 
 @row(7)
@@ -384,11 +401,29 @@ def kl_and_losses(folder: Path) -> None:
 
 @row(8)
 def what_the_run_logged(folder: Path) -> None:
-    """Every name of the log is kept, those that mean nothing here too."""
-    log = written(folder, json.dumps({"step": 0, "actor/grad_norm": 1.5, "reward": 0.25}), "log.jsonl")
-    (found,) = analyzed(folder / "d", "-c", "none", "--framework", "verl", "--against", log)["runs"].values()
-    assert found["log"]["actor/grad_norm"] == [1.5, None, None]
-    assert found["log"]["reward"][0] == 0.25
+    """Every name of the log is kept; compared where it stands for a metric, replayed or not; drawn beside K3's lag."""
+    values = dict(zip("abc", ([0.5, 0.25, 1.0], [40.0, 41.0, 39.0], [1.5, 2.5, 3.5]), strict=True))
+    plain = analyzed(folder / "d", "-c", "none", "--framework", "verl")
+    (found,) = plain["runs"].values()
+    truth = found["logged"]["none"]["rollout_corr/k3_kl"]
+    names = {"reward": values["a"], "response_length/mean": values["b"], "actor/grad_norm": values["c"]}
+    rows = [
+        {"step": step, "rollout_corr/k3_kl": truth[step], "rollout_corr/training_log_ppl": 9.0}
+        | {name: series[step] for name, series in names.items()}
+        for step in range(3)
+    ]
+    log = written(folder, "\n".join(map(json.dumps, rows)), "log.jsonl")
+    for words in (("--framework", "verl"), ()):
+        (found,) = analyzed(folder / "d", "-c", "none", *words, "--against", log)["runs"].values()
+        assert {name: found["log"][name] for name in names} == names
+        assert found["log"].keys() == rows[0].keys() - {"step"}
+        compared = (found["against"]["none"] if words else found["against_metrics"])["names"]
+        assert not compared.keys() & names.keys()
+        assert compared["rollout_corr/k3_kl"]["agrees"]
+        if words:
+            assert not compared["rollout_corr/training_log_ppl"]["agrees"]
+    done = run("analyze", folder / "d", "-c", "none", "--framework", "verl", "--against", log)
+    assert "kept from the log, not compared: reward, response_length/mean, actor/grad_norm" in done.stdout
 
 
 @row(10)

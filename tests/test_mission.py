@@ -26,6 +26,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folders that the commands name, with little in them."""
     folder = tmp_path_factory.mktemp("mission")
     (folder / "tests").symlink_to(ROOT / "tests")
+    (folder / "log.jsonl").write_text('{"step": 0, "rollout_corr/k3_kl": 2e-4, "reward": 0.5}')
     for seed, (name, noise) in enumerate([("dense", 0.02), ("moe", 0.1)]):
         rng = np.random.default_rng(seed)
         with Recorder(folder / "sample_data" / name) as recorder:
@@ -34,7 +35,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 moved = [[row + rng.normal(0, noise, len(row)).clip(-0.6, 0.6) for row in rollout] for _ in range(2)]
                 recorder.write(
                     step=step, rollout_log_probs=rollout, train_log_probs=moved[0], current_log_probs=moved[1],
-                    sequence_id=np.arange(16), prompt_id=np.arange(16) // 4, reward=rng.random(16),
+                    sequence_id=np.arange(16), prompt_id=np.arange(16) // 2, reward=rng.random(16),
                     advantages=[np.full(len(row), rng.normal()) for row in rollout],
                 )  # fmt: skip
     return folder

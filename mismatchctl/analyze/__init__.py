@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mismatchctl.analyze.against import RunLog, agreement, carried, require_shared_steps
+from mismatchctl.analyze.against import RunLog, agreement, beside_metrics, carried, metrics_of, require_shared_steps
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.lags import lag_of
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
@@ -249,6 +249,9 @@ def _add_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> Non
             correction: agreement(log, labels, values, rounded.get(correction, {}))
             for correction, values in run.logged.items()
         }
+        called = metrics_of(log, {each for values in run.logged.values() for each in values})
+        series = {key: run.groups.metrics[key].value for key in called.values() if key in run.groups.metrics}
+        run.against_metrics = beside_metrics(log, labels, series, called)
 
 
 __all__ = ["ReplayOptions", "analyze"]

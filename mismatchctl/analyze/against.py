@@ -9,7 +9,7 @@ that has more digits right than float32 can have is held to those.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -19,7 +19,8 @@ from mismatchctl.analyze.exports import STEPS, of_csv
 from mismatchctl.analyze.tfevents import event_files, is_event_file, scalars
 from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
-from mismatchctl.result import AgainstLog, Agreement
+from mismatchctl.frameworks.meanings import certain_metric
+from mismatchctl.result import AgainstLog, AgainstMetrics, Agreement
 from mismatchctl.texts import decoded, parse_json
 
 MOST_BYTES = 1 << 30
@@ -30,6 +31,9 @@ SPREAD = 2.0
 """How many times as far as the replays in float32 and float64 lie apart a third order of summation may lie."""
 EXACT = 1e-9
 """Relative: what sums in float64 differ by."""
+METRIC_DIGITS = 1e-8
+"""Relative: what a metric of a step has lost to rounding."""
+_LAST_BIT = 2.0**-24
 _FEW_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
 _PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
@@ -227,6 +231,48 @@ def agreement(log: RunLog, labels: Sequence[Any], replayed: Logged, rounded: Log
         names={name: _farthest([pair.judged(exact) for pair in found]) for name, found in pairs.items() if found},
         missing=[name for name, found in pairs.items() if not found],
     )
+
+
+def metrics_of(log: RunLog, replayed: Collection[str]) -> dict[str, str]:
+    """Names of a log that stand for a metric and are not among those that a framework's code replayed, and which."""
+    names = dict.fromkeys(name for row in log.rows.values() for name in row)
+    plain = {name: _unprefixed(name) for name in names}
+    found = {name: certain_metric(name) or certain_metric(plain[name]) for name in names if plain[name] not in replayed}
+    return {name: key for name, key in found.items() if key is not None}
+
+
+def _unprefixed(name: str) -> str:
+    prefix = next((prefix for prefix in _PREFIXES[1:] if name.startswith(prefix)), "")
+    return name.removeprefix(prefix)
+
+
+def beside_metrics(
+    log: RunLog, labels: Sequence[Any], metrics: Mapping[str, Sequence[float | None]], called: Mapping[str, str]
+) -> AgainstMetrics | None:
+    """Names of a log beside the metrics of a run that they stand for; None where there is none.
+
+    How a framework's float32 rounds is not replayed here: its terms are taken to be right to float32's last bit of 1.
+
+    Args:
+        log: of the run.
+        labels: of its steps.
+        metrics: by key, one value per step, to METRIC_DIGITS.
+        called: name -> key.
+    """
+    steps, digits = [_label(label) for label in labels], log.digits()
+    found = {}
+    for name, key in called.items():
+        values = metrics.get(key, [None] * len(steps))
+        rows = [(step, value, log.rows.get(step, {}).get(name)) for step, value in zip(steps, values, strict=True)]
+        pairs = [
+            _Pair(step, value, value + _LAST_BIT * (1 + abs(value)), float(printed),
+                  digits[name].unit(printed) + METRIC_DIGITS * abs(value))
+            for step, value, printed in rows
+            if value is not None and printed is not None
+        ]  # fmt: skip
+        if pairs:
+            found[name] = _farthest([pair.judged(exact=False) for pair in pairs])
+    return AgainstMetrics(names=found, metrics={name: called[name] for name in found}) if found else None
 
 
 @dataclass(frozen=True)

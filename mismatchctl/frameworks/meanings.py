@@ -71,6 +71,18 @@ def find_meanings(name: str) -> dict[Meaning, list[str]]:
     return found
 
 
+def certain_metric(name: str) -> str | None:
+    """The key of the metric of the mismatch that a name is, whoever logs it, however configured; None: unsure.
+
+    A word without a panel before it (`kl`) may be anybody's.
+    """
+    if "/" not in name:
+        return None
+    named = {item.measure for _, meanings in _all_meanings() for item in meanings if item.name == name}
+    measure = named.pop() if len(named) == 1 else None
+    return next((metric.key for metric in MISMATCH_METRICS if measure is not None and metric.measure == measure), None)
+
+
 def relatives(metric: Metric) -> list[Relative]:
     """The names that frameworks have for a metric: first those that mean exactly it, then those that nearly do.
 

@@ -8,17 +8,24 @@ from mismatchctl.numbers import number
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.grid import Column, print_grid
 from mismatchctl.render.text import clean
-from mismatchctl.result import AgainstLog, Result
+from mismatchctl.result import AgainstLog, AgainstMetrics, Result
 
 
 def render_against(result: Result, console: Console) -> None:
     """Print, for each run and correction, where the run's log and the dump agree and where not."""
-    told = result.provenance
+    told_by = result.provenance
     for name, run in result.runs.items():
         for correction, found in run.against.items():
-            _render(f"{told.log} against {told.framework} on {name}, correction {correction}", found, console)
-        compared = {name for found in run.against.values() for name in found.names}
-        others = [name for name in run.log if name.removeprefix("train/").removeprefix("actor/") not in compared]
+            _render(f"{told_by.log} against {told_by.framework} on {name}, correction {correction}", found, console)
+        told = run.against_metrics or AgainstMetrics()
+        if told.names:
+            called = {f"{clean(logged)} ({told.metrics[logged]})": found for logged, found in told.names.items()}
+            _render(f"{told_by.log} against the metrics of {name}", AgainstLog(names=called), console)
+        compared = {name for found in run.against.values() for name in found.names} | {*told.names}
+        others = [
+            name for name in run.log
+            if name not in compared and name.removeprefix("train/").removeprefix("actor/") not in compared
+        ]  # fmt: skip
         if others:
             console.print(Glyphs(console).text(f"kept from the log, not compared: {', '.join(map(clean, others))}"), "")
         for logged, lag in run.lags.items():

@@ -222,6 +222,12 @@ class AgainstLog(FiniteModel):
     missing: list[str] = Field(default_factory=list)
 
 
+class AgainstMetrics(AgainstLog):
+    """Names of the run's log that stand for a metric of the run, and for which, though no framework was replayed."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+
+
 class Lag(FiniteModel):
     """By how many steps K3 follows (below 0: leads) something that the run logged; null where that cannot be told.
 
@@ -252,7 +258,7 @@ class RunResult(RunViews, FiniteModel):
 
     `logged` is what a framework would have logged: by correction and name, one value per group. `log` is what the run
     itself logged (`--against`), every name of it by group, `lags` how K3 follows each, and `against` how log and
-    replay agree, by correction.
+    replay agree, by correction; `against_metrics` does so for what was not replayed and stands for a metric here.
     """
 
     overall: Overall
@@ -271,6 +277,7 @@ class RunResult(RunViews, FiniteModel):
     log: dict[str, list[float | None]] = Field(default_factory=dict)
     lags: dict[str, Lag] = Field(default_factory=dict)
     against: dict[str, AgainstLog] = Field(default_factory=dict)
+    against_metrics: AgainstMetrics | None = None
 
 
 class InputFile(FiniteModel):
