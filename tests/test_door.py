@@ -262,7 +262,6 @@ def test_weights_are_those_of_an_analysis_of_the_same_rows() -> None:
 
 
 def test_no_gradient_passes_through_weights_in_a_training_loop() -> None:
-
     mask = torch.tensor(MASK)
     rollout, train = (torch.tensor(np.where(MASK, values, 0.0), requires_grad=True) for values in (ROLLOUT, TRAIN))
     w, keep = mm.weights(rollout, train, mask, "miles-moe-2", micro_batches=2)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.miles.layout import DASHBOARD, LAYOUT
-from mismatchctl.frameworks.slime.config import recognize
-from mismatchctl.frameworks.slime.framework import load_miles
+from mismatchctl.frameworks.slime.arguments import recognize
+from mismatchctl.frameworks.slime.replay import load_miles
 from mismatchctl.frameworks.slime.versions import months
 
 SHELF = Shelf(

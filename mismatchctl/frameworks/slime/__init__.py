@@ -1,21 +1,21 @@
 """slime, and Miles, which forked it: everything that is theirs and nothing else's. One file per matter.
 
 versions    the releases, and in what they differ
-config      slime's arguments, checked as slime checks them; translate: arguments <-> Correction
+arguments   slime's arguments, checked as slime checks them; dialect: arguments <-> Correction
 lint        traps of its arguments
 call        one micro-batch: weights and kept tokens; loss: its policy loss
 metrics     the logged names; names: their meanings in words; reduce: from tokens to the scalar of a step
-framework   replay and loss of a step
+replay      replay and loss of a step
 columns     column names; layout, rollouts, zigzag: their files
 """
 
 from pathlib import Path
 
 from mismatchctl.frameworks.framework import Shelf
+from mismatchctl.frameworks.slime.arguments import recognize
 from mismatchctl.frameworks.slime.columns import COLUMNS
-from mismatchctl.frameworks.slime.config import recognize
-from mismatchctl.frameworks.slime.framework import load_slime
 from mismatchctl.frameworks.slime.layout import LAYOUT
+from mismatchctl.frameworks.slime.replay import load_slime
 from mismatchctl.frameworks.slime.rollouts import LAYOUT as ROLLOUTS
 from mismatchctl.frameworks.slime.versions import months
 

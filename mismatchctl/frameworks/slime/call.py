@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments
-from mismatchctl.frameworks.slime.config import Arguments
+from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_segments
 from mismatchctl.losses import exp
 from mismatchctl.ratios import LOG_RATIO_BOUND

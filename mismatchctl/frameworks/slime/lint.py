@@ -19,8 +19,8 @@ from mismatchctl.frameworks.lint import (
     named_key,
     weight_findings,
 )
-from mismatchctl.frameworks.slime.config import DOCUMENTED_ONLY, MIS_FIELDS, Arguments, arguments, unread
-from mismatchctl.frameworks.slime.translate import correction_of
+from mismatchctl.frameworks.slime.arguments import DOCUMENTED_ONLY, MIS_FIELDS, Arguments, arguments, unread
+from mismatchctl.frameworks.slime.dialect import correction_of
 from mismatchctl.frameworks.slime.versions import Version
 
 _KNOWN = tuple(field.name for field in fields(Arguments))

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 
 from mismatchctl.batch import Bools, Floats
+from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.config import Arguments
 from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.losses import Surrogate, cispo, exp, kl_estimate, low_variance_kl, off_policy_masked, ppo
 from mismatchctl.ratios import LOG_RATIO_BOUND

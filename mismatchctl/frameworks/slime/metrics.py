@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.call import Call
-from mismatchctl.frameworks.slime.config import Arguments
 from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.losses import exp
 from mismatchctl.measure.metrics.quantity import Quantity

@@ -2,13 +2,13 @@
 
 versions    which releases differ, and in what
 keys        where its keys stand, and which nothing reads
-config      its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
+dialect     its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
 lint        traps of its configurations; written: a configuration as somebody wrote it
 recognize   which release a configuration was written for
 sample      the two policies, in verl's dtype; subjects: the quantities made of them
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
-replay      weights, mask and logged values of a batch; debug: training/rollout_*
-losses      policy losses with verl's denominators
+helper      weights, mask and logged values of a batch; debug: training/rollout_*; losses: with verl's denominators
+replay      what a version computes and logs for the rows of a step
 factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml: the same with their defaults
 columns     its column names; layout: its files
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
-from mismatchctl.frameworks.verl.framework import load
 from mismatchctl.frameworks.verl.layout import LAYOUT
 from mismatchctl.frameworks.verl.recognize import recognize
+from mismatchctl.frameworks.verl.replay import load
 from mismatchctl.frameworks.verl.versions import VERSIONS
 
 SHELF = Shelf(

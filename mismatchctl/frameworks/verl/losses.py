@@ -12,8 +12,8 @@ from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
 from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.verl.helper import Computed
 from mismatchctl.frameworks.verl.plan import Plan
-from mismatchctl.frameworks.verl.replay import Computed
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.verl import metrics
-from mismatchctl.frameworks.verl.config import RS_OPTIONS
 from mismatchctl.frameworks.verl.debug import DEBUG
+from mismatchctl.frameworks.verl.dialect import RS_OPTIONS
 from mismatchctl.frameworks.verl.losses import LOSS
 from mismatchctl.frameworks.verl.metrics import Logged, Subject
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted

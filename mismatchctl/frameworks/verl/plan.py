@@ -9,7 +9,7 @@ from typing import Any
 
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
-from mismatchctl.frameworks.verl.config import RS_OPTIONS, Unapplied
+from mismatchctl.frameworks.verl.dialect import RS_OPTIONS, Unapplied
 from mismatchctl.frameworks.verl.versions import Version
 
 _OPTION_OF = {rule: option for option, rule in RS_OPTIONS.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.verl.config import read
+from mismatchctl.frameworks.verl.dialect import read
 from mismatchctl.frameworks.verl.keys import BLOCK
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, Version
 

@@ -1,160 +1,205 @@
-"""What verl computes from two policies and a configuration: weights, the mask that is left, and the logged names."""
+"""verl at one version: configurations, logged numbers, losses."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Floats
-from mismatchctl.correction.model import Weight
-from mismatchctl.frameworks.verl import metrics as names
-from mismatchctl.frameworks.verl.metrics import Logged, Subject, compute
-from mismatchctl.frameworks.verl.plan import Plan, option_of
+from mismatchctl.correction import Correction
+from mismatchctl.correction.presets import BYPASS
+from mismatchctl.errors import ConfigError, DataError, suggestion
+from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.unread import Unread
+from mismatchctl.frameworks.verl import dialect, losses
+from mismatchctl.frameworks.verl import lint as linting
+from mismatchctl.frameworks.verl import plan as planning
+from mismatchctl.frameworks.verl.columns import COLUMNS
+from mismatchctl.frameworks.verl.debug import debug_metrics
+from mismatchctl.frameworks.verl.helper import Computed, compute_correction, logged, off_policy, over_micro_batches
+from mismatchctl.frameworks.verl.keys import unread
+from mismatchctl.frameworks.verl.names import meanings
+from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import Sample
-from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
-from mismatchctl.frameworks.verl.versions import Version
-
-_SMALLEST_MEAN = 1e-8  # verl does not divide weights by less
+from mismatchctl.frameworks.verl.versions import Version, find_version
 
 
-Measurement = tuple[Iterable[Logged], Subject, str]
-"""Names, what they measure, and their prefix."""
+class Verl(Framework):
+    """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
 
+    name = "verl"
 
-@dataclass(frozen=True)
-class Computed:
-    """What verl makes of one batch.
+    def __init__(self, version: Version) -> None:
+        self.about = version
+        self.version = version.name
 
-    Attributes:
-        weights: final weights of the valid tokens [T]; None when there are none.
-        kept: which valid tokens are left [T].
-        measured: what is logged about it.
-        factor: the mean that weights were divided by, under its name; empty when they were not.
-    """
+    @property
+    def dated(self) -> str:
+        """The title with the day of the commit."""
+        return f"{self.title} ({self.about.date})"
 
-    weights: Floats | None
-    kept: Bools
-    measured: tuple[Measurement, ...]
-    factor: Mapping[str, float] = field(default_factory=dict)
+    @property
+    def block(self) -> tuple[str, ...]:
+        """The section of a full configuration: the flat keys stand among others there."""
+        return ("algorithm",) if self.about.dialect == "flat" else ("algorithm", "rollout_correction")
 
-    @cached_property
-    def logged(self) -> dict[str, float]:
-        """Every name that verl logs."""
+    def holds(self, native: Mapping[str, Any]) -> bool:
+        """Whether a key at its root is one of rollout correction, a common word too."""
+        return not self.about.keys.keys().isdisjoint(native)
+
+    def correction(self, native: Mapping[str, Any]) -> Correction:
+        """A configuration in verl's keys, alone or inside a full one, as a Correction.
+
+        Raises:
+            ConfigError: what verl itself rejects, in its words.
+        """
+        return dialect.read(native, self.about)
+
+    def native(self, correction: Correction) -> tuple[dict[str, Any], list[str]]:
+        """A Correction in verl's keys, as far as it can be said there; and what cannot."""
+        return planning.write(correction, self.about)
+
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """The traps of a configuration, one that is rejected included."""
+        return linting.lint(native, self.about)
+
+    def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
+        """Where in a configuration the threshold of each gate of its correction stands."""
+        return linting.gate_places(native, self.about, correction)
+
+    def replay(
+        self,
+        table: pa.Table,
+        correction: Correction,
+        dtype: Dtype = "float64",
+        micro_batch_size: int | None = None,
+        reducer: str | None = None,
+    ) -> Replay:
+        """What verl's helper computes for the rows of one training step.
+
+        Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. These verl
+        corrects as a whole batch; in bypass mode an actor (one rank here) corrects each micro-batch by itself, those
+        that a column `micro_batch` names or of `micro_batch_size` rows, and logs means over them.
+
+        Raises:
+            ConfigError: this version of verl cannot do that, or there is another reducer than its own.
+            DataError: a column is missing, or no token is valid.
+        """
+        if reducer is not None:
+            raise ConfigError(f"verl has one reducer: {reducer!r} is not of verl")
+        step, plan = Step.read(table, dtype, COLUMNS), self._plan(correction)
+        if plan.source == BYPASS and len(batches := step.micro_batches(micro_batch_size)) > 1:
+            return self._by_micro_batches(step, plan, batches)
+        return self._replay(step, plan)
+
+    def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
+        """verl's policy loss: see `losses.Options` for the options, which have verl's names.
+
+        `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
+        """
+        chosen = losses.Options.read(options, self.about)
+        step = Step.read(table, chosen.dtype, COLUMNS)
+        plan = self._plan(correction)
         with np.errstate(over="ignore", invalid="ignore"):
-            return logged(self.measured) | dict(self.factor)
+            return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
 
+    def meanings(self) -> list[Meaning]:
+        """What each name that this version logs stands for."""
+        return meanings(self.about)
 
-def logged(measured: Iterable[Measurement]) -> dict[str, float]:
-    """The values of all names."""
-    return {name: value for part in measured for name, value in compute(*part).items()}
+    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+        """Keys of a configuration that nothing reads."""
+        return list(unread(native, self.about))
 
+    def measure(
+        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
+    ) -> float:
+        """One number of a step by verl's name, of its helper, of its debug metrics, or of its loss.
 
-def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -> dict[str, float]:
-    """What an actor logs for a step, from what it logs for each micro-batch: means, until 2026 extremes by name."""
-    found: dict[str, float] = {}
-    for name in parts[0] if parts else ():
-        values = [part[name] for part in parts]
-        extremes = {} if version.averages_extremes else {"max": max, "min": min}
-        reduce = next((extreme for word, extreme in extremes.items() if word in name), fmean)
-        found[name] = reduce(values)
-    return found
-
-
-def off_policy(sample: Sample, version: Version) -> Measurement:
-    """How far the policies are apart: logged with every configuration, and by itself in bypass mode of 2025-11."""
-    if version.dialect == "flat":
-        return names.OFF_POLICY, OffPolicy(sample), f"{version.prefix}mismatch_"
-    return (*names.OFF_POLICY, *names.CHI2), OffPolicy(sample), version.prefix
-
-
-def compute_correction(sample: Sample, plan: Plan, version: Version) -> Computed:
-    """verl's helper: weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
-    if version.dialect == "flat":
-        return _one_ratio(sample, plan, version)
-    weights, weighted, factor = _weights(sample, plan.weight, version)
-    kept, rejected = _rejections(sample, plan, version)
-    return Computed(weights, kept, (*weighted, *rejected, off_policy(sample, version)), factor)
-
-
-def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
-    """2025-10: one ratio and two thresholds; without a threshold nothing is computed."""
-    weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
-    if weight is None:
-        return Computed(None, kept, ())
-    low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
-    upper = math.inf if high is None else high
-    subject = Weighted(sample, weight.level, 1.0 / upper if low is None else low, upper)
-    table = names.GEOMETRIC_WEIGHTS_2025_10 if weight.level == "geometric" else _table(weight.level)
-    veto = Vetoed(sample, plan.veto)
-    if plan.rejections:
-        table = (*table, *names.REJECTED)
-        kept &= ~subject.rejected
-    kept &= ~veto.rejected
-    weights = subject.raw if plan.rejections else subject.applied
-    return Computed(
-        weights * kept if version.zeroes_rejected else weights,
-        np.ones_like(kept) if version.zeroes_rejected else kept,
-        (
-            (table, subject, f"{version.prefix}rollout_is_"),
-            (names.VETO, veto, version.prefix),
-            off_policy(sample, version),
-        ),
-    )
-
-
-def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, list[Measurement]]:
-    """What rollout_rs and the veto leave."""
-    kept = np.ones(len(sample.policy), np.bool_)
-    prefix = f"{version.prefix}rollout_rs_"
-    measured: list[Measurement] = []
-    for gate in plan.rejections:
-        if version.dialect == "estimator":
-            rule: Weighted | Estimated = Estimated(sample, gate)
-            measured.append((names.estimates(gate.statistic, gate.level), rule, f"{prefix}{option_of(gate)}_"))
+        Raises:
+            ConfigError: this version has no such name, or not for this correction.
+        """
+        known = {meaning.name for meaning in self.meanings()}
+        if name not in known:
+            raise ConfigError(f"{self.title} has no metric {name!r}{suggestion(name, known)}")
+        chosen = Correction() if correction is None else correction
+        if name.startswith("actor/"):
+            loss = self.loss(table, chosen, dtype=dtype)
+            found = loss.metrics | {"actor/pg_loss": loss.value}
+        elif name.startswith("training/"):
+            found = self.debug_metrics(table, dtype)
         else:
-            low, high = gate.keep
-            rule = Weighted(sample, gate.level, low or 0.0, math.inf if high is None else high)
-            measured.append(((*_table(gate.level), *names.REJECTED), rule, prefix))
-        kept &= ~rule.rejected
-    if version.dialect == "ratio":
-        veto = Vetoed(sample, plan.veto)
-        return kept & ~veto.rejected, [*measured, (names.VETO, veto, version.prefix)]
-    if plan.rejections:
-        measured.append((names.REJECTED_BY_ANY, Rejected(sample, ~kept), prefix))
-    return kept, measured
+            found = self.replay(table, chosen, dtype).logged
+        if name not in found:
+            raise ConfigError(f"{self.title} has no {name} with this correction")
+        return found[name]
+
+    def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
+        """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection.
+
+        Raises:
+            DataError: no token is valid, which stops verl until 2026.
+        """
+        step = Step.read(table, dtype, COLUMNS)
+        if not step.segments.tokens and self.about.dialect != "estimator":
+            raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
+        return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
+
+    def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
+        """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
+        return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
+
+    def actor_metrics(
+        self, table: pa.Table, dtype: Dtype = "float64", micro_batch_size: int | None = None
+    ) -> dict[str, float]:
+        """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
+        step = Step.read(table, dtype, COLUMNS)
+        samples = [_sample(step.take(rows), "current_log_probs") for rows in step.micro_batches(micro_batch_size)]
+        return over_micro_batches([logged([off_policy(sample, self.about)]) for sample in samples], self.about)
+
+    def _replay(self, step: Step, plan: Plan) -> Replay:
+        computed = self._compute(step, plan)
+        if computed.weights is None or not plan.applied:
+            return Replay(computed.logged, None, step.by_row(computed.kept))
+        kept = computed.kept & (computed.weights > 0) if self.about.zeroes_rejected else computed.kept
+        return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
+
+    def _by_micro_batches(self, step: Step, plan: Plan, batches: Sequence[NDArray[np.int64]]) -> Replay:
+        parts = [self._replay(step.take(rows), plan) for rows in batches]
+        places = np.argsort(np.concatenate(batches)).tolist()
+        keep = [kept for part in parts for kept in part.keep]
+        weights = [values for part in parts for values in part.weights or ()]
+        return Replay(
+            over_micro_batches([part.logged for part in parts], self.about),
+            None if plan.weight is None else [weights[place] for place in places],
+            [keep[place] for place in places],
+        )
+
+    def _plan(self, correction: Correction) -> Plan:
+        plan, problems = planning.plan(correction, self.about)
+        if problems:
+            raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
+        return plan
+
+    def _compute(self, step: Step, plan: Plan) -> Computed:
+        policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
+        with np.errstate(over="ignore", invalid="ignore"):
+            return compute_correction(_sample(step, policy), plan, self.about)
 
 
-def _weights(
-    sample: Sample, weight: Weight | None, version: Version
-) -> tuple[Floats | None, list[Measurement], dict[str, float]]:
-    """Final weights, what is logged about them before they are normalized, and by what they are."""
-    if weight is None:
-        return None, [], {}
-    low, upper = weight.bounds
-    zero = weight.zero is not None
-    subject = Weighted(
-        sample,
-        weight.level,
-        low if zero else 1.0 / upper,
-        upper,
-        zero=zero,
-        measures_applied=version.dialect == "estimator",
-    )
-    prefix = f"{version.prefix}rollout_is_"
-    measured: list[Measurement] = [((*_table(weight.level), *(names.ICEPOP if zero else ())), subject, prefix)]
-    if weight.normalize == "none":
-        return subject.applied, measured, {}
-    name = names.NORMALIZATION_2025_11 if version.normalizes_empty else names.NORMALIZATION
-    ((key, mean),) = compute((name[weight.level],), subject, prefix).items()
-    if not mean > _SMALLEST_MEAN:
-        return subject.applied, measured, {key: 1.0}
-    return subject.applied / np.asarray(mean, subject.applied.dtype), measured, {key: mean}
+def _sample(step: Step, policy: str) -> Sample:
+    return Sample(step.values(policy), step.values("rollout_log_probs"), step.segments)
 
 
-def _table(level: str) -> tuple[names.Logged, ...]:
-    return names.TOKEN_WEIGHTS if level == "token" else names.ROW_WEIGHTS
+def load(version: str = "") -> Verl:
+    """verl at a version: a name, a pull request, a month; the newest when empty.
+
+    Raises:
+        ConfigError: there is no such version.
+    """
+    return Verl(find_version(version))

@@ -10,7 +10,7 @@ from typing import Any
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding, Level, is_text_of_number
-from mismatchctl.frameworks.verl.config import read
+from mismatchctl.frameworks.verl.dialect import read
 from mismatchctl.frameworks.verl.keys import path_of
 from mismatchctl.frameworks.verl.versions import Version
 

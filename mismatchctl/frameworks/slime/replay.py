@@ -17,15 +17,15 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.slime import lint as linting
+from mismatchctl.frameworks.slime.arguments import MIS_PATH, Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.columns import COLUMNS
-from mismatchctl.frameworks.slime.config import MIS_PATH, Arguments, arguments, unread, with_custom_config
+from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
 from mismatchctl.frameworks.slime.names import meanings
 from mismatchctl.frameworks.slime.reduce import Reducer
-from mismatchctl.frameworks.slime.translate import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.versions import Version, find_version
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread

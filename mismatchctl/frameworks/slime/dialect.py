@@ -9,7 +9,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.slime.config import ICEPOP_PATH, LEVELS, MIS_PATH, Arguments
+from mismatchctl.frameworks.slime.arguments import ICEPOP_PATH, LEVELS, MIS_PATH, Arguments
 
 Effect = Literal["mask", "zero"]
 
