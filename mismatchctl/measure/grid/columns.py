@@ -38,7 +38,7 @@ class BlockColumns:
         passing: columns by name where the sequence passes.
         shared: of those, columns that are a factor per sequence [S, 1, ...] times another passing column, by name.
         failing: those that are not 0 where it does not.
-        fixed: columns that do not depend on it.
+        fixed: columns that do not depend on it; of the block as a whole [1, ...] where none is kept by cluster.
         maxima: the largest over the block [weights, 1, ...].
     """
 
@@ -235,7 +235,8 @@ class _Binned:
         else:
             self._sequence_weights(Weights(rule, self.ratios[rule.source]), kept)
         n = self._wide(self.n)
-        made.fixed["mean_excess"] = made.fixed["weight_excess"] / n
+        excess = made.fixed["weight_excess"]
+        made.fixed["mean_excess"] = np.tensordot(1 / self.n, excess, 1)[None]
         made.passing["sequence_weight"] = (kept["count"] + made.passing["kept_excess"]) / n
         made.passing["squared_sequence_weight"] = made.passing["sequence_weight"] ** 2
 
@@ -264,13 +265,14 @@ class _Binned:
         of_each = dict(zip(wanted, table, strict=True))
         of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
         every = BoundedSums(bounds, of_all)
+        whole = BoundedSums(bounds, {name: sums.sum(axis=0, keepdims=True) for name, sums in of_all.items()})
         made.fixed |= {
-            "raw_weight_excess": self._wide(of_all["e"].sum(axis=1)),
-            "squared_raw_weight_excess": self._wide(of_all["ee"].sum(axis=1)),
+            "raw_weight_excess": self._wide(whole.table["e"].sum(axis=1)),
+            "squared_raw_weight_excess": self._wide(whole.table["ee"].sum(axis=1)),
             "weight_excess": self._wide(every.sum("e", "count", origin=1.0)),
-            "squared_weight_excess": self._wide(every.sum("ee", "count", power=2, origin=1.0)),
-            "weight_low": self._wide(bounds.watched.sums(of_all["count"])),
-            "weight_high": zero if (high := every.sum_beyond("above", "count")) is None else self._wide(high),
+            "squared_weight_excess": self._wide(whole.sum("ee", "count", power=2, origin=1.0)),
+            "weight_low": self._wide(bounds.watched.sums(whole.table["count"])),
+            "weight_high": zero if (high := whole.sum_beyond("above", "count")) is None else self._wide(high),
         }
         left, excess_left = every, made.fixed["weight_excess"]
         if self.on_tokens:
