@@ -13,11 +13,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from mismatchctl.advise import Advice
 from mismatchctl.advise.choose import choose
 from mismatchctl.advise.gradient import moments
 from mismatchctl.advise.sample import correct, read
 from mismatchctl.cli.main import app
 from mismatchctl.correction import correction_from_mapping
+from mismatchctl.render.figures.advice import advice_figure
 
 TRUTH = Path(__file__).parent / "advice_truth"
 CASES = sorted(path.name for path in TRUTH.iterdir() if path.is_dir())
@@ -77,8 +79,14 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     config.write_text(
         "rollout_is: token\nrollout_is_threshold: 2.0\nrollout_rs: geometric\nrollout_rs_threshold: 1.001"
     )
-    found = run(dump, "--for", "verl", "--config", str(config))
+    found = run(dump, "--for", "verl", "--config", str(config), "--html", str(tmp_path / "page.html"))
     (yours,) = found["yours"]
+    assert "<figure" in (tmp_path / "page.html").read_text()
+    figure = advice_figure(Advice.model_validate({k: v for k, v in found.items() if k in Advice.model_fields}), "front")
+    assert figure is not None and len(figure.data.rows) == len(found["front"])
+    standing = {row[0]: row[3] for row in figure.data.rows}
+    assert standing["yours: verl"] == "yours" and standing[found["advice"][0]["name"]] == "advised"
+    assert "no correction" in figure.svg and found["advice"][0]["name"] in figure.title
     assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]

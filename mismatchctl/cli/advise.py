@@ -9,7 +9,7 @@ import typer
 
 from mismatchctl import __version__
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import Columns, Corrections, Force, Json, Paths, Quiet, renamed
+from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed
 from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, write
 
 if TYPE_CHECKING:
@@ -48,12 +48,13 @@ def advise(
     column: Columns = None,
     json: Json = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the advice (JSON); - is stdout.")] = None,
+    html: Html = None,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
     """Which correction, at which threshold, or what to fix first; and how sure that is."""
     output, json = or_stdout(output, json)
-    check_places(output, force=force, inputs=paths)
+    check_places(output, html, force=force, inputs=paths)
 
     from mismatchctl.advise import Limits, parse_fixed
     from mismatchctl.advise import advise as run
@@ -72,12 +73,7 @@ def advise(
             rename=renamed(column),
             progress=progress,
         )
-    if output is not None:
-        import json as format_
-
-        text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
-        with outputs(quiet):
-            write([(output, f"{text}\n".encode())])
+    _write(found, output, html, quiet)
     if json:
         print_json(_as_json(found))
     elif not quiet:
@@ -85,6 +81,22 @@ def advise(
         from mismatchctl.render.to.terminal import show
 
         show(document(found), console())
+
+
+def _write(found: dict[str, Advice], output: Path | None, html: Path | None, quiet: bool) -> None:
+    files = []
+    if output is not None:
+        import json as format_
+
+        text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
+        files.append((output, f"{text}\n".encode()))
+    if html is not None:
+        from mismatchctl.render.pages.advise import document
+        from mismatchctl.render.to import html as page
+
+        files.append((html, page.html(document(found)).encode()))
+    with outputs(quiet):
+        write(files)
 
 
 def _as_json(found: dict[str, Advice]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def front_figure(front: Front, name: str) -> Figure | None:
         )
         shades = [RAMP[2 + round(6 * float(np.nan_to_num(front.shade[point])))] for point in best]
         canvas.axes.scatter(x[best], y[best], s=42, c=shades, edgecolors=INK, linewidths=0.7, zorder=4, clip_on=False)
-        _name(canvas, x, y, best, front.names)
+        name_points(canvas, x, y, best, front.names)
         canvas.labels(across, up)
 
     rows = [
@@ -79,7 +79,7 @@ def _percents(values: Float64s, high: float) -> Text:
     return lambda tick: text(tick) if tick < high - 0.05 * span else ""
 
 
-def _name(canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str]) -> None:
+def name_points(canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str]) -> None:
     """Some of the best points named, far from each other and where there is room."""
     (left, right), (bottom, top) = canvas.axes.get_xlim(), canvas.axes.get_ylim()
     box = canvas.layout.box

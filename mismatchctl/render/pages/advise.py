@@ -7,7 +7,19 @@ from collections.abc import Mapping
 from mismatchctl.advise import Advice, Advised, Ahead
 from mismatchctl.advise.words import against_yours, headline
 from mismatchctl.numbers import DASH
-from mismatchctl.render.document import BRIEF, USUAL, Cell, Code, Document, Head, Headline, Note, Section, Table
+from mismatchctl.render.document import (
+    BRIEF,
+    USUAL,
+    Cell,
+    Code,
+    Document,
+    Figures,
+    Head,
+    Headline,
+    Note,
+    Section,
+    Table,
+)
 from mismatchctl.render.text import clean
 from mismatchctl.texts.yaml_written import dump_yaml
 
@@ -43,9 +55,17 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
     made.add(_table(advice), *(Note(f"{clean(against_yours(own, advice.advice[0]))}.") for own in advice.yours))
     if advice.stable is not None:
         made.add(Note(f"{advice.stable:.0%} of random halves of the prompts advise the same, up to ties."))
-    made.add(*(Note(f"{note}.", "quiet") for note in advice.notes))
+    made.add(_picture(advice, anchor), *(Note(f"{note}.", "quiet") for note in advice.notes))
     config = advice.advice[0].config
     return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
+
+
+def _picture(advice: Advice, anchor: str) -> Figures | None:
+    """All candidates in both parts of the error: of the page alone."""
+    from mismatchctl.render.figures.advice import advice_figure  # draws: what prints to a terminal need not wait for it
+
+    figure = advice_figure(advice, f"{anchor}-front")
+    return None if figure is None else Figures([figure])
 
 
 def _table(advice: Advice) -> Table:
