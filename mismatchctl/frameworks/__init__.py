@@ -56,7 +56,7 @@ _FOLDERS = (
 SHELVES: tuple[Shelf, ...] = tuple(import_module(f"{__name__}.{folder}").SHELF for folder in _FOLDERS)
 """Every framework, a line each. A configuration that could be of several is taken for the first one's."""
 
-DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
+DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", *(name for one in SHELVES for name in one.compared))
 """Compared when nobody says what to compare: one of each kind."""
 
 _SPELLINGS = {

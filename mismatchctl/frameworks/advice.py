@@ -14,9 +14,9 @@ USEFUL: dict[str, tuple[float, float]] = {"token": (1.5, 5.0), "sequence": (2.0,
 VETO = (1e-6, 1e-4)
 """Thresholds of a veto."""
 
-_RANGES = "verl's documents on rollout importance sampling and rollout correction, recommended threshold ranges"
-_VETOES = "verl's rollout_corr_math.md and slime's page on rollout correction, typical values of the veto"
-_NORMALIZES = "slime's and Miles' articles on the mismatch, batch normalization and the bias-variance trade-off"
+_RANGES = "documents on rollout importance sampling and rollout correction, recommended threshold ranges"
+_VETOES = "rollout_corr_math.md and a page on rollout correction, typical values of the veto"
+_NORMALIZES = "articles on the mismatch, batch normalization and the bias-variance trade-off"
 _LEVEL_OF_K1 = {"token": "token", "sum": "sequence", "mean": "geometric"}
 
 PlaceOf = Callable[[Gate], str]

@@ -200,6 +200,7 @@ class Shelf:
         columns: its name of a column of the contract, where that means one thing wherever it is used.
         layouts: its files of dumps.
         classes: classes whose calls in Python say a configuration: the keys of one.
+        compared: presets that are among those compared when nobody says which.
         factory: the keys that a factory of such a class sets at a version, for presets that are named after it.
     """
 
@@ -211,6 +212,7 @@ class Shelf:
     columns: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[Layout, ...] = ()
     classes: Mapping[str, Callable[[Call], dict[str, Any]]] = field(default_factory=dict)
+    compared: tuple[str, ...] = ()
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 
     @property

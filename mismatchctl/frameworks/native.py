@@ -64,7 +64,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[Configura
     """The configurations of a file in a framework's own keys: one, unless calls in Python make different corrections.
 
     Args:
-        path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls verl's class.
+        path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls a framework's class.
         framework: whose configuration it is; its version, or all of it where empty, is what the keys tell.
 
     Raises:

@@ -15,4 +15,5 @@ SHELF = Shelf(
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
     layouts=(LAYOUT, DASHBOARD),
+    compared=("miles-moe-2",),
 )

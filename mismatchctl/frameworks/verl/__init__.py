@@ -33,4 +33,5 @@ SHELF = Shelf(
     layouts=(LAYOUT,),
     classes={CLASS: keys_of},
     factory=factory_keys,
+    compared=("token_tis", "seq_mis", "geo_rs"),
 )
