@@ -6,6 +6,9 @@ INSTALLED := $(VENV)/.installed
 TEST_INSTALLED := $(VENV)/.test-installed
 DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 
+# one that runs: a name on the path may be a launcher without a Python behind it
+python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test conformance bench reliability versions check format docs gallery clean
 
@@ -40,11 +43,11 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 	$(BIN)/python benchmarks/pages.py --write docs/benchmarks-pages.md
 
-reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md (an hour)
+reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md
 	$(BIN)/python tests/reliability.py --write docs/reliability.md
 
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
-	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(shell command -v python$(v))) --oldest $(shell command -v python3.10)
+	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)
 
 check: $(TEST_INSTALLED)  ## lint, format, types
 	$(BIN)/ruff check .

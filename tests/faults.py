@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,11 @@ from kills import litter, make_dump
 
 def tool(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run the tool in a fork, to the end; what it said."""
-    ended = zygote.run(folder, zygote.command(argv))
+    return completed(argv, zygote.run(folder, zygote.command(argv)))
+
+
+def completed(argv: Sequence[str], ended: zygote.Ended) -> subprocess.CompletedProcess[str]:
+    """How a fork ended, as a process that was run."""
     return subprocess.CompletedProcess(argv, ended.code, ended.stdout, ended.stderr)
 
 
@@ -56,29 +61,37 @@ def fault(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None
     return register
 
 
+NOBODY = 65534
 ANALYZE = ("analyze", "a.parquet", "-q", "-o", "out/r.json")
 
 
 @fault("a disk that is full")
 def full_disk(folder: Path) -> None:
-    """Every write to /dev/full fails; a folder on a small tmpfs where one can be mounted."""
+    """A folder on a small tmpfs; where none can be mounted, files that may not grow beyond as much."""
     small = folder / "small"
     small.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(small)], capture_output=True)
-    if mounted.returncode:
-        with open("/dev/full", "wb", buffering=0) as file:
-            try:
-                file.write(b"x")
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-        return
     try:
-        sentence(tool(folder, "analyze", "a.parquet", "-q", "-o", "small/r.json"), 2)
-        sentence(tool(folder, "analyze", "a.parquet", "-q", "--html", "small/r.html"), 2)
-        sentence(tool(folder, "convert", "a.parquet", "small/c.parquet", "-q"), 2)
+        for argv in (
+            ("analyze", "a.parquet", "-q", "-o", "small/r.json"),
+            ("analyze", "a.parquet", "-q", "--html", "small/r.html"),
+            ("convert", "a.parquet", "small/c.parquet", "-q"),
+        ):
+            sentence(tool(folder, *argv) if mounted.returncode == 0 else limited(folder, *argv), 2)
         assert list(small.iterdir()) == []
     finally:
-        subprocess.run(["umount", str(small)], check=True)
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(small)], check=True)
+
+
+def limited(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run the tool where no file may become larger than 8 kB."""
+
+    def act() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, 8 << 10))
+        zygote.command(argv)()
+
+    return completed(argv, zygote.run(folder, act))
 
 
 @fault("a target that is read-only, or no folder")
@@ -124,7 +137,7 @@ def clock(folder: Path) -> None:
     """The cache and the answer do not care."""
     make_dump(folder / "t.parquet")
     answers = set()
-    for moment in (0, 2**31 + 10, 1):
+    for moment in (-(10**9), 0, 2**32):
         os.utime(folder / "t.parquet", (moment, moment))
         for _ in range(2):
             done = tool(folder, "analyze", "t.parquet", "--json", "--cache", "cache")
@@ -135,7 +148,7 @@ def clock(folder: Path) -> None:
 
 @fault("a clock that was set back")
 def set_back(folder: Path) -> None:
-    """What was written in the future is believed, and nothing of a living process is swept."""
+    """What was written in the future is believed, and nothing is left behind."""
     answers = set()
     for moment in (time.time(), 1e9, 0.0):
         done = zygote.run(folder, partial(at, moment, "analyze", "a.parquet", "--json", "--cache", "cache"))
@@ -196,13 +209,85 @@ def paths(folder: Path) -> None:
         os.unlink(place)
 
 
-@fault("files without permission")
+@fault("files and folders without permission")
 def permission(folder: Path) -> None:
-    """They are named as such; a superuser may read anything."""
+    """They are named as such; a superuser, who may do anything, becomes nobody for it."""
     shutil.copy(folder / "a.parquet", folder / "p.parquet")
-    (folder / "p.parquet").chmod(0)
-    done = tool(folder, "analyze", "p.parquet", "-q")
-    assert done.returncode == (0 if os.geteuid() == 0 else 4) and "Traceback" not in done.stderr
+    for name in ("r.json", "rules.yaml"):
+        shutil.copy(zygote.RESULT, folder / name)
+    shutil.copytree(folder / "out", folder / "locked")
+    shutil.copy(folder / "a.parquet", folder / "locked")
+    folder.chmod(0o755)
+    for name, mode in {"p.parquet": 0, "r.json": 0, "rules.yaml": 0, "locked": 0, "out": 0o555}.items():
+        (folder / name).chmod(mode)
+    done = as_nobody(folder, "analyze", "a.parquet", "-q")
+    assert done.returncode == 0, done.stderr[-500:]
+    for argv, code in {
+        ("analyze", "p.parquet", "-q"): 4,
+        ("analyze", ".", "-q"): 4,
+        ("analyze", "locked", "-q"): 4,
+        ("analyze", "locked/a.parquet", "-q"): 4,
+        ("gate", "r.json", "--rule", "k3:max=1"): 4,
+        ("gate", "a.parquet", "--rule", "rules.yaml"): 2,
+        ("diagnose", "a.parquet", "-q", "--layers", "r.json"): 4,
+        ("analyze", "a.parquet", "-q", "-o", "out/x.json"): 2,
+        ("analyze", "a.parquet", "-q", "--html", "locked/x.html"): 2,
+        ("analyze", "a.parquet", "-q", "--figures", "out/figures"): 2,
+        ("analyze", "a.parquet", "-q", "--cache", "out/cache"): 2,
+        ("convert", "a.parquet", "out/c.parquet"): 2,
+    }.items():
+        done = as_nobody(folder, *argv)
+        told = "ermission" in done.stderr or "cannot be written" in done.stderr
+        assert told, (argv, done.returncode, done.stderr[-500:])
+        sentence(done, code)
+    for argv in (
+        ("report", "r.json"),
+        ("gate", "a.parquet", "--baseline", "r.json"),
+        ("analyze", "a.parquet", "--against", "p.parquet"),
+    ):
+        done = as_nobody(folder, *argv)
+        assert done.returncode == 2 and "is not readable" in done.stderr, (argv, done.returncode, done.stderr[-500:])
+    folder.chmod(0o755)
+    for name in ("locked", "out"):
+        (folder / name).chmod(0o755)
+    assert list((folder / "out").iterdir()) == []
+
+
+def rehearsed(argv: Sequence[str]) -> None:
+    """Run the tool in silence on copies that may be read and written."""
+    folder, silence, said = Path(tempfile.mkdtemp()), os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    shutil.copytree(".", folder / "copy")
+    for path in folder.rglob("*"):
+        path.chmod(0o755)
+    own = Path.cwd()
+    os.chdir(folder / "copy")
+    for number in (1, 2):
+        os.dup2(silence, number)
+    with contextlib.suppress(SystemExit):
+        zygote.command(argv)()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number, kept in zip((1, 2), said, strict=True):
+        os.dup2(kept, number)
+    os.chdir(own)
+    shutil.rmtree(folder)
+
+
+def as_nobody(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run the tool as a user who owns nothing."""
+
+    def act() -> None:
+        if os.geteuid() == 0:
+            rehearsed(argv)  # nobody may not be allowed to read the modules that are still to be loaded
+            place = Path(os.environ["TMPDIR"])
+            place.parent.chmod(0o755)
+            os.chown(place, NOBODY, NOBODY)
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+        zygote.command(argv)()
+
+    return completed(argv, zygote.run(folder, act))
 
 
 @fault(f"{int(os.environ.get('FAULTS_FILES', '100')):,} small files")

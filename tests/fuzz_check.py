@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import zygote
-from fuzzing import Case, Maker
+from fuzzing import Case
+from fuzzing_verbs import VerbMaker, save
+from kills import make_dump
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""
@@ -39,6 +41,7 @@ class Checked:
 
 def checked(seeds: Iterable[int]) -> Iterator[Checked]:
     """Run the case of each seed in a fork and a folder of its own."""
+    saved_by_verbs()
     for seed in seeds:
         folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
         try:
@@ -55,10 +58,19 @@ def checked(seeds: Iterable[int]) -> Iterator[Checked]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def saved_by_verbs() -> None:
+    """Let every verb write what the cases exchange parts of."""
+    folder = Path(tempfile.mkdtemp(prefix="saved-"))  # a TemporaryDirectory would be removed by the forks
+    make_dump(folder / "a.parquet")
+    make_dump(folder / "b.parquet", seed=1)
+    save(lambda place, argv: zygote.run(place, zygote.command(argv)).stdout, folder)
+    shutil.rmtree(folder)
+
+
 def played(seed: int, place: Path) -> None:
     """Make the case of a seed in this folder, say at a place what it is, and run it."""
     folder = Path.cwd()
-    case = Maker(seed, folder).case()
+    case = VerbMaker(seed, folder).case()
     (folder / "out").mkdir(exist_ok=True)
     given = {path.relative_to(folder) for path in folder.rglob("*")}
     place.write_bytes(pickle.dumps((case, given)))
@@ -120,7 +132,7 @@ def of_numbers(case: Case, ended: zygote.Ended) -> str:
 
 def judges(case: Case) -> bool:
     """Whether the verb has a verdict to give, which is neither fine nor a sentence."""
-    return case.argv[0] in ("gate", "lint", "schema")
+    return case.argv[0] in ("gate", "lint", "schema", "watch")
 
 
 def _differs(expected: float, data: Any) -> str:

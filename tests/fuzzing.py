@@ -7,6 +7,7 @@ frameworks with an instruction of their pickle or a value of their lines exchang
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -141,12 +142,16 @@ class Maker:
 
     def case(self) -> Case:
         """The case of this seed; its inputs lie in the folder."""
-        kinds: list[tuple[Callable[[], Case], int]] = [
+        kinds = self.kinds()
+        make = self.rng.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0]
+        return make()
+
+    def kinds(self) -> list[tuple[Callable[[], Case], int]]:
+        """What can be made, and how often."""
+        return [
             (self.sound, 2), (self.odd, 6), (self.damaged, 4), (self.config, 3), (self.result, 4), (self.foreign, 5),
             (self.flags, 3),
         ]  # fmt: skip
-        make = self.rng.choices([make for make, _ in kinds], [weight for _, weight in kinds])[0]
-        return make()
 
     # -- dumps
 
@@ -427,7 +432,7 @@ class Maker:
             elif isinstance(data, list) and self.rng.random() < 0.2:
                 data.insert(key, data[key])
             else:
-                data[key] = self.rng.choice(NASTY)
+                data[key] = copy.deepcopy(self.rng.choice(NASTY))
             return
 
     # -- files of frameworks

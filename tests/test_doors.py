@@ -177,3 +177,49 @@ def _is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("swept")
+    words = ("-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-rejection", "0.1", "--at-step", "+2")
+    assert run("sweep", dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q").exit_code == 0
+    found: dict[str, Any] = json.loads((folder / "s.json").read_text())
+    return found
+
+
+SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a format to come": lambda data: data.__setitem__("format", 2),
+    "no table": lambda data: data.__setitem__("table", {}),
+    "no rows": lambda data: [column.clear() for column in data["table"].values()],
+    "ragged": lambda data: data["table"]["k3_kept"].pop(),
+    "a metric less": lambda data: data["table"].pop("ess_token"),
+    "text for a number": lambda data: data["table"]["ess_token"].__setitem__(0, "x"),
+    "a number for text": lambda data: data["table"]["run"].__setitem__(0, 1),
+    "a list in a cell": lambda data: data["table"]["ess_token"].__setitem__(0, [1]),
+    "a point twice": lambda data: data["table"]["point"].__setitem__(1, 0),
+    "no such point": lambda data: data["table"]["point"].__setitem__(0, 9),
+    "no such correction": lambda data: data["table"]["correction"].__setitem__(0, "x"),
+    "another correction": lambda data: data["studies"][0]["correction"].__setitem__("name", "x"),
+    "no axis": lambda data: data["studies"][0].__setitem__("axes", []),
+    "an axis of nothing": lambda data: data["studies"][0]["axes"][0].__setitem__("path", "weight.x"),
+    "text for an axis": lambda data: data["studies"][0]["axes"][0].__setitem__("values", ["x", "y"]),
+    "a target on no run": lambda data: data["targets"][0].__setitem__("run", "x"),
+    "a target of text": lambda data: data["targets"][0].__setitem__("threshold", "x"),
+    "no correction": lambda data: data["targets"][0].__setitem__("correction", {"gates": 3}),
+    "a preset elsewhere": lambda data: data["presets"][0].__setitem__("path", "x"),
+    "a forecast of no point": lambda data: data["predictions"][0].__setitem__("point", 99),
+    "a forecast of text": lambda data: data["predictions"][0]["predictions"][0].__setitem__("value", "x"),
+}
+
+
+@pytest.mark.parametrize("damage", SWEPT_DAMAGE)
+def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
+    data, path = copy.deepcopy(swept), tmp_path / "s.json"
+    path.write_text(json.dumps(data))
+    assert run("report", path, "-q").exit_code == 0
+    SWEPT_DAMAGE[damage](data)
+    path.write_text(json.dumps(data))
+    done = run("report", path, "--html", tmp_path / "s.html")
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
+    assert not (tmp_path / "s.html").exists()

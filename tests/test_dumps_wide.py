@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,8 +185,10 @@ def test_fixed_size_lists_with_a_null_row(tmp_path):
     rows = pa.array([[-1, -2], None, [-3, -4]], pa.list_(pa.float32(), 2))
     try:
         path = write(tmp_path / "a.parquet", {ROLLOUT: rows, TRAIN: rows})
-    except pa.ArrowNotImplementedError:
-        pytest.skip("this pyarrow can't write them")
+        if path.endswith(".parquet"):
+            pq.read_table(path)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        pytest.skip("this pyarrow can't write them, or not read what it wrote")
     assert read(path, on_bad="skip")["rollout"] == [[-1, -2], [-3, -4]]
 
 

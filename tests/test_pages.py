@@ -23,7 +23,8 @@ from mismatchctl.render.to.html import html
 from mismatchctl.render.to.markdown import markdown
 from mismatchctl.result import Finding, story_of
 from mismatchctl.sweep import Axis, Study, sweep
-from mismatchctl.sweep.export import from_json, to_json
+from mismatchctl.sweep.export import to_json
+from mismatchctl.sweep.saved import from_json
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -151,6 +151,7 @@ DATA = st.recursive(
 
 
 @given(DATA)
+@example({"<<": None})
 def test_yaml_that_is_written_is_read_back(data: Any) -> None:
     for inner in (False, True):
         assert parse_yaml(dump_yaml({"x": data}, inner=inner)) == {"x": data}

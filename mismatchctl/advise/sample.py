@@ -16,7 +16,7 @@ from mismatchctl.correction.apply import Applied, apply
 from mismatchctl.dumps import Problems, Rows, open_dump
 from mismatchctl.dumps.ids import TOKEN_IDS
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.measure.reduce import cluster_hashes
+from mismatchctl.measure.hashes import cluster_hashes
 from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.ratios import ratios_of
 

@@ -21,7 +21,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
 from mismatchctl.frameworks.meanings import certain_metric
 from mismatchctl.result import AgainstLog, AgainstMetrics, Agreement
-from mismatchctl.texts import decoded, parse_json
+from mismatchctl.texts import TextError, decoded, parse_json
 
 MOST_BYTES = 1 << 30
 """Of a log."""
@@ -35,6 +35,7 @@ METRIC_DIGITS = 1e-8
 """Relative: what a metric of a step has lost to rounding."""
 _LAST_BIT = 2.0**-24
 _FEW_DIGITS = 4  # a series that shows fewer may have lost zeros: it has the digits of the whole log
+_REMEDY = "name the run's log: JSON lines, events or CSV"
 _PREFIXES = ("", "train/", "actor/")
 """What trackers and actors put before the names of a framework."""
 
@@ -103,16 +104,22 @@ def read_log(path: str | Path) -> RunLog:
     if place.is_dir() or is_event_file(place):
         return _collected(path, _events(place))
     if place.suffix.lower() == ".csv":
-        return _collected(path, of_csv(decoded(_content(place)), str(path)))
-    return _json_log(path)
+        return _collected(path, of_csv(_text(place), str(path)))
+    return _json_log(place)
 
 
 def _content(place: Path) -> bytes:
     try:
         return read_regular(place, MOST_BYTES)
     except OSError as error:
-        problem = error.strerror or str(error)
-        raise DataError(problem, file=str(place), remedy="name the run's log: JSON lines, events or CSV") from None
+        raise DataError(error.strerror or str(error), file=str(place), remedy=_REMEDY) from None
+
+
+def _text(place: Path) -> str:
+    try:
+        return decoded(_content(place))
+    except TextError as error:
+        raise DataError(str(error), file=str(place), remedy=_REMEDY) from None
 
 
 def _events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
@@ -126,7 +133,7 @@ def _collected(path: str | Path, found: Iterator[tuple[str, str, Decimal]]) -> R
     for step, name, value in found:
         rows.setdefault(_label(_decimal(step)) if _is_numeral(step) else step, {})[name] = value
     if not rows:
-        raise DataError("holds no scalar", file=str(path), remedy="name the run's log: JSON lines, events or CSV")
+        raise DataError("holds no scalar", file=str(path), remedy=_REMEDY)
     return RunLog(str(path), rows)
 
 
@@ -134,19 +141,14 @@ def _is_numeral(text: str) -> bool:
     return math.isfinite(float(_decimal(text)))
 
 
-def _json_log(path: str | Path) -> RunLog:
+def _json_log(path: Path) -> RunLog:
     """Rows of JSON.
 
     Raises:
         DataError: as of `read_log`.
     """
     rows: dict[str, dict[str, Decimal]] = {}
-    try:
-        lines = decoded(read_regular(path, MOST_BYTES)).split("\n")
-    except (OSError, ValueError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-        raise DataError(problem, file=str(path), remedy="name a file with one JSON row per step") from None
-    for number, line in enumerate(lines):
+    for number, line in enumerate(_text(path).split("\n")):
         if line.strip():
             step, values = _row(line, str(path), number)
             rows.setdefault(step, {}).update(values)

@@ -17,17 +17,18 @@ from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
 from mismatchctl.finite import capped, capped_all
 from mismatchctl.measure import ClusterTable, PairSums, Plan
-from mismatchctl.measure.accumulate import Accumulator, RunTotals, step_hash
+from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.close import Closed
 from mismatchctl.measure.columns import CLUSTERS, MISMATCH
 from mismatchctl.measure.facets import SPREAD
+from mismatchctl.measure.hashes import Value as Label
+from mismatchctl.measure.hashes import step_hash
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, SUMMED
 from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.metrics import Estimate, Estimates, Row, pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.pairs import PAIRS
-from mismatchctl.measure.reduce import Value as Label
 from mismatchctl.measure.table import Axis, Of
 from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (

@@ -14,7 +14,8 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import Dtype
-from mismatchctl.measure.reduce import Value, cut
+from mismatchctl.measure.hashes import Value
+from mismatchctl.measure.reduce import cut
 
 Step = tuple[str, Value]
 """(run, step)."""

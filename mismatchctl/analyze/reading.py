@@ -17,7 +17,7 @@ from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Part, shards_of
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.measure.reduce import Value
+from mismatchctl.measure.hashes import Value
 
 WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id", "step", "run", *VERSIONS)
 """Optional columns that the pass makes use of."""

@@ -13,7 +13,8 @@ from mismatchctl.correction.apply import Selection, measure
 from mismatchctl.correction.trim import Trim
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.errors import ConfigError
-from mismatchctl.measure.reduce import Value, cut
+from mismatchctl.measure.hashes import Value
+from mismatchctl.measure.reduce import cut
 from mismatchctl.ratios import ratios_of
 
 Step = tuple[str, Value]

@@ -11,7 +11,7 @@ from mismatchctl.contract import TURN
 from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.dumps import Dump
 from mismatchctl.errors import ConfigError
-from mismatchctl.measure.reduce import cluster_hashes
+from mismatchctl.measure.hashes import cluster_hashes
 
 
 def are_within(dump: Dump) -> bool:

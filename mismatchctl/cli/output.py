@@ -99,14 +99,14 @@ def _check_place(place: Path) -> None:
     if str(place) == "-":
         raise ConfigError("this cannot be written to stdout: name a file; --json prints there")
     on_disk(place)
+    if not os.path.isdir(place.parent):  # unlike pathlib's, no error where a folder above may not be entered
+        raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
+    if not os.access(place.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
     if place.is_dir():
         raise ConfigError(f"{place}: is a folder; name a file in it")
     if place.exists() and not place.is_file():
         raise ConfigError(f"{place}: is no regular file; name a file, or write to stdout with -o -")
-    if not place.parent.is_dir():
-        raise ConfigError(f"{place}: the folder {place.parent} does not exist; create it first")
-    if not os.access(place.parent, os.W_OK):
-        raise ConfigError(f"{place}: the folder {place.parent} cannot be written")
 
 
 @contextlib.contextmanager

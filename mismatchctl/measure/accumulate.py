@@ -12,9 +12,10 @@ import numpy as np
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
+from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
-from mismatchctl.measure.reduce import Value, require_few
-from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts, hash_values
+from mismatchctl.measure.reduce import require_few
+from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
@@ -128,12 +129,6 @@ class Accumulator:
         else:
             sums = totals.by.setdefault(column, {})
             sums[value] = _extended(sums.get(value), closed, salts, plan)
-
-
-def step_hash(step: Value) -> np.uint64:
-    """What tells the clusters of a step from those of others."""
-    hashed: np.uint64 = hash_values(np.array(["\0missing" if step is None else str(step)]))[0]
-    return hashed
 
 
 def _extended(total: CellSums | None, closed: Closed, salts: Hashes, plan: Plan) -> CellSums:

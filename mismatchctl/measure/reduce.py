@@ -17,6 +17,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunCollector, RunSums
 from mismatchctl.measure.columns import MISMATCH, PAIR, columns_of, names_of, pair_columns
 from mismatchctl.measure.facets import FACETS, Facet
+from mismatchctl.measure.hashes import Value, cluster_hashes, labels_of, plain
 from mismatchctl.measure.histogram import MOST_ROWS, Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
@@ -31,16 +32,13 @@ from mismatchctl.measure.table import (
     Hashes,
     Of,
     TableOfBatch,
-    hash_content,
     hash_values,
-    mix,
 )
 from mismatchctl.ratios import Ratios
 from mismatchctl.stores import printable
 
 MOST_VALUES = 1024
 """Values of the columns to break down by, in all."""
-Value = str | int | float | bool | None
 Cell = tuple[Value, tuple[Value, ...]]
 """(step, one value per `--by` column)."""
 
@@ -172,6 +170,19 @@ def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, C
         yield name, cell, found.batch.sequences(start, stop)
 
 
+def cut_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
+    """Cut a batch into runs, whatever their steps; the order of the sequences within each stays."""
+    names = batch.columns.get("run")
+    if names is None:
+        yield run, batch
+        return
+    labels = labels_of([names], np.zeros(len(batch), np.int64))
+    for label in range(labels.max(initial=-1) + 1):
+        rows = np.flatnonzero(labels == label)
+        own = plain(names[rows[0]])
+        yield run if own is None else str(own), batch.take(rows)
+
+
 @dataclass(frozen=True)
 class _Gathered:
     """A batch whose sequences lie together by cell: the run and cell of each stretch, and its bounds [cells + 1]."""
@@ -183,8 +194,8 @@ class _Gathered:
 
 def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
-    groups = _labels(keys[:2], np.zeros(len(batch), np.int64))
-    labels = _labels(keys[2:], groups)
+    groups = labels_of(keys[:2], np.zeros(len(batch), np.int64))
+    labels = labels_of(keys[2:], groups)
     require_few(by, (labels.max(initial=0) + 1) // (groups.max(initial=0) + 1))
     if np.any(np.diff(labels) < 0):
         order = np.argsort(labels, kind="stable")
@@ -193,7 +204,7 @@ def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
     starts = np.flatnonzero(np.append(True, np.diff(labels) != 0)) if len(labels) else np.zeros(0, np.int64)
     names = []
     for start in starts.tolist():
-        own, *cell = [None if key is None else _plain(key[start]) for key in keys]
+        own, *cell = [None if key is None else plain(key[start]) for key in keys]
         names.append((run if own is None else str(own), (cell[0], tuple(cell[1:]))))
     return _Gathered(batch, names, np.append(starts, len(batch)))
 
@@ -209,30 +220,6 @@ def require_few(by: Sequence[str], values: int) -> None:
             f"--by {', '.join(map(printable, by))}: more than {MOST_VALUES:,} values; "
             "break down by what many sequences share"
         )
-
-
-def _labels(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
-    """A number for each row [S], from 0 on, in the order of what it had and then of the keys."""
-    for values in keys:
-        if values is not None:
-            _, codes = np.unique(_told_apart(values), return_inverse=True)
-            _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
-    return labels
-
-
-def _told_apart(values: NDArray[Any]) -> NDArray[Any]:
-    """Values as text, a missing one unlike the text "None"."""
-    if values.dtype != object:
-        return values.astype(str)
-    return np.array(["\0" if value is None else str(value) for value in values])
-
-
-def _plain(value: Any) -> Value:
-    """A group's name as JSON can hold it: numpy scalars become Python's, NaN (a missing number) None."""
-    value = value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, float):
-        return None if np.isnan(value) else int(value) if value.is_integer() else value
-    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
 def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, plan: Plan) -> Sums:
@@ -366,23 +353,6 @@ def _ratios(pair: Pair, block: TokenBatch, made: dict[str, Ratios], plan: Plan) 
     assert policy is not None
     assert reference is not None
     return plan.kernel.ratios(policy, reference, block.segments)
-
-
-def cluster_hashes(batch: TokenBatch) -> Hashes:
-    """Hash of each sequence's prompt, else of its own id, else of what it holds."""
-    hashes, named = np.zeros(len(batch), np.uint64), np.zeros(len(batch), np.bool_)
-    for name in ("prompt_id", "sequence_id"):
-        values = batch.columns.get(name)
-        if values is None or named.all():
-            continue
-        given = np.array([_plain(value) is not None for value in values]) if values.dtype.kind in "fO" else ~named
-        own = mix(hash_values(values), hash_values(np.array([name])))
-        hashes = np.where(given & ~named, own, hashes)
-        named |= given
-    if named.all():
-        return hashes
-    held = [batch.segments.lengths.astype(np.float64), *map(batch.segments.sum, (batch.rollout, batch.train))]
-    return np.where(named, hashes, hash_content(held))
 
 
 def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:

@@ -17,7 +17,8 @@ from mismatchctl.correction import Correction, apply
 from mismatchctl.dumps import Problems, Unit, open_dump
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.measure.reduce import cluster_hashes, cut
+from mismatchctl.measure.hashes import cluster_hashes
+from mismatchctl.measure.reduce import cut
 from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.ratios import ratios_of
 

@@ -17,6 +17,7 @@ from mismatchctl.frameworks import presets
 from mismatchctl.measure import Plan, kernel_for
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import CellsOfBatch, SweepPlan, reduce_families
+from mismatchctl.measure.metrics import Metric, correction_metrics
 from mismatchctl.predict import Sample
 from mismatchctl.predict import collect as collect_sample
 from mismatchctl.predict.sample import empty_sample
@@ -64,6 +65,10 @@ class _Pass:
         yield self
 
 
+def _metric(correction: Correction, key: str) -> Metric:
+    return next(metric for metric in correction_metrics(correction) if metric.key == key)
+
+
 __all__ = ["USUAL", "Axis", "Outlook", "Study", "Sweep", "studies", "sweep"]
 
 
@@ -102,7 +107,8 @@ def sweep(
         ConfigError: settings that do not fit each other or the dump.
     """
     check_names([study.correction for study in chosen])
-    every = (*chosen, *studies_of(wishes))
+    solving = studies_of(wishes)
+    every = (*chosen, *(study for study, _ in solving))
     parts = [(number, family) for number, study in enumerate(every) for family in families(study.corrections)]
     kinds = [
         family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
@@ -117,9 +123,14 @@ def sweep(
             kernel=kernel_for(reading.expected),
             by_prompt=reading.dump.has("prompt_id"),
         ),
-        tuple(family for _, family in parts),
+        tuple(family for number, family in parts if number < len(chosen)),
+        tuple(
+            (family, _metric(family.correction, solving[number - len(chosen)][1]))
+            for number, family in parts
+            if number >= len(chosen)
+        ),
     )
-    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts], listed=len(chosen))
+    accumulator = SweepAccumulator(plan, every, [number for number, _ in parts])
 
     predicted = corrections_of(chosen) if outlook.needs_sequences else []
     sample = empty_sample(len(predicted))

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from operator import add
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.measure import GROUP_CAP, OVERALL_CAP
-from mismatchctl.measure.accumulate import step_hash
 from mismatchctl.measure.close import normalization_factor, normalized
 from mismatchctl.measure.grid import estimates
 from mismatchctl.measure.grid.columns import Arrays
 from mismatchctl.measure.grid.family import Family
-from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, merged
+from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, SweepPlan, both, merged
+from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
-from mismatchctl.measure.reduce import Value, require_few
+from mismatchctl.measure.reduce import require_few
 from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, mix
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
 ROWS_IN_MEMORY = 200_000
 """Rows of groups beyond which they are written to disk."""
+TOGETHER = 256
+"""Families of groups of which a table is made at once: polars takes milliseconds for one, however small it is."""
+_NAMED = ("run", "correction", "scope", "group")
 
 
 @dataclass
@@ -80,19 +86,19 @@ class _Run:
 class SweepAccumulator:
     """Adds up units in the order of the input; memory is that of the open groups, and of one run's overall sums."""
 
-    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int], listed: int) -> None:
+    def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
         """Start with nothing.
 
         Args:
             plan: the pass.
             studies: all of them.
-            of_study: the study of each family of the plan.
-            listed: the first so many studies have rows by group.
+            of_study: the study of each family of the plan, those that are sought last.
         """
-        self.plan, self.of_study, self.listed = plan, of_study, listed
+        self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
+        self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
         self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
 
@@ -103,6 +109,7 @@ class SweepAccumulator:
             known = cells.get(values)
             cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
             require_few(self.plan.base.by, len(cells))
+        self._sought = both(self._sought, sums.runs)
 
     def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
         """Close every open group that cannot grow any more."""
@@ -118,8 +125,7 @@ class SweepAccumulator:
             whole = reduce(add, parts)
             closing = _Closing(family, self.plan.layouts[number], whole.totals)
             group = closing.close(whole)
-            if self.of_study[number] < self.listed:
-                self.table.add(self._rows(number, group, run, GROUP, step))
+            self.table.add(self._rows(number, group, run, GROUP, step))
             totals.overall[number].add(group, salt)
             if not self.plan.base.by:
                 continue
@@ -141,8 +147,6 @@ class SweepAccumulator:
             for column, found in totals.by.items():
                 for value, sums in found.items():
                     for number, closed in enumerate(sums):
-                        if self.of_study[number] >= self.listed:
-                            continue
                         self.table.add(self._rows(number, closed, run, column, value))
 
     def overall(self) -> pl.DataFrame:
@@ -157,12 +161,29 @@ class SweepAccumulator:
                 wanted = [metric for metric in self.metrics[number] if metric.key in WITH_ERRORS]
                 errors = estimates.errors(wanted, closed.totals, rows, family.grid)
                 found = {f"{key}_se": values[family.places] for key, values in errors.items()}
-                frame = self.table.frame(self._rows(number, closed, run, OVERALL, None) | found)
+                frame = self.table.frame([self._rows(number, closed, run, OVERALL, None) | found])
+                frames.setdefault((run, self.of_study[number]), []).append(frame)
+        for run in self.runs:
+            for number, frame in enumerate(self._solving(run), len(self.plan.families)):
                 frames.setdefault((run, self.of_study[number]), []).append(frame)
         ordered = [
             pl.concat(parts, how="diagonal_relaxed").sort("point", maintain_order=True) for parts in frames.values()
         ]
         return pl.concat(ordered, how="diagonal_relaxed")
+
+    def _solving(self, run: str) -> Iterator[pl.DataFrame]:
+        """What is sought over a run, with errors."""
+        sought = zip(self.plan.sought, self.plan.sought_layouts, self._sought.get(run, ()), strict=False)
+        for number, ((family, metric), layout, sums) in enumerate(sought, len(self.plan.families)):
+            totals = {name: values.sum(axis=0) for name, values in layout.arrays(sums.totals.sums).items()}
+            rows = layout.arrays(merged(sums.rows, OVERALL_CAP).sums)
+            found = estimates.values([metric], totals, {}, family.grid)
+            error = estimates.errors([metric], totals, rows, family.grid)[metric.key]
+            place = {"run": run, "study": self.of_study[number], "point": family.points, "scope": OVERALL}
+            values = {metric.key: found[metric.key], f"{metric.key}_se": error}
+            yield self.table.frame(
+                [place | {"group": None} | {key: each[family.places] for key, each in values.items()}]
+            )
 
     def _rows(self, number: int, closed: Closed, run: str, scope: str, group: Value) -> dict[str, Any]:
         """One row per point of a family, by column."""
@@ -245,6 +266,7 @@ class RowTable:
         self._numeric = {path: all(axis.is_numeric for axis in found) for path, found in axes.items()}
         self._frames: list[pl.DataFrame] = []
         self._held = 0
+        self._waiting: list[Mapping[str, Any]] = []
         self._labels: list[Value] = []
         self.folder: Folder | None = None
         self._parts: list[Path] = []
@@ -252,35 +274,48 @@ class RowTable:
     def add(self, columns: Mapping[str, Any]) -> None:
         """Add the rows of one family in one group."""
         self._labels.append(columns["group"])
-        frame = self.frame(columns)
-        self._frames.append(frame)
-        self._held += len(frame)
+        self._waiting.append(columns)
+        self._held += len(columns["point"])
+        if len(self._waiting) == TOGETHER or self._held > ROWS_IN_MEMORY:
+            self._gather()
         if self._held > ROWS_IN_MEMORY:
             self._spill()
 
-    def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
-        """Rows of one family as a table: axes by path, groups as text, undefined values null."""
+    def _gather(self) -> None:
+        self._frames.append(self.frame(self._waiting))
+        self._waiting = []
+
+    def frame(self, parts: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+        """Rows of families as a table: axes by path, groups as text, undefined values null."""
         import polars as pl
 
+        places = [self._place(part) for part in parts]
+        made: dict[str, Any] = {}
+        for name in dict.fromkeys(name for place in places for name in place):
+            found = [place.get(name, math.nan) for place in places]
+            if name in _NAMED or self._numeric.get(name) is False:
+                known = ([one] * len(part["point"]) if isinstance(one, (str, NoneType)) else one
+                         for one, part in zip(found, parts, strict=True))  # fmt: skip
+                made[name] = pl.Series([*chain.from_iterable(known)], dtype=pl.String)
+            else:
+                wide = (np.broadcast_to(one, len(part["point"])) for one, part in zip(found, parts, strict=True))
+                made[name] = np.concatenate([*wide])
+        return pl.DataFrame(made, nan_to_null=True)
+
+    def _place(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """The columns of one family's rows in their order; those of its axes beside them."""
         study = self._studies[columns["study"]]
         points = [study.points[point] for point in columns["point"].tolist()]
-        made: dict[str, Any] = {"run": columns["run"], "correction": study.name, "point": columns["point"]}
-        for path, numeric in self._numeric.items():
-            place = next((number for number, axis in enumerate(study.axes) if axis.path == path), None)
-            values = [None if place is None else point[place] for point in points]
-            made[path] = pl.Series(
-                values if numeric else [None if v is None else str(v) for v in values],
-                dtype=pl.Float64 if numeric else pl.String,
-            )
+        own = {axis.path: [point[number] for point in points] for number, axis in enumerate(study.axes)}
         label = None if columns["group"] is None else str(columns["group"])
-        made |= {"scope": columns["scope"], "group": label}
-        made |= {name: values for name, values in columns.items() if name not in (*made, "study")}
-        for name, value in made.items():  # polars would take milliseconds to spread each of them
-            if value is None or isinstance(value, str):
-                made[name] = pl.Series([value] * len(points), dtype=pl.String)
-            elif isinstance(value, float):
-                made[name] = np.full(len(points), value)
-        return pl.DataFrame(made, nan_to_null=True)
+        place = {"run": columns["run"], "correction": study.name, "point": columns["point"]}
+        for path, numeric in self._numeric.items():
+            if numeric:
+                place[path] = np.array(own[path], np.float64) if path in own else math.nan
+            else:
+                place[path] = [None if v is None else str(v) for v in own[path]] if path in own else None
+        place |= {"scope": columns["scope"], "group": label}
+        return place | {name: values for name, values in columns.items() if name not in (*place, "study")}
 
     def _spill(self) -> None:
         import polars as pl
@@ -295,6 +330,8 @@ class RowTable:
         """All rows; groups as numbers where all of them are."""
         import polars as pl
 
+        if self._waiting:
+            self._gather()
         parts = [pl.scan_parquet(part) for part in self._parts]
         parts += [pl.concat(self._frames, how="diagonal_relaxed").lazy()] if self._frames else []
         whole = pl.concat(parts, how="diagonal_relaxed")

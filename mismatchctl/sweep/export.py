@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import FORMULA
 from mismatchctl.files import replaced_when_done
 from mismatchctl.finite import finite, finite_table
 from mismatchctl.marks import PARQUET
-from mismatchctl.measure.metrics import correction_metrics
-from mismatchctl.measure.metrics.corrections import COSTS
-from mismatchctl.predict.prediction import Check, Prediction
-from mismatchctl.result import InputFile, LeftOut
-from mismatchctl.sweep.model import OVERALL, Mark, Sweep, Target
-from mismatchctl.sweep.outlook import Forecast
-from mismatchctl.sweep.study import Axis, Study
+from mismatchctl.sweep.model import Sweep
+from mismatchctl.sweep.saved import FORMAT
 
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 1
-"""Version of the JSON; it grows when a key changes its meaning or goes away."""
 SUFFIXES = (".parquet", ".csv", ".json")
 
 
@@ -92,45 +83,3 @@ def to_json(sweep: Sweep) -> str:
         "table": {name: table[name].to_list() for name in table.columns},
     }
     return json.dumps(finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
-
-
-def from_json(data: Mapping[str, Any]) -> Sweep:
-    """A Sweep from what `to_json` wrote, read as plain data.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is something else.
-    """
-    import polars as pl
-
-    studies = tuple(
-        Study(
-            correction_from_mapping(item["correction"]),
-            tuple(Axis(axis["path"], tuple(axis["values"]), axis["log"]) for axis in item["axes"]),
-        )
-        for item in data["studies"]
-    )
-    table = pl.DataFrame(data["table"], strict=False)
-    forecasts = tuple(
-        Forecast(item["run"], item["correction"], item["point"], tuple(map(_prediction, item["predictions"])))
-        for item in data["predictions"]
-    )
-    return Sweep(
-        studies=studies,
-        metrics={metric.key: metric for study in studies for metric in (*correction_metrics(study.correction), *COSTS)},
-        overall=table.filter(pl.col("scope") == OVERALL),
-        groups=table.filter(pl.col("scope") != OVERALL).lazy(),
-        inputs=[InputFile.model_validate(item) for item in data["inputs"]],
-        left_out=[LeftOut.model_validate(item) for item in data["left_out"]],
-        warnings=list(data["warnings"]),
-        targets=tuple(Target(**item) for item in data["targets"]),
-        marks=tuple(Mark(item["correction"], item["path"], item["value"], tuple(item["presets"]))
-                    for item in data["presets"]),
-        forecasts=forecasts,
-        version=data["version"],
-    )  # fmt: skip
-
-
-def _prediction(data: Mapping[str, Any]) -> Prediction:
-    check = None if data["check"] is None else Check(**data["check"])
-    interval = None if data["interval"] is None else tuple(data["interval"])
-    return Prediction(**{**data, "check": check, "interval": interval})

@@ -18,7 +18,7 @@ from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.dumps import DumpFile
-from mismatchctl.measure.reduce import cut
+from mismatchctl.measure.reduce import cut_runs
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sweep.model import Target
 from mismatchctl.sweep.study import Axis, Study
@@ -125,9 +125,9 @@ def rules_of(key: str) -> tuple[Rule, ...]:
     return BOUNDING if key == ESS else REJECTING
 
 
-def studies_of(wishes: Iterable[Wish]) -> tuple[Study, ...]:
-    """What the first pass sweeps for wishes."""
-    return tuple(rule.study(key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_of(key))
+def studies_of(wishes: Iterable[Wish]) -> tuple[tuple[Study, str], ...]:
+    """What the first pass sweeps for wishes, each with the key that is sought of it."""
+    return tuple((rule.study(key), key) for key in dict.fromkeys(key for key, _ in wishes) for rule in rules_of(key))
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ class Search:
         """What the batches of a unit hold."""
         found: dict[int, Between] = {}
         for batch in batches:
-            for name, _, part in cut(batch, run, ()):
+            for name, part in cut_runs(batch, run):
                 for _, block in part.blocks():
                     ratios = Ratios(block.train, block.rollout, block.segments)
                     for number, bracket in enumerate(self.wanted):

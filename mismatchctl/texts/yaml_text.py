@@ -73,12 +73,13 @@ def _place(mark: Any) -> tuple[int, ...]:
 
 @dataclass
 class _Open:
-    """A mapping or list that is being read; `key` is what the next value belongs to."""
+    """A mapping or list that is being read; `key` is what the next value belongs to, `merges`: << in plain."""
 
     value: Any
     anchor: str | None
     before: int
     key: str | None = None
+    merges: bool = False
     merged: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -112,7 +113,7 @@ class _Builder:
 
     def _scalar(self, event: yaml.ScalarEvent) -> None:
         if self._open and self._open[-1].awaits_key:
-            self._key(event.value)
+            self._key(event.value, merges=event.implicit[0] and event.value == "<<")
             self._anchor(event.anchor, event.value, 1)
             return
         if self._open and isinstance(self._open[-1].value, dict):
@@ -121,11 +122,11 @@ class _Builder:
         self._count(1)
         self._add(_value(event), event.anchor, 1)
 
-    def _key(self, key: str) -> None:
+    def _key(self, key: str, *, merges: bool = False) -> None:
         top = self._open[-1]
-        if key in top.value:
+        if key in top.value and not merges:
             raise TextError(f"the key {key!r} stands twice in one mapping")
-        top.key = key
+        top.key, top.merges = key, merges
 
     def _alias(self, name: str | None) -> None:
         if name is None or name not in self._anchors:
@@ -168,7 +169,7 @@ class _Builder:
         top = self._open[-1]
         if isinstance(top.value, list):
             top.value.append(value)
-        elif top.key == "<<":
+        elif top.merges:
             top.merged += _mappings(value)
         else:
             top.value[top.key] = value

@@ -22,6 +22,7 @@ from mismatchctl.measure.facts import compared
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
 from mismatchctl.measure.losses import TokenLoss, token_loss
+from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.table import add_rows
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
@@ -74,6 +75,32 @@ class BlockColumns:
             return self.passing[name]
         values: NDArray[Any] = self.passing[name] * self.flags  # none of the columns by cluster is infinite
         return values + self.failing[name] * (1.0 - self.flags) if name in self.failing else values
+
+
+class Asked(Mapping[str, Any]):
+    """Columns that note which of them were asked for."""
+
+    def __init__(self, totals: Arrays) -> None:
+        self.totals = totals
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked[name] = None
+        return self.totals[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.totals)
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+
+def asked_by(metric: Metric, totals: Arrays) -> list[str]:
+    """The columns that a metric is made of."""
+    assert metric.formula is not None
+    reader = Asked(totals)
+    metric.formula(reader)
+    return [*reader.asked]
 
 
 def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
@@ -356,12 +383,13 @@ class _Binned:
         limits = np.log([gate.keep[0] or 0.0 for gate in gates])
         ratios = self.ratios[gates[0].source]
         tokens = np.zeros((len(self.n), len(gates)))
-        found = np.zeros(0, np.int64)
         if ratios.extent[0] < limits.max():
             found = np.flatnonzero(ratios.log_ratio < limits.max())
-        if len(found):
+            edges, place = np.unique(limits, return_inverse=True)
             sequences = np.searchsorted(self.segments.offsets, found, side="right") - 1
-            np.add.at(tokens, sequences, ratios.log_ratio[found, None] < limits)
+            bins = sequences * len(edges) + np.searchsorted(edges, ratios.log_ratio[found], side="right")
+            counts = np.bincount(bins, minlength=len(tokens) * len(edges)).reshape(len(tokens), -1)
+            tokens = counts.cumsum(axis=1)[:, place].astype(np.float64)
         return {
             "catastrophic_tokens": self._wide(tokens, axis + 1),
             "catastrophic_sequences": self._wide((tokens > 0).astype(np.float64), axis + 1),

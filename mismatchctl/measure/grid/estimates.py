@@ -9,27 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure.grid.columns import Arrays
+from mismatchctl.measure.grid.columns import Arrays, Asked
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import STEP
 
 
-class _Perturbed(Mapping[str, Any]):
-    """Columns of which one moves along the imaginary axis; notes which were asked for."""
+class _Perturbed(Asked):
+    """Columns of which one moves along the imaginary axis."""
 
     def __init__(self, totals: Arrays, moved: str = "") -> None:
-        self.totals, self.moved = totals, moved
-        self.asked: dict[str, None] = {}
+        super().__init__(totals)
+        self.moved = moved
 
     def __getitem__(self, name: str) -> Any:
-        self.asked[name] = None
-        return self.totals[name] + 1j * STEP if name == self.moved else self.totals[name]
-
-    def __iter__(self) -> Any:
-        return iter(self.totals)
-
-    def __len__(self) -> int:
-        return len(self.totals)
+        found = super().__getitem__(name)
+        return found + 1j * STEP if name == self.moved else found
 
 
 def values(metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]) -> dict[str, Float64s]:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import Plan
-from mismatchctl.measure.grid.columns import Arrays, BlockColumns, block_columns
+from mismatchctl.measure.grid.columns import Arrays, BlockColumns, asked_by, block_columns
 from mismatchctl.measure.grid.events import EventColumns, event_columns
 from mismatchctl.measure.grid.family import Family, Ladder
+from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
-from mismatchctl.measure.reduce import Cell, cluster_hashes, cut, ratios_of, scopes_of
-from mismatchctl.measure.table import GROUP_CAP, ClusterTable, Hashes
+from mismatchctl.measure.metrics import Metric
+from mismatchctl.measure.reduce import Cell, cut, cut_runs, ratios_of, scopes_of
+from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, Hashes, mix
 from mismatchctl.ratios import Ratios
 
 SHARED = ("tokens", "sequences")
@@ -40,21 +42,26 @@ LADDER_SEQUENCES = 1 << 10
 """Of families that are ladders: their sequences have nothing of every point, only their clusters do."""
 
 
+Columns = BlockColumns | EventColumns
+Key = TypeVar("Key")
+
+
 class Layout:
     """How arrays along a grid lie side by side in the columns of a table."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.shapes = {name: values.shape for name, values in arrays.items()}
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes.values())])
-        self._places = {
-            name: slice(start, end) for name, start, end in zip(self.shapes, ends[:-1], ends[1:], strict=True)
-        }
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes.values())]).tolist()
+        self.width = ends[-1]
+        self._places = {name: slice(*place) for name, place in zip(self.shapes, pairwise(ends), strict=True)}
 
     def flat(self, arrays: Mapping[str, NDArray[Any]]) -> Float64s:
         """Arrays [R, ...] side by side, [R, columns]; one that is the same along an axis may have length 1 there."""
         number = len(next(iter(arrays.values())))
-        whole = (np.broadcast_to(arrays[name], (number, *shape)) for name, shape in self.shapes.items())
-        return np.concatenate([values.reshape(number, -1) for values in whole], axis=1)
+        table = np.empty((number, self.width))
+        for name, values in self.arrays(table).items():
+            values[...] = arrays[name]
+        return table
 
     def arrays(self, table: Float64s) -> Arrays:
         """The arrays of a table, [R, ...] each."""
@@ -63,10 +70,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What one pass computes: the points of every study, as families."""
+    """What one pass computes: the points of every study, as families.
+
+    Attributes:
+        families: those that are measured in every cell.
+        sought: those of which nothing is wanted but one metric over each run; their weights are not normalized.
+    """
 
     base: Plan
     families: tuple[Family, ...]
+    sought: tuple[tuple[Family, Metric], ...] = ()
 
     def ladder(self, family: Family) -> Ladder | None:
         """Its ladder, where there is nothing beside that is measured of each point: no losses."""
@@ -75,18 +88,31 @@ class SweepPlan:
     @cached_property
     def layouts(self) -> tuple[tuple[Layout, Layout, Layout], ...]:
         """Of each family: totals, maxima, and rows by cluster. What one token gives is what all give."""
+        return tuple(
+            (Layout(made.totals()), Layout(made.maxima), _rows_of(made, (*SHARED, *BY_CLUSTER)))
+            for made in map(self._of_one_token, self.families)
+        )
+
+    @cached_property
+    def sought_layouts(self) -> tuple[Layout, ...]:
+        """Of each family that is sought: the columns that its metric is made of."""
+        made = [(self._of_one_token(family), metric) for family, metric in self.sought]
+        return tuple(
+            _rows_of(one, tuple(dict.fromkeys((*SHARED, *asked_by(metric, one.totals()))))) for one, metric in made
+        )
+
+    def _of_one_token(self, family: Family) -> Columns:
         one = np.zeros(1)
         block = TokenBatch(
             Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
         )
-        ratios, plain = ratios_of(block, self.base), token_loss("ppo", block) if self.base.losses else None
-        found = []
-        for family in self.families:
-            made = _columns(self, family, block, ratios, plain)
-            first = np.zeros(1, np.int64)
-            rows = {name: made.by_cluster(name, first, first)[0] for name in (*SHARED, *BY_CLUSTER)}
-            found.append((Layout(made.totals()), Layout(made.maxima), Layout(rows)))
-        return tuple(found)
+        plain = token_loss("ppo", block) if self.base.losses else None
+        return _columns(self, family, block, ratios_of(block, self.base), plain)
+
+
+def _rows_of(made: Columns, names: Sequence[str]) -> Layout:
+    first = np.zeros(1, np.int64)
+    return Layout({name: made.by_cluster(name, first, first)[0] for name in names})
 
 
 @dataclass(frozen=True)
@@ -96,18 +122,20 @@ class FamilySums:
     Attributes:
         totals: all columns, one row per micro-batch where weights are normalized within one, else one row.
         rows: those that are kept by cluster, in parts that have not been merged yet.
+        cap: clusters that are kept apart.
     """
 
     totals: ClusterTable
     rows: tuple[ClusterTable, ...]
+    cap: int = GROUP_CAP
 
     def __add__(self, other: FamilySums) -> FamilySums:
         """Both; rows are merged once half as many as there are have come to them, so that they stay few."""
         totals = self.totals + other.totals
         first, *more = rows = self.rows + other.rows
         if 2 * sum(map(len, more)) <= len(first):
-            return FamilySums(totals, rows)
-        return FamilySums(totals, (merged(rows, GROUP_CAP),))
+            return replace(self, totals=totals, rows=rows)
+        return replace(self, totals=totals, rows=(merged(rows, self.cap),))
 
 
 def merged(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
@@ -128,27 +156,41 @@ def merged(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
 
 @dataclass
 class CellsOfBatch:
-    """The families' sums by run and cell, of one batch or more."""
+    """The families' sums by run and cell, and by run those that are sought, of one batch or more."""
 
     cells: dict[tuple[str, Cell], list[FamilySums]] = field(default_factory=dict)
+    runs: dict[str, list[FamilySums]] = field(default_factory=dict)
     tokens: int = 0
 
     def __add__(self, other: CellsOfBatch) -> CellsOfBatch:
-        cells = dict(self.cells)
-        for key, sums in other.cells.items():
-            cells[key] = [a + b for a, b in zip(cells[key], sums, strict=True)] if key in cells else sums
-        return CellsOfBatch(cells, self.tokens + other.tokens)
+        return CellsOfBatch(both(self.cells, other.cells), both(self.runs, other.runs), self.tokens + other.tokens)
+
+
+def both(some: Mapping[Key, list[FamilySums]], more: Mapping[Key, list[FamilySums]]) -> dict[Key, list[FamilySums]]:
+    """Sums by key, added up where both have them."""
+    found = dict(some)
+    for key, sums in more.items():
+        found[key] = [a + b for a, b in zip(found[key], sums, strict=True)] if key in found else sums
+    return found
 
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatch:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
     done = CellsOfBatch(tokens=batch.tokens)
     for name, cell, part in cut(batch, run, plan.base.by):
-        parts = [_reduce(piece, scope, plan) for scope, piece in _by_scope(part, plan)]
+        parts = [_reduce(piece, scope, plan) for scope, piece in _by_scope(_with_tokens(part), plan)]
         done = done + CellsOfBatch({(name, cell): parts[0]})
         for more in parts[1:]:
             done = done + CellsOfBatch({(name, cell): more})
+    for name, part in cut_runs(batch, run) if plan.sought else ():
+        done = done + CellsOfBatch(runs={name: _seek(_with_tokens(part), plan)})
     return done
+
+
+def _with_tokens(batch: TokenBatch) -> TokenBatch:
+    """The sequences that have tokens, else one: the others add nothing to any column."""
+    some = batch.segments.nonempty
+    return batch if some.all() else batch.take(np.flatnonzero(some) if some.any() else np.zeros(1, np.int64))
 
 
 def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, TokenBatch]]:
@@ -161,33 +203,67 @@ def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, T
         yield scope, batch.take(np.flatnonzero(scopes == scope))
 
 
-def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
-    done: list[FamilySums] = []
-    clusters = cluster_hashes(batch)
-    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in plan.families) else LADDER_SEQUENCES
+@dataclass(frozen=True)
+class _Block:
+    """A block of a batch, its ratios, and which of its sequences are of one cluster."""
+
+    batch: TokenBatch
+    ratios: dict[str, Ratios]
+    plain: TokenLoss | None
+    clusters: Hashes
+    order: Ints
+    firsts: Ints
+
+    def rows(self, made: Columns, layout: Layout, scope: np.uint64) -> ClusterTable:
+        """Columns summed over the sequences of each cluster."""
+        sums = {name: made.by_cluster(name, self.order, self.firsts) for name in layout.shapes}
+        return _table(self.clusters[self.order][self.firsts], scope, layout.flat(sums))
+
+
+def _blocks(batch: TokenBatch, clusters: Hashes, families: Iterable[Family], plan: SweepPlan) -> Iterator[_Block]:
+    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in families) else LADDER_SEQUENCES
     for start, block in batch.blocks(BLOCK_TOKENS, sequences):
-        ratios = ratios_of(block, plan.base)
         keys = clusters[start : start + len(block)]
         order = np.argsort(keys, kind="stable")
         firsts = np.flatnonzero(np.append(True, np.diff(keys[order].view(np.int64)) != 0))
         plain = token_loss("ppo", block) if plan.base.losses else None
+        yield _Block(block, ratios_of(block, plan.base), plain, keys, order, firsts)
+
+
+def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
+    done: list[FamilySums] = []
+    for block in _blocks(batch, cluster_hashes(batch), plan.families, plan):
         found = []
         for family, (all_of, largest, by_cluster) in zip(plan.families, plan.layouts, strict=True):
-            made = _columns(plan, family, block, ratios, plain)
+            made = _columns(plan, family, block.batch, block.ratios, block.plain)
             totals, maxima = all_of.flat(_one_row(made.totals())), largest.flat(_one_row(made.maxima))
-            sums = {name: made.by_cluster(name, order, firsts) for name in (*SHARED, *BY_CLUSTER)}
-            rows = _table(keys[order][firsts], scope, by_cluster.flat(sums))
+            rows = block.rows(made, by_cluster, scope)
             found.append(FamilySums(_table(np.zeros(1, np.uint64), scope, totals, maxima), (rows,)))
+        done = [a + b for a, b in zip(done, found, strict=True)] if done else found
+    return done
+
+
+def _seek(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
+    """Sums of what is sought over a run: its groups are told apart by what their clusters are called alone."""
+    scope, clusters = np.uint64(0), cluster_hashes(batch)
+    clusters = clusters if plan.base.by_prompt else mix(clusters, step_hashes(batch))
+    done: list[FamilySums] = []
+    for block in _blocks(batch, clusters, [family for family, _ in plan.sought], plan):
+        found = []
+        for (family, _), layout in zip(plan.sought, plan.sought_layouts, strict=True):
+            rows = block.rows(_columns(plan, family, block.batch, block.ratios, block.plain), layout, scope)
+            totals = _table(np.zeros(1, np.uint64), scope, rows.sums.sum(axis=0, keepdims=True))
+            found.append(FamilySums(totals, (rows,), OVERALL_CAP))
         done = [a + b for a, b in zip(done, found, strict=True)] if done else found
     return done
 
 
 def _columns(
     plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
-) -> BlockColumns | EventColumns:
+) -> Columns:
     ladder = plan.ladder(family)
     if ladder is not None:
-        made: BlockColumns | EventColumns = event_columns(family, ladder, ratios, block)
+        made: Columns = event_columns(family, ladder, ratios, block)
     else:
         made = block_columns(family, ratios, block, plain, losses=plan.base.losses)
     shared = {"tokens": block.segments.lengths.astype(np.float64)}

@@ -16,8 +16,8 @@ from mismatchctl.render.document import Document, Headline, Section
 from mismatchctl.render.pages import advise, analyze, compare, gate, sweep
 from mismatchctl.result import Result, read_result
 from mismatchctl.stores import read_whole
-from mismatchctl.sweep.export import from_json
 from mismatchctl.sweep.model import Sweep
+from mismatchctl.sweep.saved import from_json
 from mismatchctl.texts import TextError, decoded, parse_json
 
 Kept = Result | Comparison | Verdict | Sweep | dict[str, Advice]

@@ -1,0 +1,99 @@
+"""What a sweep takes: targets in bounded memory, one table for many groups, empty rows for nothing."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatchctl.frameworks import preset
+from mismatchctl.measure.grid import columns, sums
+from mismatchctl.sweep import Sweep, studies, sweep
+from mismatchctl.sweep.accumulate import TOGETHER, RowTable
+from mismatchctl.sweep.study import Axis
+
+WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
+STUDY = studies([preset("token_tis")], [Axis.over("weight.truncate", 1.5, 3.0, 3)])
+
+
+def written(path: Path, lengths: np.ndarray, steps: int) -> str:
+    """Sequences of these lengths, the steps in turn."""
+    noise = np.random.default_rng(0)
+    rollout = -noise.exponential(0.5, lengths.sum()) - 0.01
+    train = np.minimum(rollout + 0.1 * noise.standard_normal(len(rollout)), -1e-6)
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    lists = [pa.LargeListArray.from_arrays(pa.array(ends), pa.array(values)) for values in (rollout, train)]
+    step = np.arange(len(lengths)) % steps
+    pq.write_table(pa.table({"rollout_log_probs": lists[0], "train_log_probs": lists[1], "step": step}), path)
+    return str(path)
+
+
+def peak(path: str, **options: Any) -> int:
+    tracemalloc.start()
+    try:
+        sweep([path], STUDY, threads=1, **options)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
+    """They are values of a run: its clusters are folded at once, whatever the groups (else 170 kB each)."""
+    path = written(tmp_path / "a.parquet", np.ones(4000, np.int64), 10)
+    assert peak(path, wishes=WISHES) < 150e6
+
+
+def test_a_long_sequence_is_sought_in_once(tmp_path: Path) -> None:
+    """Tokens below 400 thresholds of a veto are counted by bins, not one by one for each threshold."""
+    path, tokens = written(tmp_path / "long.parquet", np.array([100_000]), 1), 100_000
+    plain = peak(path)
+    assert peak(path, wishes=WISHES) < plain + 40 * 8 * tokens  # 400 flags a token would be 50 doubles
+
+
+def test_rows_without_tokens_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.zeros(3000, np.int64)
+    lengths[:30] = 5
+    with_empty, without = (
+        written(tmp_path / "a.parquet", lengths, 10),
+        written(tmp_path / "b.parquet", lengths[:30], 10),
+    )
+    measured: list[int] = []
+    own = columns.block_columns
+
+    def counted(family: Any, ratios: Any, block: Any, *more: Any, **options: Any) -> Any:
+        measured.append(len(block))
+        return own(family, ratios, block, *more, **options)
+
+    monkeypatch.setattr(sums, "block_columns", counted)
+    found = [sweep([path], STUDY, threads=1, wishes=WISHES) for path in (with_empty, without)]
+    assert max(measured) == 30
+    assert_same(*found)
+
+
+def assert_same(one: Sweep, other: Sweep) -> None:
+    for first, second in ((one.overall, other.overall), (one.groups.collect(), other.groups.collect())):
+        assert first.drop("run").equals(second.drop("run"))
+    targets = [[(target.rule, target.threshold, target.interval) for target in found.targets] for found in (one, other)]
+    assert targets[0] == targets[1]
+
+
+def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 3 * TOGETHER
+    path = written(tmp_path / "steps.parquet", np.full(steps, 2), steps)
+    made: list[int] = []
+    own = RowTable.frame
+
+    def counted(table: RowTable, parts: Any) -> pl.DataFrame:
+        made.append(len(parts))
+        return own(table, parts)
+
+    monkeypatch.setattr(RowTable, "frame", counted)
+    found = sweep([path], STUDY, threads=1)
+    assert len(found.groups.collect()) == 3 * steps
+    assert len(made) <= 4
