@@ -99,11 +99,11 @@ class NemoRl(NemoRlDialect):
         return logged | self._filter(run, samples)
 
     def _mean_weight(self, run: Run) -> float:
-        weights = run.weights
+        weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
         if not run.options["loss"]["use_importance_sampling_correction"]:
-            raw = exp(run.d)  # logged, not used
+            raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)  # logged, not used
             weights = np.where(np.isfinite(raw), raw, 0)
-        if not run.options["loss"]["sequence_level_importance_ratios"]:
+        if not sequences:
             return self._mean(run, weights)
         each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
         return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there

@@ -79,26 +79,30 @@ class Roll(RollDialect):
         """Masked positions and padding, which has its row's weight, are in the count, not in the denominator."""
         if level in ("geometric", "sequence"):
             return float(flags.sum() * run.width / max(run.tokens, 1))
-        masked = 0
-        if level == "token":
-            rollout, train = (run.step.everywhere(f"{name}_log_probs") for name in ("rollout", "train"))
-            masked = (exp(train - rollout) > run.options["is_weight"]["upper_bound"])[~run.step.mask].sum()
-        return float((flags.sum() + masked) / max(run.tokens, 1))
+        masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
+        return float((flags.sum() + (np.exp(masked[1] - masked[0]) > bound).sum()) / max(run.tokens, 1))
+
+    @staticmethod
+    def _masked(run: Run, own: bool) -> tuple[Array, Array]:
+        """Rollout and train log-probs of what is not valid: a masked token's own, or zeros as of padding."""
+        padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
+        if not own:
+            return padding, padding
+        sides = (run.step.everywhere(f"{name}_log_probs")[~run.step.mask] for name in ("rollout", "train"))
+        rollout, train = (np.concatenate([values.astype(np.float64), padding]) for values in sides)
+        return rollout, train
 
     def _passed(self, run: Run, outcome: GateOutcome, passed: Any) -> float:
         """Masked positions and padding are judged too, and are not counted in the denominator."""
-        gate, positions = outcome.gate, len(run.step) * run.width
+        gate = outcome.gate
         if gate.level != "token" and gate.over == "sequence":
             rows = ~(outcome.low.sequences | outcome.high.sequences)
             return float(rows.sum() * run.width / max(run.tokens, 1))
-        if gate.over == "segment":
-            return float((passed.sum() + positions - run.tokens) / max(run.tokens, 1))
-        rollout, train = (run.step.everywhere(f"{name}_log_probs").astype(np.float64) for name in ("rollout", "train"))
+        rollout, train = self._masked(run, own=gate.over != "segment")
         values = np.exp(train - rollout) if gate.statistic == "ratio" else np.exp(train) - np.exp(rollout)
         low, high = (
             (-np.inf if gate.keep[0] is None else gate.keep[0]),
             (np.inf if gate.keep[1] is None else gate.keep[1]),
         )
-        masked = ~run.step.mask
-        inside = ((values >= low) & (values <= high))[masked].sum() + positions - len(masked)
+        inside = ((values >= low) & (values <= high)).sum()
         return float((passed.sum() + inside) / max(run.tokens, 1))
