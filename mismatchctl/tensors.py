@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Floats, Segments, TokenBatch
 from mismatchctl.correction import Applied, Correction, apply
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.ratios import Ratios, ratios_of
@@ -171,15 +171,16 @@ class Tokens:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
         valid = flat["mask"] != 0 if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
-        places = np.flatnonzero(valid)
         rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
-        taken = {name: _numbers(values.take(places), name) for name, values in flat.items() if name != "mask"}
+        segments, places = (rows, None) if valid.all() else _left_of(rows, valid)
+        flat.pop("mask", None)
+        taken = {
+            name: _numbers(values if places is None else values.take(places), name) for name, values in flat.items()
+        }
         for name in ("rollout", "train", "current"):
-            if name in taken and not np.isfinite(taken[name]).all():
+            if name in taken and not np.isfinite(taken[name].sum()) and not np.isfinite(taken[name]).all():
                 raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
-        offsets = np.searchsorted(places, rows.offsets)
-        segments = Segments(offsets)
-        positions = places - np.repeat(rows.offsets[:-1], segments.lengths)
+        positions = None if places is None else places - segments.spread(rows.offsets[:-1])
         batch = TokenBatch(
             segments, taken["rollout"], taken["train"], taken.get("current"), positions,
             taken.get("advantages"), _versions(age, len(rows)), rows=np.arange(len(rows)),
@@ -188,6 +189,8 @@ class Tokens:
 
     def restored(self, values: NDArray[Any]) -> Values:
         """Values of valid tokens in the layout, 0 elsewhere."""
+        if len(values) == len(self.mask):
+            return self.layout.restore(values)
         full = np.zeros(len(self.mask), values.dtype)
         full[self.mask] = values
         return self.layout.restore(full)
@@ -222,8 +225,9 @@ def final_weights(correction: Correction, applied: Applied, groups: Sequence[NDA
         return weights
     segments = applied.kept.segments
     for rows in groups:
-        members, own = segments.members(rows), segments.take(rows)
-        if not len(members):
+        whole = len(rows) == len(segments)
+        members, own = (slice(None), segments) if whole else (segments.members(rows), segments.take(rows))
+        if not own.tokens:
             continue
         values = weights[members]
         mean = values.mean() if rule.normalize == "token" else own.mean(values)[own.nonempty].mean()
@@ -261,12 +265,20 @@ def _versions(age: Any, rows: int) -> dict[str, NDArray[Any]]:
     return {"train_version": np.broadcast_to(ages, (rows,)), "rollout_version": np.zeros(rows)}
 
 
-def _numbers(values: NDArray[Any], name: str) -> Float64s:
-    """Values in double precision; None is not a number.
+def _left_of(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArray[np.int64]]:
+    """The valid positions of rows, as segments, and their places among all."""
+    places = np.flatnonzero(valid)
+    return Segments(np.searchsorted(places, rows.offsets)), places
+
+
+def _numbers(values: NDArray[Any], name: str) -> Floats:
+    """Values as floating-point numbers; None is not a number.
 
     Raises:
         ConfigError: they are no numbers.
     """
+    if values.dtype.kind == "f":
+        return values
     try:
         return values.astype(np.float64, casting="unsafe" if values.dtype.kind == "O" else "same_kind")
     except (TypeError, ValueError):
