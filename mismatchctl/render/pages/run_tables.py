@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from mismatchctl.compare.model import MovedToken
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.metrics import pair_metrics
@@ -16,6 +16,9 @@ from mismatchctl.render.document import USUAL, Cell, Head, Table
 from mismatchctl.render.tables import Registry, Shown, amount, group_table, known_keys, words
 from mismatchctl.render.text import are_bytes, clean, label, token_text
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
+
+if TYPE_CHECKING:  # comparing takes a tenth of a second to import
+    from mismatchctl.compare.model import MovedToken
 
 STEP_KEYS = (
     "tokens",
