@@ -41,6 +41,7 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/recorder.py --write docs/benchmarks-recorder.md
 	$(BIN)/python benchmarks/weights.py --write docs/benchmarks-weights.md
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
+	$(BIN)/python benchmarks/pairs.py --write docs/benchmarks-pairs.md
 	$(BIN)/python benchmarks/pages.py --write docs/benchmarks-pages.md
 
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md

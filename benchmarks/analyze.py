@@ -100,6 +100,7 @@ def load_loops() -> None:
     first = np.zeros(1, np.int64)
     COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
+    COMPILED.outside(ratios, np.zeros(1), np.zeros(1))
 
 
 def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:

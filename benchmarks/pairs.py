@@ -1,0 +1,98 @@
+"""What an analysis pays for pairs of policies, of which a dump with current log-probs has three, and for spread.
+
+    python benchmarks/pairs.py --write docs/benchmarks-pairs.md
+
+Each case leaves something out, in a fresh process; cases are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import make_dump, measure, report
+
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
+    "without the spread of ratios": ("spread",),
+}  # fmt: skip
+
+
+def add_current(folder: Path) -> None:
+    """Log-probs of a policy that has moved since."""
+    rng = np.random.default_rng(1)
+    for path in folder.iterdir():
+        table = pq.read_table(path)
+        train = table["train_log_probs"].combine_chunks()
+        moved = np.minimum(train.values.to_numpy() + 0.02 * rng.standard_t(3, len(train.values)).astype(np.float32), 0)
+        current = pa.LargeListArray.from_arrays(train.offsets, pa.array(moved.astype(np.float32)))
+        pq.write_table(
+            table.append_column("current_log_probs", current), path, row_group_size=512, use_dictionary=False
+        )
+
+
+def run_case(case: str, folder: Path) -> None:
+    """One analysis, in this process."""
+    import mismatchctl.analyze as verb
+    from mismatchctl.measure import reduce
+    from mismatchctl.measure.kernels.compiled import COMPILED
+
+    verb.kernel_for = lambda tokens, device: COMPILED  # for the first file too, which loads the loops
+    reduce.PAIRS = tuple(pair for pair in reduce.PAIRS if pair.name not in WITHOUT[case])
+    reduce.FACETS = tuple(facet for facet in reduce.FACETS if facet.name not in WITHOUT[case])
+    verb.analyze([str(min(folder.iterdir()))], threads=1)
+    start, processor = time.perf_counter(), time.process_time()
+    verb.analyze([str(folder)], threads=1)
+    report(time.perf_counter() - start, time.process_time() - processor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=30e6)
+    parser.add_argument("--repeat", type=int, default=6, help="An even number.")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        run_case(given.case, given.folder)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_dump(folder, int(given.tokens), 1000)
+        add_current(folder)
+        rounds = [
+            {case: measure(__file__, "--case", case, "--folder", place).processor for case in cases}
+            for cases in ([*WITHOUT], [*WITHOUT][::-1]) * (given.repeat // 2)
+        ]
+    lines = ["| analysis | processor time, of all |", "|---|---|"]
+    for case in WITHOUT:
+        ratios = [found[case] / found["all"] for found in rounds]
+        lines.append(f"| {case} | {statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] |")
+    text = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat) + "\n".join(lines) + "\n"
+    print(text)
+    if given.write:
+        given.write.write_text(text, encoding="utf-8")
+
+
+HEAD = """# What pairs of policies cost
+
+Made by `benchmarks/pairs.py`: {tokens:g} M tokens with current log-probs, no correction, one thread, {repeat} rounds of
+fresh processes; the median within rounds, the least and the most.
+
+A dump with current log-probs is measured as three pairs: the mismatch, the drift of the update, and both together,
+from rollout to current. The third is there unasked: trainers without a recomputation optimize that ratio, and the share
+of each drift in it tells whether the engine or the update is what separates the policies. A dump without current
+log-probs pays for neither.
+
+"""
+
+
+if __name__ == "__main__":
+    main()
