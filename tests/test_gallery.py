@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
-    script = runpy.run_path(str(DOCS / "gallery.py"))
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / "gallery.py"))
+
+
+@pytest.fixture(scope="module")
+def made(script: dict[str, Any]) -> dict[str, str]:
     pictures = {f"gallery/{name}": content.decode() for name, content in script["pictures"]()}
     return pictures | {"gallery.md": script["page"]()}
 
@@ -37,3 +42,16 @@ def test_pictures_ask_no_network(made: dict[str, str]) -> None:
     for name, content in made.items():
         if name.endswith(".svg"):
             assert not re.search(r"url\((?!#)|href=(?!.#)|@import|<script", content), name
+
+
+@pytest.mark.parametrize("verb", ["swept", "compared"])
+def test_figures_of_every_verb_have_a_message_words_and_numbers(script: dict[str, Any], verb: str) -> None:
+    """As those of `analyze` do: a sentence of their own values, alternative text, an axis with its unit, numbers."""
+    figures = script[verb]()
+    assert len(figures) > 6
+    for name, figure in figures.items():
+        assert figure.title != figure.subject and re.search(r"\d", figure.title), name
+        assert len(figure.alt) > 40 and figure.caption.endswith("."), name
+        assert any(re.search(r"\(|tokens|probability", head) for head in figure.data.heads), name
+        assert figure.data.rows and len({len(row) for row in figure.data.rows}) == 1, name
+        assert len(figure.data.csv().splitlines()) == len(figure.data.rows) + 1, name

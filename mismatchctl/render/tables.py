@@ -17,6 +17,14 @@ from mismatchctl.render.series import value_at
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import Groups
 
+SHORT = {
+    "k3": "K3", "abs_diff_mean": "mean |diff|", "abs_diff_max": "largest |diff|", "ratio_mean": "mean ratio",
+    "ratio_mean_z": "z of ratio", "ess_token": "ESS tokens", "ess_sequence": "ESS sequences",
+    "rejected_tokens": "rejected tokens", "rejected_sequences": "rejected sequences", "weight_mean": "mean weight",
+    "weight_bias": "bias of the bound", "loss_scale": "loss scale", "k3_kept": "K3 kept",
+    "routing_differs": "routed otherwise",
+}  # fmt: skip
+"""What a metric is called where there is no room for its title."""
 MOST_ROWS = 200
 """Rows of a table with one row per group; longer ones say how many they leave out."""
 
@@ -29,6 +37,13 @@ def words(text: str, kind: str = "text") -> Cell:
 def amount(value: float, unit: str = "") -> Cell:
     """A cell for a bare number."""
     return Cell(number(value, unit), order=f"{value:.6g}")
+
+
+def stacked(text: str) -> str:
+    """A short title over two lines, as alike as its words allow."""
+    words_of = text.split()
+    halves = [(" ".join(words_of[:cut]), " ".join(words_of[cut:])) for cut in range(1, len(words_of))]
+    return "\n".join(min(halves, key=lambda lines: max(map(len, lines)), default=(text,)))
 
 
 @dataclass(frozen=True)
@@ -66,11 +81,12 @@ class Registry:
         self.used[f"{scope}-{key}"] = Entry(f"{scope}-{key}", metric)
         return metric
 
-    def head(self, key: str, scope: str = "m", text: str = "") -> Head:
-        """The header of a column of one metric."""
+    def head(self, key: str, scope: str = "m", text: str = "", drop: int | None = None) -> Head:
+        """The header of a column of one metric; `drop` as of a Head."""
         metric = self.metric(key, scope)
         unit = "" if metric.unit in ("-", metric.title, "fraction") else metric.unit
-        return Head(text or metric.title, unit, f"{metric.definition}. {metric.meaning}", f"{scope}-{key}")
+        return Head(text or metric.title, unit, f"{metric.definition}. {metric.meaning}", f"{scope}-{key}",
+                    drop=drop, short="" if text else stacked(SHORT.get(key, "")))  # fmt: skip
 
     def entries(self, scope: str) -> list[Entry]:
         """What was shown, in the order of the registry."""
@@ -97,13 +113,14 @@ class Shown:
     key: str
     text: str = ""
     correction: str | None = None
+    drop: int | None = None
 
 
 def group_table(caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry) -> Table:
     """One row per group."""
     metrics = [registry.metric(column.key, "m" if column.correction is None else "c") for column in shown]
     table = Table(caption, [Head(clean(first), numeric=False)], sortable=True)
-    table.heads += [registry.head(c.key, "m" if c.correction is None else "c", clean(c.text)) for c in shown]
+    table.heads += [registry.head(c.key, "m" if c.correction is None else "c", clean(c.text), c.drop) for c in shown]
     sources = [groups.metrics if c.correction is None else groups.corrections[c.correction] for c in shown]
     for index, name in enumerate(groups.labels[:MOST_ROWS]):
         values = [value_at(source.get(c.key), index) for c, source in zip(shown, sources, strict=True)]

@@ -7,25 +7,30 @@ from collections.abc import Iterator
 from mismatchctl.numbers import DASH, estimate, label, number
 from mismatchctl.render.pages.gate import sentence
 from mismatchctl.render.series import value_at
+from mismatchctl.render.tables import SHORT
 from mismatchctl.render.text import short
 from mismatchctl.result import RunResult
 from mismatchctl.result.story import story_of
 from mismatchctl.watch import Look
 
-COLUMNS = (
-    ("tokens", "tokens", "tokens", 10),
-    ("k3", "K3 (nats/token)", "nats/token", 20),
-    ("abs_diff_mean", "mean |diff|", "nats", 11),
-    ("abs_diff_max", "max |diff|", "nats", 10),
-    ("ess_token", "ESS tokens", "fraction", 10),
-    ("ess_sequence", "ESS sequences", "fraction", 13),
-)
+COLUMNS = {
+    "tokens": ("tokens", 10),
+    "k3": ("nats/token", 20),
+    "abs_diff_mean": ("nats", 11),
+    "abs_diff_max": ("nats", 14),
+    "ess_token": ("fraction", 10),
+    "ess_sequence": ("fraction", 13),
+}
+"""(unit, width) of each."""
 _STEP, _RUN = 8, 14
 
 
 def head(several: bool) -> str:
     """The names of the columns."""
-    named = [text.rjust(width) for _, text, _, width in COLUMNS]
+    named = [
+        f"{SHORT.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}".rjust(width)
+        for key, (unit, width) in COLUMNS.items()
+    ]
     return "  ".join([*(["run".ljust(_RUN)] if several else []), "step".ljust(_STEP), *named])
 
 
@@ -36,7 +41,7 @@ def lines(look: Look) -> Iterator[str]:
         found = look.result.runs[run]
         cells = [short(run, _RUN).ljust(_RUN)] if several else []
         cells.append(short(label(found.groups.labels[index]), _STEP).ljust(_STEP))
-        cells += [_cell(found, key, index, unit).rjust(width) for key, _, unit, width in COLUMNS]
+        cells += [_cell(found, key, index, unit).rjust(width) for key, (unit, width) in COLUMNS.items()]
         yield "  ".join(cells) + ("  more data" if (run, index) in look.again else "")
 
 

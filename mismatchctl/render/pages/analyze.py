@@ -54,12 +54,11 @@ TILES = (
     "khat_token", "khat_sequence", "chi2_token", "chi2_sequence", "prob_corr", "k3_worst_share", "bitwise_share",
 )  # fmt: skip
 FIRST_TILES = frozenset(TILES[:11])
-SIDE_BY_SIDE = (
-    ("tokens", 7, ""), ("sequences", None, ""), ("abs_diff_mean", 8, "mean\n|diff|"),
-    ("abs_diff_max", 9, "max\n|diff|"), ("ess_token", None, ""), ("ess_sequence", 1, "ESS\nsequences"),
-    ("ratio_mean_z", 2, "z of\nratio"), ("khat_sequence", None, ""), ("bitwise_share", None, ""),
-)  # fmt: skip
-"""Metrics of the overview: key, how early it goes in a terminal, its heading there."""
+SIDE_BY_SIDE = {
+    "tokens": 7, "sequences": None, "abs_diff_mean": 8, "abs_diff_max": 9, "ess_token": None, "ess_sequence": 1,
+    "ratio_mean_z": 2, "khat_sequence": None, "bitwise_share": None,
+}  # fmt: skip
+"""Metrics of the overview, and how early each goes in a terminal."""
 NOT_RECORDED = Value(value=None, status="not recorded")
 
 
@@ -245,16 +244,15 @@ def judgement(key: str, value: Value, run: RunResult) -> tuple[str, bool]:
 def overview(result: Result, registry: Registry) -> Section:
     """Runs side by side: K3 and its trend first, then what is read next."""
     runs = list(result.runs.values())
-    chosen = [(key, drop, short) for key, drop, short in SIDE_BY_SIDE if any(key in r.overall.metrics for r in runs)]
+    chosen = [key for key in SIDE_BY_SIDE if any(key in run.overall.metrics for run in runs)]
     steps = any(len(run.groups.labels) > 1 for run in runs)
     heads = [
-        Head("run", numeric=False), replace(registry.head("k3"), drop=0, short="K3"),
+        Head("run", numeric=False), registry.head("k3", drop=0),
         Head("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"),
         Head("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
         Head("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
     ]  # fmt: skip
-    for key, drop, short in chosen:
-        heads.append(replace(registry.head(key), drop=drop, short=short))
+    heads += [registry.head(key, drop=SIDE_BY_SIDE[key]) for key in chosen]
     table = Table("", heads, sortable=True, title=f"{len(runs)} runs", reach=BRIEF)
     for index, (name, run) in enumerate(result.runs.items()):
         k3, growth = run.overall.metrics.get("k3", NOT_RECORDED), story_of(run).growth
@@ -265,7 +263,7 @@ def overview(result: Result, registry: Registry) -> Section:
             Cell(_range(k3.value), kind="scale", order=cell.order, place=k3.value),
             Cell("", kind="line", line=tuple(values)), words(growth.brief),
         ]  # fmt: skip
-        for key, _, _ in chosen:
+        for key in chosen:
             value = run.overall.metrics.get(key, NOT_RECORDED)
             alarm = "alarm" if judgement(key, value, run)[1] else "number"
             row.append(replace(table.value(value, registry.metric(key).unit, errors=False), kind=alarm))

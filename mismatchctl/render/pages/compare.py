@@ -40,7 +40,7 @@ from mismatchctl.render.pages.compare_words import (
     verdict,
 )
 from mismatchctl.render.pages.run_tables import place_cells, place_heads
-from mismatchctl.render.tables import Registry, amount, words
+from mismatchctl.render.tables import SHORT, Registry, amount, words
 from mismatchctl.render.text import are_bytes, clean, stems, token_text
 from mismatchctl.result import Value
 
@@ -49,9 +49,8 @@ DETAILED = 3
 MOST_PARTS, MOST_TOKENS = 50, 30
 PARTS = 3
 """Contributions of each quantity that a terminal shows."""
-_MOVED = (("rejected tokens", "rejected_tokens", 0), ("ESS of tokens", "ess_token", 0),
-          ("ESS of sequences", "ess_sequence", 1))  # fmt: skip
-"""Metrics of corrections in a terminal: (heading, key, how early it goes)."""
+_MOVED = {"rejected_tokens": 0, "ess_token": 0, "ess_sequence": 1}
+"""Metrics of corrections in a terminal, and how early each goes."""
 
 
 def document(comparison: Comparison, *, whole: bool = True) -> Document:
@@ -150,9 +149,7 @@ def _sides(comparison: Comparison, registry: Registry) -> Table:
     keys = ("tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ess_sequence")
     drops = {"tokens": 3, "k3": 0} if several else {}
     heads = [Head(text, numeric=False) for text in ("run", "from", "what it is")]
-    for key in keys:
-        head = registry.head(key)
-        heads.append(Head(head.text, head.unit, head.about, head.anchor, drop=drops.get(key)))
+    heads += [registry.head(key, drop=drops.get(key)) for key in keys]
     if several:
         heads += [Head("change", drop=0), Head("interval", drop=1), Head("verdict", numeric=False, drop=0)]
     table = Table("The runs; the first is the reference.", heads, reach=BRIEF if several else WHOLE)
@@ -207,10 +204,10 @@ def _changes(
 
 def _moved_corrections(contrast: Contrast, reach: int) -> Table:
     """What each correction takes, before and after."""
-    heads = [Head("correction", numeric=False), *(Head(text, drop=drop) for text, _, drop in _MOVED)]
+    heads = [Head("correction", numeric=False), *(Head(SHORT[key], drop=drop) for key, drop in _MOVED.items())]
     table = Table("Corrections: reference → other (* significant)", heads, reach=reach)
     for name, changes in correction_rows(contrast):
-        table.rows.append([words(name, "name"), *(Cell(_pair(changes.get(key))) for _, key, _ in _MOVED)])
+        table.rows.append([words(name, "name"), *(Cell(_pair(changes.get(key))) for key in _MOVED)])
     return table
 
 
@@ -305,7 +302,8 @@ def _moved(paired: PairedTokens) -> Table | None:
 
 def _matrix(matrix: Matrix) -> Iterator[Table]:
     """A heat map per figure: rollout engines down, trainers across."""
-    for title, key, unit in MATRIX:
+    for key, unit in MATRIX.items():
+        title = SHORT[key] if unit != "nats" else f"{SHORT[key]}, {unit}"
         heads = [Head("rollout, then trainer", numeric=False), *(Head(clean(t), drop=0) for t in matrix.trainers)]
         table = Table(title, heads, title=f"{title}, by rollout engine and trainer", matrix=True, reach=BRIEF)
         values = [[None if cell is None else getattr(cell, key).value for cell in row] for row in matrix.cells]

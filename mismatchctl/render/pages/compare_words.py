@@ -25,13 +25,8 @@ MAIN = (
     "prob_corr", "khat_token", "bitwise_share", "drift_k3",
 )  # fmt: skip
 """Metrics that always have a row; those that changed significantly come after them."""
-MATRIX = (
-    ("K3", "k3", "nats/token"),
-    ("ESS of sequences", "ess_sequence", "fraction"),
-    ("mean |difference|, nats", "abs_diff_mean", "nats"),
-    ("largest |difference|, nats", "abs_diff_max", "nats"),
-)
-"""What a matrix shows of each pair of engines: (title, field, unit)."""
+MATRIX = {"k3": "nats/token", "ess_sequence": "fraction", "abs_diff_mean": "nats", "abs_diff_max": "nats"}
+"""What a matrix shows of each pair of engines, and its unit."""
 MOST_LABELS = 6
 """Values that a sentence names."""
 EFFECTS = ("rejected_tokens", "weight_bounded_high", "weight_bounded_low", "rejected_sequences")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from mismatchctl.correction import Correction
 from mismatchctl.numbers import DASH
@@ -31,11 +30,10 @@ LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gr
 NOT_RECORDED = Value(value=None, status="not recorded")
 COMPARED_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
 _TERMINAL = {
-    "weight_mean": (5, "weight\nmean"), "rejected_tokens": (0, "rejected\ntokens"),
-    "rejected_sequences": (4, "rejected\nsequences"), "ess_token": (0, "ESS\ntokens"),
-    "ess_sequence": (3, "ESS\nsequences"), "loss_scale": (2, "loss\nscale"), "k3_kept": (1, "K3\nkept"),
+    "weight_mean": 5, "rejected_tokens": 0, "rejected_sequences": 4, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2,
+    "k3_kept": 1,
 }  # fmt: skip
-"""How early a column goes where there is little room, and its heading there."""
+"""How early a column goes where there is little room; others stand on the page alone."""
 
 
 def corrections_table(run: RunResult, registry: Registry) -> Table:
@@ -45,10 +43,6 @@ def corrections_table(run: RunResult, registry: Registry) -> Table:
         "valid tokens or of sequences."
     )
     table = _by_correction(caption, CORRECTION_KEYS, run, registry)
-    for place, key in enumerate(CORRECTION_KEYS, start=1):
-        if key in _TERMINAL:
-            drop, short = _TERMINAL[key]
-            table.heads[place] = replace(table.heads[place], drop=drop, short=short)
     table.title, table.reach = "Corrections", BRIEF
     return table
 
@@ -91,7 +85,7 @@ def loss_table(run: RunResult, registry: Registry) -> Table | None:
 
 
 def _by_correction(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
-    heads = [Head("correction", numeric=False), *(registry.head(key, "c") for key in keys)]
+    heads = [Head("correction", numeric=False), *(registry.head(key, "c", drop=_TERMINAL.get(key)) for key in keys)]
     table = Table(caption, heads, sortable=True)
     for name, values in run.overall.corrections.items():
         cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in keys]

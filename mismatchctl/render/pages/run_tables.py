@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mismatchctl.correction import Correction
@@ -49,11 +48,9 @@ BY_KEYS = (
     "routing_differs",
 )  # fmt: skip
 _TERMINAL = {
-    "tokens": (1, ""), "sequences": (2, ""), "k3": (0, "K3"), "abs_diff_mean": (4, "mean\n|diff|"),
-    "ratio_mean": (5, "mean\nratio"), "ess_sequence": (3, "ESS\nsequences"),
-    "routing_differs": (6, "routed\notherwise"),
+    "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "ratio_mean": 5, "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-"""How early a column goes where there is little room, and its heading there."""
+"""How early a column of BY_KEYS goes where there is little room; others stand on the page alone."""
 MOST_GROUPS = 12
 """Values of a `--by` column that a terminal shows."""
 STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
@@ -151,14 +148,10 @@ def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Regis
     """One table per `--by` column: the mismatch, and what each correction rejects there."""
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
-        shown = [Shown(key) for key in known_keys(BY_KEYS, groups.metrics)]
+        shown = [Shown(key, drop=_TERMINAL.get(key)) for key in known_keys(BY_KEYS, groups.metrics)]
         shown += [Shown("rejected_tokens", f"rejected by {name}", name) for name in gated if name in groups.corrections]
         table = group_table(f"By {clean(column)}", column, groups, shown, registry)
         table.title, table.reach, table.most = table.caption, USUAL, MOST_GROUPS
-        for place, one in enumerate(shown, start=1):
-            if one.correction is None and one.key in _TERMINAL:
-                drop, short = _TERMINAL[one.key]
-                table.heads[place] = replace(table.heads[place], drop=drop, short=short)
         tables.append(table)
     return tables
 

@@ -14,7 +14,6 @@ from mismatchctl.render.pages.provenance import provenance
 from mismatchctl.render.pages.sweep_explorer import MOST_CONFIGS, MOST_POINTS, explorer_data
 from mismatchctl.render.pages.sweep_study import start_point, study_section
 from mismatchctl.render.pages.sweep_words import (
-    TITLES,
     WISHES,
     Row,
     at_place,
@@ -25,7 +24,7 @@ from mismatchctl.render.pages.sweep_words import (
     target_interval,
     threshold,
 )
-from mismatchctl.render.tables import Registry, words
+from mismatchctl.render.tables import SHORT, Registry, words
 from mismatchctl.render.text import clean, stems
 from mismatchctl.sweep.model import GROUP, Sweep, Target
 
@@ -211,7 +210,7 @@ def _predicted(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[Tabl
                     predicted = Cell(number(one.value, "fraction"), mark)
                     cells = [
                         words(name, "name"),
-                        words(TITLES[one.quantity]),
+                        words(SHORT[one.quantity]),
                         predicted,
                         Cell(interval(one)),
                         Cell(_brief(one.status)),

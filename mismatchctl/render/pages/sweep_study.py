@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from mismatchctl.render.pages.sweep_words import (
     thinned,
     threshold,
 )
-from mismatchctl.render.tables import MOST_ROWS, Registry, words
+from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
 from mismatchctl.sweep.front import values_at
@@ -39,8 +38,7 @@ AFFORDABLE = 0.05
 SHOWN, SHOWN_OF_FRONT, SPREAD = 12, 40, 5
 """Best points in a table, those with the front asked for; those of them whose steps are told apart."""
 _BOTH_SIDES = ("clip", "zero", "keep")
-_CURVES = (("rejected tokens", "rejected_tokens"), ("ESS of tokens", "ess_token"))
-_TERMINAL = {key: (drop, short) for short, key, _, drop in FIGURES}
+_CURVES = ("rejected_tokens", "ess_token")
 
 
 def study_section(
@@ -56,7 +54,7 @@ def study_section(
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
-    keys = [(key, unit) for _, key, unit, _ in telling(rows)]
+    keys = telling(rows)
     section = Section(clean(study.name), anchor, lead=_lead(study, start))
     section.add(_axes(study, rows), _along(study, rows))
     if whole:
@@ -91,7 +89,7 @@ def _along(study: Study, rows: Sequence[Row]) -> Section | None:
     """Rejection and effective sample size along a single axis, as a terminal draws them."""
     if len(study.axes) != 1 or not study.axes[0].is_numeric or len(rows) < 3:
         return None
-    curves = {heading: [row[key] for row in rows] for heading, key in _CURVES if len({row[key] for row in rows}) > 1}
+    curves = {SHORT[key]: [row[key] for row in rows] for key in _CURVES if len({row[key] for row in rows}) > 1}
     ends = {name: f"{number(v[0], 'fraction')} → {number(v[-1], 'fraction')}" for name, v in curves.items()}
     return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
 
@@ -276,8 +274,7 @@ def _points(
     """One row per point: its thresholds, then `keys` in their units."""
     heads = [Head(clean(axis.path), drop=0, short=clean(axis.path).replace(".", ".\n", 1)) for axis in study.axes]
     for key, _ in keys:
-        drop, short = _TERMINAL.get(key, (None, ""))
-        heads.append(replace(registry.head(key, "c"), drop=drop, short=short))
+        heads.append(registry.head(key, "c", drop=FIGURES[key][1]))
     table = Table(caption, heads, sortable=True)
     for row in rows:
         values = study.points[row["point"]]

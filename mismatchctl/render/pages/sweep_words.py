@@ -14,31 +14,22 @@ from mismatchctl.sweep.study import Study
 
 MOST_PRESETS = 4
 """Presets named at one place."""
-FIGURES = (
-    ("rejected\ntokens", "rejected_tokens", "fraction", 0),
-    ("rejected\nsequences", "rejected_sequences", "fraction", 4),
-    ("ESS\ntokens", "ess_token", "fraction", 0),
-    ("ESS\nsequences", "ess_sequence", "fraction", 3),
-    ("weight\nmean", "weight_mean", "ratio", 5),
-    ("bias of\nthe bound", "weight_bias", "ratio", 2),
-    ("K3\nkept", "k3_kept", "nats/token", 1),
-)
-"""What is told of a point: (heading, key, unit, how early it goes where there is little room)."""
+FIGURES = {
+    "rejected_tokens": ("fraction", 0),
+    "rejected_sequences": ("fraction", 4),
+    "ess_token": ("fraction", 0),
+    "ess_sequence": ("fraction", 3),
+    "weight_mean": ("ratio", 5),
+    "weight_bias": ("ratio", 2),
+    "k3_kept": ("nats/token", 1),
+}
+"""What is told of a point: its unit, and how early it goes where there is little room."""
 WISHES = {
     "rejected_tokens": "of tokens rejected",
     "rejected_sequences": "of sequences rejected",
     "ess_token": "ESS of tokens",
 }
 _DIGITS = 6
-
-
-TITLES = {
-    "rejected_tokens": "tokens rejected",
-    "rejected_sequences": "sequences rejected",
-    "ess_token": "ESS of tokens",
-    "ess_sequence": "ESS of sequences",
-}
-"""Short titles of what is predicted; every one is a fraction."""
 _WIDE, _FINEST = 0.02, 1e-3
 """Ends of an interval wider than the one are not told closer to 0 or 1 than the other."""
 
@@ -70,12 +61,11 @@ def at_place(study: Study, point: int) -> str:
     return ", ".join(f"{clean(axis.path)} {clean(threshold(value))}" for axis, value in values)
 
 
-def telling(rows: Sequence[Row]) -> list[tuple[str, str, str, int]]:
-    """Those of FIGURES that differ among rows, and the two that always stand there."""
+def telling(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Keys and units of those FIGURES that differ among rows, and of the two that always stand there."""
     always = ("rejected_tokens", "ess_token")
-    return [
-        figure for figure in FIGURES if figure[1] in always or any(row[figure[1]] != rows[0][figure[1]] for row in rows)
-    ]
+    differing = (key for key in FIGURES if key in always or any(row[key] != rows[0][key] for row in rows))
+    return [(key, FIGURES[key][0]) for key in differing]
 
 
 def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
