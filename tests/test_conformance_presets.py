@@ -20,7 +20,6 @@ from mismatchctl.ratios import Ratios
 FOLDER = Path(__file__).parent / "conformance"
 FILES = ("verl", "slime")
 WITHOUT_GOLDENS = {
-    "none",  # ours
     "miles-dense-1",  # does nothing
     "miles-dense-3",  # published without bounds: there is no configuration that was run
     "miles-dense-4",
@@ -93,7 +92,7 @@ def _on_a_veto(correction: Correction, batch: TokenBatch) -> Any:
     return batch.segments.sum(near) > 0
 
 
-OF_FAMILY = [name for name, item in presets().items() if item.framework in ("", "verl", "slime", "miles")]
+OF_FAMILY = [name for name, item in presets().items() if item.framework in ("verl", "slime", "miles")]
 """Those of other frameworks are configurations, which test_conformance_peers.py holds to goldens."""
 
 
