@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_distributions import log_softmax, run, top
 
+from mismatchctl.diagnose.causes.truncated_sampling import _nucleus
 from mismatchctl.recorder import Recorder
 
 WORDS, K, SEQUENCES = 300, 20, 48
@@ -102,3 +103,17 @@ def test_what_is_neither_is_not_read_as_one(policy: Policy, tmp_path: Path) -> N
     finding = first(dump(tmp_path / "dump", policy, 5))
     assert "from its lists" not in json.dumps(finding)
     assert finding["cause"] not in ("temperature", "truncated_sampling") or finding["confidence"] != "high"
+
+
+@pytest.mark.parametrize("tokens", [12, 100, 3000])
+def test_the_interval_of_a_nucleus_holds_its_p(tokens: int) -> None:
+    """Tokens alone in a nucleus lie above log p: how near the smallest is follows from how dense they lie."""
+    rng = np.random.default_rng(tokens)
+    held = []
+    for _ in range(300):
+        p = rng.uniform(0.5, 0.98)
+        certain = np.log(p) + -np.log(p) * rng.random(tokens)
+        low, estimate, high = np.exp(_nucleus(certain))
+        held.append(low <= p <= high)
+        assert low < estimate <= high
+    assert 0.91 <= np.mean(held) <= 0.99
