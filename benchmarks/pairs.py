@@ -1,4 +1,4 @@
-"""What an analysis pays for pairs of policies, of which a dump with current log-probs has three, and for spread.
+"""What an analysis pays for pairs of policies, of which a dump with current log-probs has three.
 
     python benchmarks/pairs.py --write docs/benchmarks-pairs.md
 
@@ -20,7 +20,6 @@ from measure import make_dump, measure, report
 
 WITHOUT: dict[str, tuple[str, ...]] = {
     "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
-    "without the spread of ratios": ("spread",),
 }  # fmt: skip
 
 
@@ -45,7 +44,6 @@ def run_case(case: str, folder: Path) -> None:
 
     verb.kernel_for = lambda tokens, device: COMPILED  # for the first file too, which loads the loops
     reduce.PAIRS = tuple(pair for pair in reduce.PAIRS if pair.name not in WITHOUT[case])
-    reduce.FACETS = tuple(facet for facet in reduce.FACETS if facet.name not in WITHOUT[case])
     verb.analyze([str(min(folder.iterdir()))], threads=1)
     start, processor = time.perf_counter(), time.process_time()
     verb.analyze([str(folder)], threads=1)

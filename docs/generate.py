@@ -96,7 +96,7 @@ def metrics() -> str:
                 line
                 for facet in FACETS
                 for line in (
-                    f"## {SECTIONS[facet.name]}, where the dump has {_columns(facet)}",
+                    f"## {SECTIONS[facet.name]}{f', where the dump has {_columns(facet)}' if facet.needs else ''}",
                     *_table(FACET_METRICS[facet.name]),
                 )
             ),
