@@ -130,9 +130,10 @@ Made by `benchmarks/sweep.py` on a machine that did other work too: processor ti
 imports included, ratios within rounds of cases that follow each other. The padded loop computes one truncation after
 the other, four numbers each, without errors, groups or any other key, and its time grows with their number.
 
-The goal was 1.5 times one `analyze` at most. It is missed where every sequence needs a number for every point: by
-token rejections, and at a mean length of 400, where 20 M tokens are six times as many sequences, by truncations of
-token weights too.
+The goal was 1.5 times one `analyze` at most. Bounds of a gate on sequences meet it. At a mean length of 400, where
+20 M tokens are six times as many sequences, it is missed: by little by bounds of a gate on tokens, where a sequence
+changes only as its tokens enter what is kept; by truncations of token weights, which all move with their bound, by a
+third and more.
 """
 
 
