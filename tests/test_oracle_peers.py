@@ -208,7 +208,7 @@ def test_weights_and_masks_under_thresholds_of_chance(name: str, nonfinite: bool
     rng, own = np.random.default_rng([*name.encode(), nonfinite]), load(name)
     config_of, oracle = FRAMEWORKS[name]
     rejected = changed = 0
-    for number in range(40):
+    for number in range(26):
         dtype: Any = ("float64", "float32")[number % 2]
         table, config = step(rng, dtype, nonfinite=nonfinite), config_of(rng)
         rows = rows_of(table, dtype)
