@@ -10,7 +10,7 @@ DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench reliability versions check format docs gallery clean
+.PHONY: help demo test conformance bench reliability guided versions check format docs gallery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,6 +46,10 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md
 	$(BIN)/python tests/reliability.py --write docs/reliability.md
+
+guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tests/guided.py 100000
 
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
 	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)

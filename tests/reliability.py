@@ -65,7 +65,6 @@ LIMITS = """
 - Nobody else should be able to write into the folder of `--cache`: its parts are checked against damage and
   against standing under another's name, not against forgery.
 - SIGKILL between the renames of several outputs can leave some of them new and some of them old, each whole.
-- Cases are random and structure-aware, not guided by coverage.
 """
 
 
@@ -114,6 +113,23 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
         f"Failures: {len(failures):,}. The slowest case took {most(found, 'seconds'):.1f} s of CPU time, the largest "
         f"{most(found, 'memory') >> 20:,} MB.",
         *(["", *failures] if failures else []),
+    ]
+
+
+def guided(found: list[dict[str, Any]]) -> list[str]:
+    """The section of the doors that were fuzzed by coverage."""
+    if not found:
+        return ["Not tried: `make guided`."]
+    return [
+        "The doors that take strangers' bytes, fuzzed by atheris, which keeps what reaches new edges of our code",
+        "(`tests/guided.py`, `make guided`; atheris is not part of what the tests need).",
+        "",
+        "| door | executions | edges | outcome |",
+        "|---|---|---|---|",
+        *(
+            f"| {one['door']} | {one['executions']:,} | {one['edges']:,} | {brief(one['wrong']) or 'nothing found'} |"
+            for one in found
+        ),
     ]
 
 
@@ -175,6 +191,7 @@ def document(folder: Path) -> str:
         "there in part. Where that is not so, as far as it is known, stands under Limits.",
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
         *("", "## Cases", "", *cases(logged(folder, "cases"), len(logged(folder, "earlier")))),
+        *("", "## Guided by coverage", "", *guided(logged(folder, "guided"))),
         *("", "## Kills", "", *kills(logged(folder, "kills"))),
         *("", "## Faults of the machine", "", *faults(logged(folder, "faults"))),
         *("", "## Versions", "", *versions(logged(folder, "versions"))),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
 import pytest
+from guided import DOORS
 from harness import found
 from reliability import KINDS
 
@@ -17,6 +19,14 @@ def test_every_case_ends_in_an_answer_or_a_sentence() -> None:
     cases = found("fuzz_check.py", 10**9, CASES, *ONCE_FAILED)
     assert len(cases) == CASES + len(ONCE_FAILED)
     assert [case for case in cases if case["wrong"]] == []
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_no_bytes_pass_a_door_as_an_error_of_ours(name: str, tmp_path: Path) -> None:
+    """What `guided.py` does with coverage, here with random bytes."""
+    take, noise = DOORS[name](tmp_path), random.Random(0)
+    for size in (0, 1, 3, 9, 40, 200) * 4:
+        take(noise.randbytes(size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
