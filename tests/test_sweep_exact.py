@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from mismatchctl.analyze import analyze, build
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
+from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.metrics.corrections import COSTS
 from mismatchctl.result import Groups, Value
 from mismatchctl.sweep import Axis, Study, Sweep, sweep
@@ -220,3 +222,24 @@ def test_what_frameworks_use_on_sample_data(run: str, tmp_path: Path) -> None:
         studies.append(Study(correction, (Axis.parse(path, values), *more)))
     paths = [str(SAMPLE / run)]
     assert check(sweep(paths, studies), brute_force(paths, studies)) > 30_000
+
+
+LADDERS = {
+    "above": ("slime-mis", "gates.0.keep.1", "0.7:4:12"),
+    "below": ("slime-mis", "gates.0.keep.0", "0.2:0.9999:12"),
+    "both": ("geo_rs", "gates.0.keep", "1.0001:1.1:12:log"),
+    "sequences": ("seq_mis", "gates.0.keep.1", "0.5:50:12:log"),
+}
+
+
+def test_ladders_on_sample_data(tmp_path: Path) -> None:
+    """Without current log-probs there are no losses, and many bounds of one gate are the rungs of a ladder."""
+    for path in (SAMPLE / "moe").glob("*.parquet"):
+        table = pq.read_table(path)
+        pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)
+    studies = [
+        Study(preset(name).model_copy(update={"name": kind}), (Axis.parse(path, values),))
+        for kind, (name, path, values) in LADDERS.items()
+    ]
+    assert all(family.ladder is not None for study in studies for family in families(study.corrections))
+    assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
