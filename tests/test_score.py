@@ -12,25 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tiny_models import MASKS, PROMPTS, RESPONSES, make_dump, make_model
+from tiny_models import MASKS, PROMPTS, RESPONSES, expected, make_dump, make_model
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.score import checkpoint as checkpoints
 from mismatchctl.score import sequences
-
-
-def expected(model: Any, temperature: float = 1.0) -> list[np.ndarray]:
-    """By the model's own logits of whole sequences."""
-    found = []
-    for prompt, response in zip(PROMPTS, RESPONSES, strict=True):
-        with torch.no_grad():
-            logits = model(torch.as_tensor(np.concatenate([prompt, response])[None])).logits[0].double().numpy()
-        places = np.arange(len(response)) + len(prompt) - 1
-        scaled = logits[places] / temperature
-        scaled -= scaled.max(axis=1, keepdims=True)
-        found.append((scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True)))[np.arange(len(response)), response])
-    return found
 
 
 @pytest.fixture(scope="module")
