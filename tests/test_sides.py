@@ -124,3 +124,24 @@ def test_a_broken_report_is_refused_before_the_dump_is_read(tmp_path: Path) -> N
     result = CliRunner().invoke(app, ["diagnose", "no/such/dump", "--layers", str(tmp_path / "report.jsonl")])
     assert result.exit_code == 4
     assert "report.jsonl" in result.stderr
+
+
+def test_errors_by_place_and_probability(tmp_path: Path) -> None:
+    path = DUMPS / "moe_noise_both_bf16"
+    found = sides_of(path)
+    rollout, train, reference = columns(path)
+    lengths = [len(row) for file in sorted(path.glob("*.parquet")) for row in pq.read_table(file)["token_ids"]]
+    places = np.concatenate([np.arange(length) for length in lengths])
+    for name, values, label, inside in (
+        ("position", places, "16 to 64", (places >= 16) & (places < 64)),
+        ("probability", reference, "below 0.01", np.exp(reference) < 0.01),
+        ("probability", reference, "0.5 to 0.9", (np.exp(reference) >= 0.5) & (np.exp(reference) < 0.9)),
+    ):
+        assert sum(group.tokens for group in found.groups[name]) == len(values)
+        band = next(group for group in found.groups[name] if group.label == label)
+        assert band.tokens == inside.sum()
+        for side, error in ((band.rollout_rms, rollout - reference), (band.train_rms, train - reference)):
+            assert side == pytest.approx(np.sqrt(np.mean(error[inside] ** 2)), rel=1e-9)
+    page = tmp_path / "page.html"
+    done = CliRunner().invoke(app, ["diagnose", str(path), "--html", str(page), "-q"])
+    assert done.exit_code == 0 and "has the rollout&#39;s largest error" in page.read_text().replace("&#x27;", "&#39;")

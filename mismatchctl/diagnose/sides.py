@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +34,9 @@ LEAST = 8
 REPLICATES = 400
 _GROUPS = ("step", "worker")
 _MOST_GROUPS = 64
+_PLACES = (16, 64, 256, 1024, 4096)
+_PROBABILITIES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""Where bands of tokens end: by place in the response, and by the reference's probability."""
 
 
 def sides_of(case: Case) -> Sides | None:
@@ -67,7 +72,11 @@ def sides_of(case: Case) -> Sides | None:
         rollout_share=shares[0],
         rollout_share_k3=shares[1],
         reference_over_rollout=Value(value=1.0 + column, se=error),
-        groups={name: found for name in _GROUPS if (found := _groups(terms, case.rows, name))},
+        groups={
+            **{name: found for name in _GROUPS if (found := _groups(terms, case.rows, name))},
+            "position": _bands(terms, case.rows.segments.places, _PLACES),
+            "probability": _bands(terms, np.exp(reference), _PROBABILITIES),
+        },
         notes=_notes(case.rows, column, error),
     )
 
@@ -189,6 +198,27 @@ def _groups(terms: _Terms, rows: Rows, name: str) -> list[SidesGroup]:
         SidesGroup(label=str(known[at]), tokens=int(tokens[at]), rollout_rms=means[at, 0], train_rms=means[at, 1])
         for at in order
         if tokens[at]
+    ]
+
+
+def _bands(terms: _Terms, values: NDArray[Any], ends: Sequence[float]) -> list[SidesGroup]:
+    """The two errors of the tokens of each band of `values` [T], where it has any."""
+    band = np.searchsorted(ends, values, side="right")
+    tokens, rollout, train = (
+        np.bincount(band[terms.sound], weights=each[terms.sound], minlength=len(ends) + 1)
+        for each in (np.ones(len(band)), terms.rollout**2, terms.train**2)
+    )
+    texts = [f"{end:g}" for end in ends]
+    labels = [f"below {texts[0]}", *(f"{a} to {b}" for a, b in pairwise(texts)), f"from {texts[-1]}"]
+    return [
+        SidesGroup(
+            label=label,
+            tokens=int(count),
+            rollout_rms=float(np.sqrt(rollout[at] / count)),
+            train_rms=float(np.sqrt(train[at] / count)),
+        )
+        for at, (label, count) in enumerate(zip(labels, tokens, strict=True))
+        if count
     ]
 
 

@@ -80,6 +80,16 @@ KEPT_AGAINST_REJECTED = tuple(
 )  # fmt: skip
 
 
+def sides_dots(by: str) -> Dots:
+    """The errors of both sides against a reference, by something."""
+    return Dots(
+        f"errors-by-{by}", f"Errors against the reference by {by}", "root mean square error (nats)",
+        (("rollout", "rollout"), ("train", "train")), log=True,
+        caption="Whose dots lie further right is further from the reference there.",
+        says=f"{by} {{name}} has the rollout's largest error: {{value}}",
+    )  # fmt: skip
+
+
 def dots_figure(dots: Dots, corrections: Mapping[str, Mapping[str, Value]], name: str) -> Figure | None:
     """One figure; None where no correction has a value for it, or none has both sides of a comparison."""
     rows = {
@@ -106,9 +116,14 @@ def dots_figure(dots: Dots, corrections: Mapping[str, Mapping[str, Value]], name
             canvas.legend([(text, Line2D([], [], linestyle="", **_mark(i))) for i, (_, text) in enumerate(dots.keys)])
 
     return Figure(
-        name, _message(dots, rows), dots.subject, f"{dots.caption} {_BARS}", _alt(dots, rows), _data(dots, rows), paint,
+        name, _message(dots, rows), dots.subject, _caption(dots, rows), _alt(dots, rows), _data(dots, rows), paint,
         layout,
     )  # fmt: skip
+
+
+def _caption(dots: Dots, rows: Mapping[str, Sequence[Value]]) -> str:
+    bars = any(value.se for values in rows.values() for value in values)
+    return f"{dots.caption} {_BARS}" if bars else dots.caption
 
 
 def _mark(index: int) -> dict[str, Any]:

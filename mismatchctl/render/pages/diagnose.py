@@ -22,10 +22,10 @@ from mismatchctl.render.document import (
     Table,
 )
 from mismatchctl.render.pages.findings import card, folder_of
-from mismatchctl.result import Finding, Sides, SidesGroup, SideShare
+from mismatchctl.result import Finding, Sides, SidesGroup, SideShare, Value
 from mismatchctl.result.story import percent
 
-_MOST = 12
+_MOST, _MOST_DRAWN = 12, 24
 
 
 def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bool = False) -> Document:
@@ -87,7 +87,24 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
         rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
     rows += [(f"by {name}", _groups(groups)) for name, groups in sides.groups.items()]
     note = f"{sides.side}, {sides.confidence} confidence"
-    return Section(title, anchor, note=note).add(Facts([*rows, *(("note", note) for note in sides.notes)], reach=BRIEF))
+    facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=BRIEF)
+    return Section(title, anchor, note=note).add(facts, _clouds(sides, anchor))
+
+
+def _clouds(sides: Sides, anchor: str) -> Figures | None:
+    """The errors of both sides side by side, by whatever they were taken apart: of the page alone."""
+    from mismatchctl.render.figures.dots import dots_figure, sides_dots
+
+    figures = []
+    for name, groups in sides.groups.items():
+        if 1 < len(groups) <= _MOST_DRAWN:
+            rows = {
+                own.label: {"rollout": Value(value=own.rollout_rms), "train": Value(value=own.train_rms)}
+                for own in groups
+            }
+            figures.append(dots_figure(sides_dots(name), rows, f"{anchor}-{name}"))
+    drawn = [figure for figure in figures if figure is not None]
+    return Figures(drawn) if drawn else None
 
 
 def _share(share: SideShare) -> str:
