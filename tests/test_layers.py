@@ -169,6 +169,7 @@ class TestNoise:
 def test_the_growth_over_the_layers_is_drawn() -> None:
     [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
     figure = layers_figure(report, "growth")
+    assert report.next is not None and r"layers\.(2|3)\." in report.next and "--replay" in report.next
     assert figure is not None and "part at layer 3" in figure.title and "layer 3" in figure.alt
     assert figure.data.rows == tuple(report.growth)
     assert "<path" in figure.svg

@@ -11,6 +11,10 @@ JUMP = 30.0
 factors from layer to layer, in bfloat16 too (within 4 in the samples)."""
 
 
+_SPAN = 8
+"""Layers that are compared next, at most."""
+
+
 def judge(table: Table, file: str) -> LayerReport:
     """Read both answers off the rows of one report."""
     rows = table.rows
@@ -35,7 +39,18 @@ def judge(table: Table, file: str) -> LayerReport:
         growth=_growth(rows),
         notes=list(table.notes),
         rank=table.rank,
+        next=None if first is None else _next(table, rows[first].layer, good[-1] if good else None),
     )
+
+
+def _next(table: Table, layer: int | None, last_good: int | None) -> str | None:
+    """What to compare next: the layers from the last good one to the first that is not, on few sequences."""
+    if layer is None:
+        return None
+    layers = [str(own) for own in range(layer if last_good is None else min(last_good, layer), layer + 1)][-_SPAN:]
+    numbers = layers[0] if len(layers) == 1 else f"({'|'.join(layers)})"
+    again = table.again.format(layers=" ".join(layers), names=rf"layers\.{numbers}\.")
+    return f"{again}; the worst sequences are enough: `mismatchctl score DUMPS --replay worst.jsonl --worst 8`"
 
 
 def _parting(rows: Sequence[Row]) -> int | None:

@@ -41,6 +41,7 @@ class Table:
         rows: in the order of execution.
         notes: what the report cannot know or leaves out, in sentences.
         rank: of the process, where the report is of one.
+        again: how the tool compares some layers alone, with places for their numbers (`layers`, `names`).
     """
 
     tool: str
@@ -48,6 +49,7 @@ class Table:
     rows: Sequence[Row]
     notes: Sequence[str] = ()
     rank: str | None = None
+    again: str = "dump every tensor of both sides whose name matches {names}, and compare again"
 
 
 class _Model(BaseModel):
@@ -69,7 +71,8 @@ class LayerReport(_Model):
 
     `first_bad` is the first tensor outside the tool's own tolerance; `first_apart` the first that parts from all the
     layers before it, whatever the tolerance; `before` the largest value of the layers before the earlier of the two,
-    and `last_good` the last layer compared before it. `growth` is the largest value of each compared layer, in order.
+    and `last_good` the last layer compared before it. `growth` is the largest value of each compared layer, in order;
+    `next` is what to compare next, to come nearer to the operator.
     """
 
     file: str
@@ -84,6 +87,7 @@ class LayerReport(_Model):
     growth: list[tuple[int, float | None]]
     notes: list[str]
     rank: str | None = None
+    next: str | None = None
 
 
 _LAYER = re.compile(r"(?:^|[._/])(?:layers?|h|blocks?|decoder_layers?)[._](\d{1,6})(?=$|[._/])")

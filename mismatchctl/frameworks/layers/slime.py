@@ -73,7 +73,8 @@ def _table(facts: Iterable[tuple[int, Any, Any, Any]], limit: float | None) -> T
     if left:
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
         notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
-    return Table(TOOL, f"largest absolute difference of the residual stream, {said}", rows, notes)
+    measure = f"largest absolute difference of the residual stream, {said}"
+    return Table(TOOL, measure, rows, notes, again="compare again with --layers {layers}")
 
 
 def _number(text: str) -> float | None:

@@ -129,6 +129,7 @@ def _layers(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -
         rows.append(("growth", f"layer {report.growth[0][0]} to {report.growth[-1][0]}"))
         facts.series = {"growth": [value or None for _, value in report.growth]}
     rows += [("measure", report.measure), *(("note", note) for note in report.notes)]
+    rows += [("next", report.next)] if report.next else []
     rows += [("dump", f"{name}: {held_against(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
     return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, _picture(report, anchor))
