@@ -81,6 +81,7 @@ def test_parts_give_what_the_whole_does(tmp_path: Path, monkeypatch: pytest.Monk
     assert [s.of_movement for s in pieces.shares] == pytest.approx([s.of_movement for s in whole.shares], rel=1e-12)
 
 
+@pytest.mark.usefixtures("row_groups_apart")
 def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each unit: one reading to index it, one to pair it, however little is held at a time."""
     read: list[tuple[str, int]] = []

@@ -148,14 +148,16 @@ LENGTHS = [7, 0, 25, 1, 40, 3, 0, 90, 12]
 
 @pytest.mark.parametrize(("dtype", "gaps"), [(np.float32, False), (np.float64, True)])
 def test_every_gate(kernel: Kernel, dtype: type, gaps: bool) -> None:
-    """Each gate alone with a weight, then after another gate that leaves it some of the tokens to see."""
+    """Each gate alone with a weight; where tokens are missing, after another gate that leaves it some to see."""
     batch = made_batch(3 if gaps else 8, LENGTHS, dtype, gaps=gaps)
     first, weight = Gate(level="token", keep=(0.9, None)), Weight(clip=(0.7, 1.4))
-    every = []
-    for gate in gates(batch):
-        every.append(Correction(weight=weight, gates=(gate,)))
-        every.append(Correction(gates=(first, gate.model_copy(update={"sees": "remaining"}))))
-    assert len(every) > 1000
+    every = [
+        Correction(gates=(first, gate.model_copy(update={"sees": "remaining"})))
+        if gaps
+        else Correction(weight=weight, gates=(gate,))
+        for gate in gates(batch)
+    ]
+    assert len(every) > 500
     check(kernel, every, batch)
 
 
@@ -195,7 +197,7 @@ def test_every_weight(kernel: Kernel, losses: bool) -> None:
     check(kernel, every, batch, losses=losses)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(deadline=None, derandomize=True, max_examples=30)
 @hypothesis.given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=36,
+    max_examples=16,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )

@@ -72,7 +72,7 @@ _SPREAD = frozenset(metric.key for metric in FACET_METRICS[SPREAD])
 NOT_BY_STEP = (
     REPEATED
     | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
-    | _SPREAD - {"beyond_2", "parity_tokens", "logit_shift"}
+    | _SPREAD - {"beyond_2", "parity_tokens"}
 )
 """Those, and more that steps go without, of which there may be a thousand."""
 OTHERS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD
@@ -96,13 +96,10 @@ def build_result(
     turns: Accumulator | None = None,
 ) -> Result:
     """The Result of a finished pass; `turns` has it broken down by what is no column of sequences."""
-    runs = {
-        name: _run(accumulator.runs[name], plan, accumulator, dump)
-        for name in sorted(accumulator.runs, key=natural_key)
-    }
+    runs = {name: _run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
         for name, totals in turns.runs.items():
-            runs[name].by |= _by(totals, turns, dump)
+            runs[name].by |= _by(totals, turns, _Tables(plan, dump, name, turns.evaluator.columns))
     provenance = Provenance(
         inputs=input_files(dump, tokens, problems),
         left_out=left_out(problems),
@@ -125,7 +122,8 @@ def input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> li
     ]  # fmt: skip
 
 
-def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
+def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
+    totals = accumulator.runs[name]
     assert totals.overall is not None
     evaluate = accumulator.evaluator.evaluate
     whole = evaluate(Closed.one(totals.overall, by_prompt=plan.by_prompt))
@@ -134,12 +132,12 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
         metrics=_values(whole.metrics),
         corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
-    tables = _Tables(plan, dump, accumulator.evaluator.columns)
+    tables = _Tables(plan, dump, name, accumulator.evaluator.columns)
     steps = _groups(totals.steps, Row.joined(totals.groups), names, NOT_BY_STEP)
     return RunResult(
         overall=overall,
         groups=steps,
-        by=_by(totals, accumulator, dump),
+        by=_by(totals, accumulator, tables),
         distribution=_distribution(totals.overall.pairs[MISMATCH]),
         breakdowns={name: _breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_joint(totals.sums.joint),
@@ -149,10 +147,9 @@ def _run(totals: RunTotals, plan: Plan, accumulator: Accumulator, dump: Dump) ->
     )
 
 
-def _by(totals: RunTotals, accumulator: Accumulator, dump: Dump) -> dict[str, Groups]:
+def _by(totals: RunTotals, accumulator: Accumulator, tables: _Tables) -> dict[str, Groups]:
     """A run by each value of each column."""
     plan, by = accumulator.plan, {}
-    tables = _Tables(plan, dump, accumulator.evaluator.columns)
     for column, cells in totals.by.items():
         closed = (Closed.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
         rows = Row.joined([accumulator.evaluator.evaluate(cell) for cell in closed])
@@ -358,9 +355,11 @@ class _Tables:
     A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
     """
 
-    def __init__(self, plan: Plan, dump: Dump, axis: Axis) -> None:
+    def __init__(self, plan: Plan, dump: Dump, run: str, axis: Axis) -> None:
+        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
+        has = {name for file in files for name in (*file.columns, *file.partition)}
         self._cap = plan.most_clusters
-        self._by = "prompt" if dump.has("prompt_id") else "sequence" if dump.has("sequence_id") else "content"
+        self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
         self._every = plan.every_cluster
         self._columns = {
             _column_title(of, name, plan): place
