@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from kills import make_dump
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
+from mismatchctl.dumps.footer import check_footer
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(*words: object) -> tuple[int, str]:
@@ -196,3 +201,23 @@ def test_where_there_is_no_token_a_column_lacks_nothing(tmp_path: Path) -> None:
     assert not [warning for warning in json.loads(words)["warnings"] if "current_log_probs" in warning]
     (found,) = json.loads(words)["runs"].values()
     assert found["overall"]["metrics"]["drift_k3"]["status"] == "ok"
+
+
+def test_a_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
+    """The type of a column is one in the schema and another beside its values: found by fuzzing."""
+    sound = make_dump(tmp_path / "a.parquet", rows=8).read_bytes()
+    start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]
+    made = bytearray(sound)
+    made[start + 0x5AFF % (len(sound) - start)] = 0x4A
+    (tmp_path / "d.parquet").write_bytes(made)
+    code, words = run("analyze", tmp_path / "d.parquet", "-q")
+    assert code == 4 and "d.parquet" in words and "Traceback" not in words, words
+
+
+def test_sound_footers_are_not_refused() -> None:
+    files = [*(ROOT / "sample_data").rglob("*.parquet"), *(ROOT / "tests").rglob("*.parquet")]
+    for path in files:
+        with pa.OSFile(str(path)) as file:
+            check_footer(file)
+            assert file.tell() == 0
+    assert len(files) > 100

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.dumps.contents import Contents, Span
+from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.kinds import is_list
 
 _READ_BYTES = 1 << 20
@@ -32,6 +33,7 @@ class Parquet(Contents):
     @classmethod
     def of(cls, file: pa.NativeFile) -> Parquet:
         """Read the footer of an opened file."""
+        check_footer(file)
         footer = pq.read_metadata(file)
         rows = tuple(footer.row_group(group).num_rows for group in range(footer.num_row_groups))
         return cls(footer.schema.to_arrow_schema(), rows, footer)
