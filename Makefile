@@ -23,7 +23,7 @@ demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report
 
 test: $(TEST_INSTALLED)  ## lint, types, and every test
 	$(MAKE) check
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # a worker has one processor
 
 conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
 	$(BIN)/python tests/conformance_verl.py
