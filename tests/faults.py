@@ -21,7 +21,8 @@ from functools import partial
 from pathlib import Path
 
 import zygote
-from kills import litter, make_dump
+from kills import litter
+from make_dump import make_dump
 
 
 def tool(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import zygote
 from fuzzing import Case
 from fuzzing_verbs import VerbMaker, save
-from kills import make_dump
+from make_dump import make_dump
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""

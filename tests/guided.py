@@ -84,7 +84,7 @@ def result(folder: Path) -> Callable[[bytes], None]:
 @door
 def footer(folder: Path) -> Callable[[bytes], None]:
     """A Parquet file, bytes of its footer exchanged: three of the input say where and what."""
-    from kills import make_dump
+    from make_dump import make_dump
 
     from mismatchctl.dumps.check import check
     from mismatchctl.errors import MismatchctlError

@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import zygote
+from make_dump import make_dump
 
 from mismatchctl.recorder import Recorder
 
@@ -43,17 +42,6 @@ VERBS: dict[str, list[str]] = {
 }
 CLOBBERS = ("analyze", "report", "sweep", "compare", "gate", "convert")
 """Verbs that replace an output with --force."""
-
-
-def make_dump(path: Path, rows: int = 64, seed: int = 0) -> Path:
-    """Sequences of 32 tokens in 4 steps."""
-    noise = np.random.default_rng(seed)
-    rollout = -0.5 - noise.random((rows, 32))
-    train = rollout + 0.02 * noise.standard_normal((rows, 32))
-    ids = {"step": np.arange(rows) // max(rows // 4, 1), "prompt_id": np.arange(rows) % 16}
-    table = pa.table({"rollout_log_probs": list(rollout), "train_log_probs": list(train), **ids})
-    pq.write_table(table, path, row_group_size=8)
-    return path
 
 
 def record() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from kills import make_dump
+from make_dump import make_dump
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app

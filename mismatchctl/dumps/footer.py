@@ -13,6 +13,8 @@ import pyarrow as pa
 
 MOST = 8 << 20
 """Bytes of a footer that is looked at; larger ones take too long."""
+_GUESS = 64 << 10
+"""Bytes that are read at first: a footer mostly, and of an object store more than its words about a failure take."""
 _DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16
@@ -30,13 +32,15 @@ def check_footer(file: pa.NativeFile) -> None:
         pa.ArrowInvalid: types or levels of its column chunks are not those of its schema.
     """
     place, size = file.tell(), file.size()
-    file.seek(max(0, size - 8))
-    tail = file.read(8)
-    length = int.from_bytes(tail[:4], "little")
-    if len(tail) == 8 and tail[4:] == b"PAR1" and length <= min(MOST, size - 8):
-        file.seek(size - 8 - length)
+    file.seek(max(0, size - _GUESS))
+    tail = file.read(_GUESS)
+    length = int.from_bytes(tail[-8:-4], "little")
+    if tail[-4:] == b"PAR1" and length <= min(MOST, size - 8):
+        if length + 8 > len(tail):
+            file.seek(size - 8 - length)
+            tail = file.read(length + 8)
         try:
-            footer = _Compact(file.read(length)).struct(0)
+            footer = _Compact(tail[-8 - length : -8]).struct(0)
             leaves = list(_leaves(iter(footer[_SCHEMA]), 0, 0))
             columns = [group[_COLUMNS] for group in footer.get(_ROW_GROUPS, [])]
         except (IndexError, KeyError, TypeError, ValueError, StopIteration, RuntimeError):
