@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+from natives import PARTS
 
 HERE = Path(__file__).parent
 KINDS = {
@@ -48,7 +49,10 @@ KINDS = {
                      "test_interrupts.py::test_a_signal_that_a_callback_swallows_is_not_lost",
                      "test_interrupts.py::test_streams_that_are_closed_or_full",
                      "test_recorder_files.py::test_a_killed_writer_loses_only_its_file"),
-    "a footer that ends pyarrow": ("test_dumps_odd.py::test_a_footer_that_contradicts_itself_is_told",),
+    "a footer that ends pyarrow": ("test_dumps_odd.py::test_a_footer_that_contradicts_itself_is_told",
+                                   "test_dumps_odd.py::test_another_process_looks_at_a_large_footer",
+                                   "test_dumps_odd.py::test_a_footer_that_cannot_be_read_is_refused",
+                                   "test_fuzz.py::test_no_bytes_end_the_process"),
     "cache": ("test_cache.py::test_a_part_under_another_name_is_no_part_of_it",),
     "sentences": ("test_dumps_paths.py::test_a_file_without_permission_is_told",
                   "test_dumps_paths.py::test_a_path_that_is_not_utf_8_is_read_and_shown_escaped",
@@ -59,8 +63,9 @@ KINDS = {
 """What once broke, and the tests that hold each kind."""
 LIMITS = """
 - pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the
-  process. One kind did, a footer that contradicts its schema, which is told before pyarrow sees it (footers of
-  up to 8 MB); the cases found no other. Read dumps of strangers where a crash does no harm.
+  process. One kind did, a footer that contradicts its schema: a footer is read before pyarrow sees it, and what
+  cannot be read is refused; above 1 MB a process of its own reads it first. The bytes below the footer and those
+  of Arrow, whose arrays are validated whole, found no other. Read dumps of strangers where a crash does no harm.
 - Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.
 - pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
   refused.
@@ -115,6 +120,24 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
         f"Failures: {len(failures):,}. The slowest case took {most(found, 'seconds'):.1f} s of CPU time, the largest "
         f"{most(found, 'memory') >> 20:,} MB.",
         *(["", *failures] if failures else []),
+    ]
+
+
+def natives(found: list[dict[str, Any]]) -> list[str]:
+    """The section of bytes that pyarrow decodes."""
+    if not found:
+        return ["Not tried."]
+    return [
+        "Files of Parquet and Arrow in every form that a writer may choose, a few of their bytes exchanged, decoded as",
+        "the tool decodes them (`tests/natives.py`): pyarrow does that in this process. Pages carry no checksum here.",
+        "",
+        "| bytes | files | decoded | refused | not survived, or no sentence |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {one['part']} | {one['files']:,} | {one['ended'].get('decoded', 0):,} "
+            f"| {one['ended'].get('refused', 0):,} | {brief(' '.join(one['wrong'])) or 'none'} |"
+            for one in found
+        ),
     ]
 
 
@@ -193,6 +216,7 @@ def document(folder: Path) -> str:
         "there in part. Where that is not so, as far as it is known, stands under Limits.",
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
         *("", "## Cases", "", *cases(logged(folder, "cases"), len(logged(folder, "earlier")))),
+        *("", "## Bytes that a library decodes", "", *natives(logged(folder, "natives"))),
         *("", "## Guided by coverage", "", *guided(logged(folder, "guided"))),
         *("", "## Kills", "", *kills(logged(folder, "kills"))),
         *("", "## Faults of the machine", "", *faults(logged(folder, "faults"))),
@@ -216,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=20_000, help="further ones; their seeds follow those of the log")
     parser.add_argument("--kills", type=int, default=1_000, help="further ones")
+    parser.add_argument("--natives", type=int, default=5_000, help="files of each part whose bytes are exchanged")
     parser.add_argument("--log", type=Path, default=Path("/tmp/mismatchctl-reliability"), help="where lines are kept")
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
@@ -225,6 +250,8 @@ def main() -> None:
     with ThreadPoolExecutor(2) as pool:  # its threads only wait for processes
         pool.submit(extend, asked.log, "cases", "fuzz_check.py", str(first), str(asked.cases)).result()
         pool.submit(extend, asked.log, "kills", "kills.py", str(seed), str(asked.kills)).result()
+    for part in PARTS if asked.natives else ():
+        extend(asked.log, "natives", "natives.py", part, "0", str(asked.natives))
     extend(asked.log, "faults", "faults.py")
     text = document(asked.log)
     asked.write.write_text(text, encoding="utf-8") if asked.write else print(text)

@@ -15,7 +15,7 @@ from make_dump import make_dump
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
-from mismatchctl.dumps.footer import check_footer
+from mismatchctl.dumps import footer
 
 ROOT = Path(__file__).parent.parent
 
@@ -203,21 +203,62 @@ def test_where_there_is_no_token_a_column_lacks_nothing(tmp_path: Path) -> None:
     assert found["overall"]["metrics"]["drift_k3"]["status"] == "ok"
 
 
-def test_a_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
-    """The type of a column is one in the schema and another beside its values: found by fuzzing."""
-    sound = make_dump(tmp_path / "a.parquet", rows=8).read_bytes()
+def forged(folder: Path) -> bytes:
+    """A dump in which the type of a column is one in the schema and another beside its values: found by fuzzing."""
+    sound = make_dump(folder / "a.parquet", rows=8).read_bytes()
     start = len(sound) - 8 - struct.unpack_from("<I", sound, len(sound) - 8)[0]
     made = bytearray(sound)
     made[start + 0x5AFF % (len(sound) - start)] = 0x4A
-    (tmp_path / "d.parquet").write_bytes(made)
+    return bytes(made)
+
+
+def test_a_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "d.parquet").write_bytes(forged(tmp_path))
     code, words = run("analyze", tmp_path / "d.parquet", "-q")
     assert code == 4 and "d.parquet" in words and "Traceback" not in words, words
+
+
+def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that pyarrow would not survive is refused; a sound one is not, whatever lies in the folder."""
+    monkeypatch.setattr(footer, "MOST", 0)
+    (tmp_path / "pyarrow.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pa.ArrowInvalid, match="cannot be read"):
+        footer.check_footer(pa.BufferReader(forged(tmp_path)))
+    footer.check_footer(pa.BufferReader((tmp_path / "a.parquet").read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",  # nothing
+        b"\x19" * 100_000,  # lists in lists
+        b"\x15" + b"\xff" * 100_000,  # a number without an end
+        b"\x29\x17" + bytes(8),  # a schema of floats
+        b"\x2c\x00\x00",  # a schema that is no list
+        b"\x29\x1c\x56\x02\x00\x00",  # an element that counts its children in 64 bits, which pyarrow passes over
+    ],
+)
+def test_a_footer_that_cannot_be_read_is_refused(data: bytes) -> None:
+    file = b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1"
+    with pytest.raises(pa.ArrowInvalid, match="footer is damaged"):
+        footer.check_footer(pa.BufferReader(file))
+
+
+def test_a_moment_that_python_cannot_hold_bounds_no_steps(tmp_path: Path) -> None:
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    table = table.set_column(
+        table.column_names.index("step"), "step", pa.array([2**62] * len(table), pa.timestamp("ms"))
+    )
+    pq.write_table(table, tmp_path / "b.parquet")
+    code, words = run("analyze", tmp_path / "b.parquet", "-q")
+    assert code in (0, 4) and "Traceback" not in words, words
 
 
 def test_sound_footers_are_not_refused() -> None:
     files = [*(ROOT / "sample_data").rglob("*.parquet"), *(ROOT / "tests").rglob("*.parquet")]
     for path in files:
         with pa.OSFile(str(path)) as file:
-            check_footer(file)
+            footer.check_footer(file)
             assert file.tell() == 0
     assert len(files) > 100

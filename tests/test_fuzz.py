@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from guided import DOORS
 from harness import found
+from natives import PARTS
 from reliability import KINDS
 
-CASES = 30
+CASES, NATIVES = 30, 40
 ONCE_FAILED = (605, 607, 1605, 1881, 3395, 7667, 8836, 10**9 + 41)
 
 
@@ -19,6 +20,13 @@ def test_every_case_ends_in_an_answer_or_a_sentence() -> None:
     cases = found("fuzz_check.py", 10**9, CASES, *ONCE_FAILED)
     assert len(cases) == CASES + len(ONCE_FAILED)
     assert [case for case in cases if case["wrong"]] == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_bytes_end_the_process(part: str) -> None:
+    """Those of Parquet and Arrow, which a library decodes in this process."""
+    (natives,) = found("natives.py", part, 10**9, NATIVES)
+    assert sum(natives["ended"].values()) == NATIVES and natives["wrong"] == []
 
 
 @pytest.mark.parametrize("name", DOORS)

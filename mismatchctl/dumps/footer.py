@@ -1,24 +1,51 @@
 """The footer of Parquet, held against itself before pyarrow looks at its columns.
 
 pyarrow ends the process where what stands beside a column's values contradicts the schema. A footer is a structure of
-Thrift's compact protocol (https://github.com/apache/parquet-format, parquet.thrift): it is read here as far as that.
+Thrift's compact protocol (https://github.com/apache/parquet-format, parquet.thrift): it is read here as far as that,
+and what cannot be read is refused. One that is too large for that is first looked at by a process of its own.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
-MOST = 8 << 20
-"""Bytes of a footer that is looked at; larger ones take too long."""
+MOST = 1 << 20
+"""Bytes of a footer that is read here; larger ones take too long."""
 _GUESS = 64 << 10
 """Bytes that are read at first: a footer mostly, and of an object store more than its words about a failure take."""
 _DEPTH = 16
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS, _META, _TYPE, _SIZES = 1, 3, 1, 16
 _REPETITION, _CHILDREN, _REPEATED, _OPTIONAL = 3, 5, 2, 1
+_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
+
+Form = dict[int, Any]
+"""The fields of a structure that must be of a kind, structures of a form, or lists of either."""
+_ELEMENT: Form = {_TYPE: _I32, _REPETITION: _I32, _CHILDREN: _I32}
+_COLUMN_META: Form = {
+    _TYPE: _I32, 2: [_I32], 3: [_BINARY], 8: [{}], 12: {}, 13: [{}], _SIZES: {2: [_I64], 3: [_I64]},
+    17: {1: {}, 2: [_I32]},
+}  # fmt: skip
+_CHUNK: Form = {_META: _COLUMN_META, 8: {1: {}, 2: {1: [_BINARY]}}}
+_FOOTER: Form = {_SCHEMA: [_ELEMENT], _ROW_GROUPS: [{_COLUMNS: [_CHUNK], 4: [{}]}], 5: [{}], 7: [{}]}
+"""pyarrow reads the values of a list as this kind whatever the file says, and passes over fields of another kind: what
+is refused here would be read as something else there."""
+_LOOK = """
+import io, sys
+sys.path[:] = sys.argv[1:]
+import pyarrow.parquet as pq
+footer = pq.read_metadata(io.BytesIO(sys.stdin.buffer.read()))
+for group in range(footer.num_row_groups):
+    for column in range(footer.num_columns):
+        footer.row_group(group).column(column).statistics
+"""
+_PATIENCE = 60
+"""Seconds that the process may take, which looks at some 100 MB of footer in that time."""
 
 Struct = dict[int, Any]
 Leaf = tuple[Any, int, int]
@@ -29,37 +56,52 @@ def check_footer(file: pa.NativeFile) -> None:
     """Refuse a footer that pyarrow would not survive; the file stays where it was.
 
     Raises:
-        pa.ArrowInvalid: types or levels of its column chunks are not those of its schema.
+        pa.ArrowInvalid: it cannot be read, or types or levels of its column chunks are not those of its schema.
     """
     place, size = file.tell(), file.size()
     file.seek(max(0, size - _GUESS))
     tail = file.read(_GUESS)
     length = int.from_bytes(tail[-8:-4], "little")
-    if tail[-4:] == b"PAR1" and length <= min(MOST, size - 8):
+    if tail[-4:] == b"PAR1" and length <= size - 8:  # pyarrow says itself what is wrong with another end
         if length + 8 > len(tail):
             file.seek(size - 8 - length)
             tail = file.read(length + 8)
-        try:
-            footer = _Compact(tail[-8 - length : -8]).struct(0)
-            leaves = list(_leaves(iter(footer[_SCHEMA]), 0, 0))
-            columns = [group[_COLUMNS] for group in footer.get(_ROW_GROUPS, [])]
-        except (IndexError, KeyError, TypeError, ValueError, StopIteration, RuntimeError):
-            columns, leaves = [], []  # what cannot be read, pyarrow says itself
-        for group in columns:
-            _check_group(group, leaves)
+        _check_large(tail) if length > MOST else _check(tail[-8 - length : -8])
     file.seek(place)
+
+
+def _check(data: bytes) -> None:
+    try:
+        footer = _Compact(data).struct(0, _FOOTER)
+        leaves = list(_leaves(iter(footer[_SCHEMA]), 0, 0))
+        for group in footer.get(_ROW_GROUPS, ()):
+            _check_group(group[_COLUMNS], leaves)
+    except (IndexError, KeyError, ValueError, StopIteration, RuntimeError) as error:
+        if isinstance(error, pa.ArrowInvalid):
+            raise
+        raise pa.ArrowInvalid("its footer is damaged") from error
+
+
+def _check_large(tail: bytes) -> None:
+    """Let another process read a footer, which stands there as the whole of a file."""
+    try:
+        words = [sys.executable, "-I", "-c", _LOOK, *sys.path]
+        done = subprocess.run(words, input=b"PAR1" + tail, capture_output=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise pa.ArrowInvalid("its footer takes too long to read") from None
+    if done.returncode:
+        raise pa.ArrowInvalid("its footer cannot be read")
 
 
 def _check_group(chunks: list[Struct], leaves: list[Leaf]) -> None:
     if len(chunks) != len(leaves):
         raise pa.ArrowInvalid(f"a row group has {len(chunks)} columns, and the schema {len(leaves)}")
     for number, (chunk, (kind, repetition, definition)) in enumerate(zip(chunks, leaves, strict=True)):
-        meta = chunk.get(_META)
-        if not isinstance(meta, dict) or meta.get(_TYPE) != kind:
+        meta = chunk.get(_META, {})
+        if meta.get(_TYPE) != kind:
             raise pa.ArrowInvalid(f"column {number} of a row group has another type than in the schema")
-        sizes = meta.get(_SIZES)
-        levels = ((2, repetition), (3, definition))
-        if isinstance(sizes, dict) and any(len(sizes.get(at) or ()) not in (0, most + 1) for at, most in levels):
+        sizes = meta.get(_SIZES, {})
+        if any(len(sizes.get(at, ())) not in (0, most + 1) for at, most in ((2, repetition), (3, definition))):
             raise pa.ArrowInvalid(f"column {number} of a row group counts levels that the schema does not have")
 
 
@@ -76,39 +118,61 @@ def _leaves(elements: Iterator[Struct], repetition: int, definition: int, *, roo
         yield from _leaves(elements, repetition, definition, root=False)
 
 
+def _kind(form: Any) -> int:
+    """The kind of what is of a form."""
+    return _LIST if isinstance(form, list) else _STRUCT if isinstance(form, dict) else int(form)
+
+
 class _Compact:
     """Thrift's compact protocol: fields by number, lists, and nothing of what they are called."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
-        integer: Callable[[int], Any] = self._signed
-        self._read: dict[int, Callable[[int], Any]] = {
-            1: lambda depth: True, 2: lambda depth: False, 3: lambda depth: self._byte(), 4: integer, 5: integer,
-            6: integer, 7: lambda depth: self._skip(8), 8: lambda depth: self._skip(self._number()), 9: self._list,
-            10: self._list, 12: self.struct,
+        self._skip: dict[int, Callable[[int], Any]] = {
+            1: lambda depth: True, 2: lambda depth: False, 3: lambda depth: self._byte(),
+            **dict.fromkeys((4, _I32, _I64), lambda depth: self._signed()),
+            **dict.fromkeys((_LIST, 10), lambda depth: self._list(depth, None)),
+            7: lambda depth: self._pass(8), 13: lambda depth: self._pass(16),
+            _BINARY: lambda depth: self._pass(self._number()), _STRUCT: lambda depth: self.struct(depth, {}),
         }  # fmt: skip
 
-    def struct(self, depth: int) -> Struct:
-        """The fields of a structure."""
+    def struct(self, depth: int, form: Form) -> Struct:
+        """The fields of a structure that its form names."""
         if depth > _DEPTH:
             raise ValueError("nested too deeply")
         fields: Struct = {}
         number = 0
         while header := self._byte():
-            step = header >> 4
-            number = number + step if step else self._signed(depth)
-            fields[number] = self._read[header & 15](depth + 1)
+            step, kind = header >> 4, header & 15
+            number = number + step if step else self._signed()
+            if number in form:
+                fields[number] = self._value(depth + 1, kind, form[number])
+            else:
+                self._skip[kind](depth + 1)
         return fields
 
-    def _list(self, depth: int) -> list[Any]:
+    def _value(self, depth: int, kind: int, form: Any) -> Any:
+        """One that is of its form."""
+        if kind != _kind(form):
+            raise ValueError("a field of another kind")
+        if isinstance(form, list):
+            return self._list(depth, form[0])
+        return self.struct(depth, form) if isinstance(form, dict) else self._skip[kind](depth)
+
+    def _list(self, depth: int, form: Any) -> list[Any]:
+        """Structures of a form, values of a kind, or (without either) anything."""
         header = self._byte()
         count, kind = header >> 4, header & 15
         count = self._number() if count == 15 else count
         if count > len(self._data):
             raise ValueError("more values than bytes")
+        if form is not None and kind != _kind(form):
+            raise ValueError("a list of another kind")
         if kind in (1, 2):
             return [self._byte() == 1 for _ in range(count)]
-        return [self._read[kind](depth + 1) for _ in range(count)]
+        if isinstance(form, dict):
+            return [self.struct(depth + 1, form) for _ in range(count)]
+        return [self._skip[kind](depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
         self._at += 1
@@ -122,12 +186,14 @@ class _Compact:
             shift += 7
             if byte < 128:
                 return found
+            if shift > 63:
+                raise ValueError("a number of too many bytes")
 
-    def _signed(self, depth: int) -> int:
+    def _signed(self) -> int:
         found = self._number()
         return (found >> 1) ^ -(found & 1)
 
-    def _skip(self, count: int) -> None:
+    def _pass(self, count: int) -> None:
         self._at += count
         if self._at > len(self._data):
             raise IndexError("cut short")

@@ -106,5 +106,8 @@ def _span(chunk: pq.ColumnChunkMetaData) -> Span | None:
     statistics = chunk.statistics
     if statistics is None or not statistics.has_min_max:
         return None
-    low, high = statistics.min, statistics.max
+    try:
+        low, high = statistics.min, statistics.max
+    except (OverflowError, ValueError):  # a moment that Python cannot hold
+        return None
     return (low, high) if type(low) is int and type(high) is int else None
