@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from mismatchctl.cli.main import app
 from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
+from mismatchctl.correction.traits import TITLES, traits_of
 from mismatchctl.dumps.foreign.registry import LAYOUTS
 from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
+from mismatchctl.frameworks.glossary import name_lines
 from mismatchctl.frameworks.layout import Layout
 from mismatchctl.measure import PAIRS, Pair
 from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
@@ -28,8 +31,6 @@ from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.measure.reduce import MOST_VALUES
-from mismatchctl.render.preset_table import HEADINGS, methods_data
-from mismatchctl.render.reference import name_lines
 from mismatchctl.result import result_schema
 from mismatchctl.texts import read_data
 
@@ -165,9 +166,8 @@ def _cell(text: str) -> str:
 
 def presets() -> str:
     """What each preset does, costs and assumes, as Markdown."""
-    rows = [
-        "| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in methods_data(all_presets())
-    ]
+    every = map(asdict, traits_of(all_presets()))
+    rows = ["| " + " | ".join(_cell(str(value)) for value in row.values()) + " |" for row in every]
     return "\n".join(
         [
             "# Presets",
@@ -176,8 +176,8 @@ def presets() -> str:
             "that sampled, train the trainer's recomputation, current the one that is updated. In bypass mode there is",
             "no recomputation: PPO's ratio, or the weight, is taken to the rollout.",
             "",
-            "| " + " | ".join(HEADINGS.values()) + " |",
-            "|" + "---|" * len(HEADINGS),
+            "| " + " | ".join(TITLES.values()) + " |",
+            "|" + "---|" * len(TITLES),
             *rows,
             "",
         ]

@@ -5,8 +5,10 @@ Names that frameworks use for the same things live with the frameworks; the read
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 LEAST_LOG_PROB = -1e40
 """Below it, nothing is a log-prob: even the least float32, which serves as a mask, lies above."""
@@ -137,3 +139,23 @@ PARTIAL: tuple[str, ...] = (
 """Columns that sequences may lack: what is measured on them is measured on the other sequences."""
 REQUIRED: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.required)
 LONG_LAYOUT_REQUIRED: tuple[str, ...] = (*REQUIRED, "sequence_id", "position")
+
+
+def aliases_of(name: str, aliases: Mapping[str, str]) -> list[str]:
+    """The other names under which a column is known, of `aliases` to canonical names."""
+    return sorted(alias for alias, canonical in aliases.items() if canonical == name)
+
+
+def contract_data(aliases: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The contract as plain data."""
+    return [
+        {
+            "name": column.name,
+            "required": column.required,
+            "kind": column.kind.value,
+            "unit": column.unit,
+            "meaning": column.meaning,
+            "also": aliases_of(column.name, aliases),
+        }
+        for column in COLUMNS
+    ]

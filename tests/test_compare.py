@@ -21,11 +21,11 @@ from mismatchctl.compare.changes import metric_changes
 from mismatchctl.compare.decompose import Parts, contributions
 from mismatchctl.compare.model import Decomposition
 from mismatchctl.compare.sources import Argument, parse_argument
+from mismatchctl.compare.words import carrier_name, headline
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.gate import Allowance
 from mismatchctl.gate.comparison import compare as gate_compare
-from mismatchctl.render.pages.compare_words import carrier_name, headline
 from mismatchctl.resample import Sample, find_metric
 from mismatchctl.result import Value
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mismatchctl.compare.growth import growth
-from mismatchctl.render.pages.compare_words import growth_sentences
+from mismatchctl.compare.words import growth_sentences
 from mismatchctl.result import Groups, Series, growth_of
 
 STEPS = np.arange(24)

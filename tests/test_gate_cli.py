@@ -22,8 +22,9 @@ from typer.testing import CliRunner, Result
 
 from mismatchctl.cli.main import app
 from mismatchctl.gate import Check, Verdict
+from mismatchctl.gate.words import apart
 from mismatchctl.recorder import Recorder
-from mismatchctl.render.pages.gate import apart, document
+from mismatchctl.render.pages.gate import document
 from mismatchctl.render.to.github import workflow_commands
 from mismatchctl.render.to.junit import junit
 from mismatchctl.render.to.markdown import markdown as as_markdown

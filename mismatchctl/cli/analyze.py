@@ -81,6 +81,8 @@ class LossAgg(str, Enum):
     seq_mean_token_mean = "seq-mean-token-mean"
 
 
+Objectives = tuple[Sequence[str], Sequence[str]]
+"""Estimators of the KL, and aggregations of losses, that are asked for."""
 _RULE = "One more correction, from flags"
 
 FrameworkName = Annotated[
@@ -258,10 +260,8 @@ def analyze(
             _explain(result)
         kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
         if kinds or aggregations:
-            from mismatchctl.render.objectives import require_objectives
-
-            require_objectives(result, kinds, aggregations)
-        _write(result, output, html, text)
+            _require_objectives(result, kinds, aggregations)
+        _write(result, output, html, text, (kinds, aggregations))
         if figures is not None:
             from mismatchctl.render.figures.export import figures_of_result
 
@@ -273,15 +273,7 @@ def analyze(
     if markdown is not None and text is None:
         typer.echo(_markdown(result), nl=False)
         return
-    _show(result, quiet, as_json=json, asked=asked)
-    if (kinds or aggregations) and not (quiet or json):
-        from mismatchctl.render.objectives import render_objectives
-
-        render_objectives(result, kinds, aggregations, console())
-    if log is not None and not (quiet or json):
-        from mismatchctl.render.against import render_against
-
-        render_against(result, console())
+    _show(result, quiet, (kinds, aggregations), as_json=json, asked=asked)
 
 
 def _explain(result: Result) -> None:
@@ -307,13 +299,30 @@ def _markdown(result: Result) -> str:
     return markdown(document(result, whole=False))
 
 
-def _write(result: Result, output: Path | None, html: Path | None, markdown: Path | None) -> None:
+def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequence[str]) -> None:
+    """Refuse what the dump has no columns for.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    from mismatchctl.measure.metrics.facets import kl_key
+
+    for run in result.runs.values():
+        if kinds and kl_key(kinds[0]) not in run.overall.metrics:
+            raise ConfigError("--kl needs the column ref_log_probs, which no file has")
+        if aggregations and not any("loss" in values for values in run.overall.corrections.values()) and not kinds:
+            raise ConfigError("--loss-agg needs the column current_log_probs (or --kl), which no file has")
+
+
+def _write(
+    result: Result, output: Path | None, html: Path | None, markdown: Path | None, objectives: Objectives
+) -> None:
     files: list[tuple[Path, bytes]] = []
     if html is not None:
         from mismatchctl.render.pages.analyze import document
         from mismatchctl.render.to import html as page
 
-        files.append((html, page.html(document(result)).encode()))
+        files.append((html, page.html(document(result, objectives=objectives)).encode()))
     if markdown is not None:
         files.append((markdown, _markdown(result).encode()))
     if output is not None:
@@ -339,10 +348,10 @@ def _write_tokens(
     write([(place, render_tokens(found).encode())])
 
 
-def _show(result: Result, quiet: bool, *, as_json: bool, asked: bool) -> None:
+def _show(result: Result, quiet: bool, objectives: Objectives, *, as_json: bool, asked: bool) -> None:
     if as_json:
         from mismatchctl.analyze.micro_batches import UNNAMED
-        from mismatchctl.render.notes import data_notes
+        from mismatchctl.result.notes import data_notes
 
         # Of corrections that nobody asked for the Result itself is enough.
         _warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
@@ -351,7 +360,7 @@ def _show(result: Result, quiet: bool, *, as_json: bool, asked: bool) -> None:
         from mismatchctl.render.pages.analyze import document
         from mismatchctl.render.to.terminal import show
 
-        show(document(result, whole=False), console())
+        show(document(result, whole=False, objectives=objectives), console())
 
 
 def _warn(sentences: Sequence[str], quiet: bool) -> None:

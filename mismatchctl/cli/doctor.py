@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from mismatchctl.cli.flags import Json
-from mismatchctl.cli.output import console, print_json
+from mismatchctl.cli.output import print_or_show
 from mismatchctl.cli.settings import settings_and_places, unread_variables
 from mismatchctl.errors import EXIT_CHECK_FAILED
 
@@ -17,7 +17,7 @@ def doctor(ctx: typer.Context, json: Json = False) -> None:
     from dataclasses import asdict
 
     from mismatchctl.doctor import dependencies, machine, self_test
-    from mismatchctl.render.examination import Setting, render_examination
+    from mismatchctl.render.pages.checks import Setting, examination
 
     group: Any = ctx.parent.command if ctx.parent else None
     settings = [
@@ -27,18 +27,14 @@ def doctor(ctx: typer.Context, json: Json = False) -> None:
     ]
     unread, here, needed, checks = unread_variables(group), machine(), dependencies(), self_test()
     sound = all(check.passed for check in checks) and all(package.fits for package in needed)
-    if json:
-        print_json(
-            {
-                "sound": sound,
-                "machine": asdict(here),
-                "dependencies": [asdict(package) | {"fits": package.fits} for package in needed],
-                "settings": [asdict(setting) for setting in settings],
-                "unread_variables": unread,
-                "self_test": [asdict(check) | {"passed": check.passed} for check in checks],
-            }
-        )
-    else:
-        render_examination(here, needed, settings, unread, checks, console())
+    data = {
+        "sound": sound,
+        "machine": asdict(here),
+        "dependencies": [asdict(package) | {"fits": package.fits} for package in needed],
+        "settings": [asdict(setting) for setting in settings],
+        "unread_variables": unread,
+        "self_test": [asdict(check) | {"passed": check.passed} for check in checks],
+    }
+    print_or_show(data, lambda: examination(here, needed, settings, unread, checks), as_json=json)
     if not sound:
         raise typer.Exit(EXIT_CHECK_FAILED)

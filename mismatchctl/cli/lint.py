@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
-from mismatchctl.cli.output import console, print_json
+from mismatchctl.cli.output import print_or_show
 from mismatchctl.errors import EXIT_CHECK_FAILED
 
 
@@ -32,15 +32,13 @@ def lint(
     from dataclasses import asdict, replace
 
     from mismatchctl.lint import lint as run
-    from mismatchctl.render.traps import render_traps
+    from mismatchctl.render.pages.checks import traps
 
     chosen, findings = run(config, dumps or (), framework, renamed(column))
-    if json:
-        told = [asdict(replace(finding, instead=None)) for finding in findings]
-        for finding in told:
-            del finding["instead"]
-        print_json({"framework": chosen.title, "findings": told})
-    elif not quiet:
-        render_traps(findings, f"{config}, read as {chosen.dated}", console())
+    told = [asdict(replace(finding, instead=None)) for finding in findings]
+    for finding in told:
+        del finding["instead"]
+    data = {"framework": chosen.title, "findings": told}
+    print_or_show(data, lambda: traps(findings, f"{config}, read as {chosen.dated}"), as_json=json, quiet=quiet)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(EXIT_CHECK_FAILED)

@@ -19,20 +19,19 @@ def metrics(
     json: Json = False,
 ) -> None:
     """What a number means: definition, unit, source."""
+    from mismatchctl.frameworks import glossary
     from mismatchctl.frameworks.meanings import find_meanings
-    from mismatchctl.render import reference
+    from mismatchctl.render.pages import reference
+    from mismatchctl.render.to.terminal import show
 
     meanings = {} if name is None else find_meanings(name)
     try:
-        found = reference.find_metrics(name)
+        found = glossary.find_metrics(name)
     except ConfigError:
         if not meanings:
             raise
         found = {}
     if json:
-        print_json([*reference.metrics_data(found), *reference.meanings_data(meanings)])
-    elif name is None:
-        reference.render_metrics(found, console())
+        print_json([*glossary.metrics_data(found), *glossary.meanings_data(meanings)])
     else:
-        reference.render_metric(found, console())
-        reference.render_meanings(meanings, console())
+        show(reference.metrics(found) if name is None else reference.metric(found, meanings), console())

@@ -21,6 +21,8 @@ from mismatchctl.marks import is_baseline, is_ours
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mismatchctl.render.document import Document
+
 _READ_IN_FOLDERS = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".pt", ".pkl", ".npz")
 PIPED_WIDTH = 140
 """Columns where the width of the terminal is not known."""
@@ -164,6 +166,16 @@ def print_json(data: Any) -> None:
     import json
 
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def print_or_show(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
+    """Print what was found: as JSON, or as a person reads it; a quiet verb prints the JSON alone."""
+    if as_json:
+        print_json(data)
+    elif not quiet:
+        from mismatchctl.render.to.terminal import show
+
+        show(page(), console())
 
 
 def console() -> Console:

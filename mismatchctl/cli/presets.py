@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Columns, Json
-from mismatchctl.cli.output import console, print_json
+from mismatchctl.cli.output import print_or_show
 from mismatchctl.errors import ConfigError
 
 app = typer.Typer(help="Corrections by name: `list` them all, or `show NAME`.", invoke_without_command=True)
@@ -41,49 +41,43 @@ def presets_or_list(
 
 
 def _show_table(json: bool) -> None:
-    from mismatchctl.frameworks import presets
-    from mismatchctl.render.preset_table import methods_data, render_methods
+    from dataclasses import asdict
 
-    if json:
-        print_json(methods_data(presets()))
-    else:
-        render_methods(presets(), console())
+    from mismatchctl.correction.traits import traits_of
+    from mismatchctl.frameworks import presets
+    from mismatchctl.render.pages import reference
+
+    print_or_show([asdict(row) for row in traits_of(presets())], lambda: reference.methods(presets()), as_json=json)
 
 
 def _show_method(method: str, dumps: list[str], column: list[str] | None, json: bool) -> None:
     from mismatchctl.analyze.across import across, results
     from mismatchctl.cli.flags import renamed
-    from mismatchctl.render.across import render_across
+    from mismatchctl.render.pages import reference
 
     rows = across(method)
     found = results(method, dumps, renamed(column)) if dumps else {}
-    if json:
-        print_json({"method": method, "presets": rows, "results": found})
-    else:
-        render_across(method, rows, found, console())
+    data = {"method": method, "presets": rows, "results": found}
+    print_or_show(data, lambda: reference.across(method, rows, found), as_json=json)
 
 
 @app.command("frameworks")
 def list_frameworks(json: Json = False) -> None:
     """All frameworks with their versions, and what is known of each."""
-    from mismatchctl.render.across import frameworks_data, render_frameworks
+    from mismatchctl.frameworks import inventory
+    from mismatchctl.render.pages import reference
 
-    if json:
-        print_json(frameworks_data())
-    else:
-        render_frameworks(console())
+    print_or_show(inventory(), lambda: reference.frameworks(inventory()), as_json=json)
 
 
 @app.command("list")
 def list_presets(json: Json = False) -> None:
     """All presets, framework by framework."""
     from mismatchctl.frameworks import presets
-    from mismatchctl.render.reference import presets_data, render_presets
+    from mismatchctl.render.pages import reference
 
-    if json:
-        print_json(presets_data(presets()))
-    else:
-        render_presets(presets(), console())
+    data = [preset.to_mapping() | {"name": name} for name, preset in presets().items()]
+    print_or_show(data, lambda: reference.presets(presets()), as_json=json)
 
 
 @app.command("show")
@@ -100,7 +94,7 @@ def show(
     from mismatchctl.cli.corrections import named_corrections
     from mismatchctl.correction.presets import Preset
     from mismatchctl.frameworks import load, presets
-    from mismatchctl.render.reference import native_yaml, preset_yaml
+    from mismatchctl.frameworks.written import native_yaml, preset_yaml
 
     for correction in named_corrections(name):
         known = presets().get(name, Preset(correction))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Columns, Json, Quiet, renamed
-from mismatchctl.cli.output import console, print_json
+from mismatchctl.cli.output import print_json, print_or_show
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, ConfigError
 
 
@@ -36,13 +36,11 @@ def schema(
 
 
 def _contract(json: bool) -> None:
+    from mismatchctl.contract import contract_data
     from mismatchctl.frameworks import column_aliases
-    from mismatchctl.render.reference import contract_data, render_contract
+    from mismatchctl.render.pages import reference
 
-    if json:
-        print_json(contract_data(column_aliases()))
-    else:
-        render_contract(column_aliases(), console())
+    print_or_show(contract_data(column_aliases()), lambda: reference.contract(column_aliases()), as_json=json)
 
 
 def _check(paths: Sequence[str], rename: dict[str, str], json: bool, quiet: bool) -> None:
@@ -50,12 +48,10 @@ def _check(paths: Sequence[str], rename: dict[str, str], json: bool, quiet: bool
 
     from mismatchctl.dumps.check import check as check_files
     from mismatchctl.frameworks import column_aliases
-    from mismatchctl.render.checks import render_checks
+    from mismatchctl.render.pages import checks
 
     found = check_files(paths, rename=rename, aliases=column_aliases())
-    if json:
-        print_json([asdict(file) | {"sound": file.sound} for file in found])
-    elif not quiet:
-        render_checks(found, console())
+    data = [asdict(file) | {"sound": file.sound} for file in found]
+    print_or_show(data, lambda: checks.files(found), as_json=json, quiet=quiet)
     if not all(file.sound for file in found):
         raise typer.Exit(EXIT_CANNOT_JUDGE)

@@ -180,7 +180,7 @@ def sweep(
 
 def _show(found: Sweep, quiet: bool, *, as_json: bool, front: bool) -> None:
     if as_json:
-        from mismatchctl.render.notes import left_out_notes
+        from mismatchctl.result.notes import left_out_notes
         from mismatchctl.sweep.export import to_json
 
         for sentence in (*found.warnings, *left_out_notes(found.left_out)):

@@ -9,6 +9,7 @@ from mismatchctl.compare.changes import Tested, adjusted, metric_changes
 from mismatchctl.compare.decompose import by_bin, by_steps, by_values
 from mismatchctl.compare.growth import growth
 from mismatchctl.compare.model import (
+    CONFIDENCE,
     Cell,
     Change,
     Comparison,
@@ -20,6 +21,7 @@ from mismatchctl.compare.model import (
 )
 from mismatchctl.compare.sources import Reading, Source, read_sources
 from mismatchctl.compare.tokens import pair_tokens
+from mismatchctl.compare.words import details, headline
 from mismatchctl.correction import Correction
 from mismatchctl.engines import Engine, Local
 from mismatchctl.resample import Sample, sample_of_run
@@ -119,7 +121,7 @@ def _contrast(
 ) -> Contrast:
     shared, same = samples[0].shared(samples[1]), samples[0].has_same_tokens(samples[1])
     tokens, why = pair_tokens(first, other)
-    return Contrast(
+    found = Contrast(
         other=other.name,
         clusters_shared=shared,
         same_tokens=same,
@@ -131,6 +133,8 @@ def _contrast(
         tokens_status=why,
         growth=growth(first.run, other.run),
     )
+    found.says = [headline(found, CONFIDENCE), *details(found)]
+    return found
 
 
 def _by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]]:

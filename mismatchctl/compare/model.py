@@ -173,7 +173,7 @@ class Contrast(FiniteModel):
     """One side against the reference; `paired` says what the two have in common.
 
     `corrections` are changes of the metrics of each correction that both sides were analyzed with; `growth` is that of
-    K3 over the steps.
+    K3 over the steps; `says` what every medium says of it, the headline first.
     """
 
     other: str
@@ -186,6 +186,7 @@ class Contrast(FiniteModel):
     tokens: PairedTokens | None = None
     tokens_status: str = "ok"
     growth: GrowthContrast
+    says: list[str] = Field(default_factory=list)
 
 
 class Cell(FiniteModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mismatchctl.correction.model import Correction, Gate, Source
 
@@ -41,6 +42,11 @@ class Preset:
     def alias(self, name: str) -> Preset:
         """The same preset under another name."""
         return replace(self, correction=self.correction.model_copy(update={"name": name}), alias_of=self.name)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        facts = ("name", "framework", "version", "source", "alias_of", "documented")
+        return {fact: getattr(self, fact) for fact in facts} | {"correction": self.correction.to_mapping()}
 
 
 NONE = Preset(Correction(name="none", about="No correction: every weight is 1 and every token is kept."))

@@ -27,6 +27,7 @@ __all__ = [
     "Replay",
     "Shelf",
     "column_aliases",
+    "inventory",
     "load",
     "load_for",
     "preset",
@@ -130,6 +131,21 @@ def _by_name() -> dict[str, Preset]:
             raise ValueError(f"two presets are called {item.name}")
         found[item.name] = item
     return found
+
+
+def inventory() -> list[dict[str, Any]]:
+    """Every framework as plain data: versions, how many presets, how many names that it logs, files of dumps."""
+    named = [item.framework for item in presets().values()]
+    return [
+        {
+            "name": shelf.name,
+            "versions": list(shelf.versions),
+            "presets": named.count(shelf.name),
+            "logged_names": len({meaning.name for meaning in shelf.load("").meanings()}),
+            "files": [layout.framework for layout in shelf.layouts],
+        }
+        for shelf in SHELVES
+    ]
 
 
 def presets() -> dict[str, Preset]:

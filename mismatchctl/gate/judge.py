@@ -36,6 +36,7 @@ from mismatchctl.gate.verdict import (
     Verdict,
     worst,
 )
+from mismatchctl.gate.words import told
 from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 from mismatchctl.result.story import growth_of_run
@@ -120,7 +121,8 @@ def judge(
     outcome = worst([check.outcome for check in checks])
     notes = [*said(result, baseline), *dict.fromkeys(judging.notes)]
     growth = {name: growth_of_run(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
-    return Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes, growth=growth)
+    found = Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes, growth=growth)
+    return told(found)
 
 
 def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:

@@ -62,6 +62,7 @@ class Check(FiniteModel):
         detectable: the smallest value that would have failed in four of five such dumps.
         parts: which part of K3 rose, where both Results tell its layers apart.
         reason: why it is undecided, or what limits the judgement.
+        says: all of it in a sentence, as every medium has it.
     """
 
     rule: str
@@ -88,6 +89,7 @@ class Check(FiniteModel):
     since: str = ""
     outcome: Outcome = "undecided"
     reason: str = ""
+    says: str = ""
 
 
 class Verdict(VerdictViews, FiniteModel):
@@ -98,6 +100,7 @@ class Verdict(VerdictViews, FiniteModel):
         baseline: the file compared with; None without one.
         notes: what does not change the outcome but should be known: far less data than in the baseline.
         growth: how K3 changed over the steps of each run, as its story has it; runs of one step are left out.
+        says: the outcome in a sentence.
     """
 
     outcome: Outcome
@@ -106,6 +109,7 @@ class Verdict(VerdictViews, FiniteModel):
     checks: list[Check]
     notes: list[str] = Field(default_factory=list)
     growth: dict[str, Growth] = Field(default_factory=dict)
+    says: str = ""
 
 
 def worst(outcomes: list[Outcome]) -> Outcome:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mismatchctl import __version__
 from mismatchctl.numbers import DASH, estimate
@@ -54,6 +54,10 @@ class Cell:
     line: tuple[float | None, ...] = ()
 
 
+Item = TypeVar("Item")
+Columns = Sequence[tuple["Head | str", Callable[[Item], "Cell | str"]]]
+
+
 @dataclass
 class Part:
     """Something in a section; how far it reaches is kept with it."""
@@ -66,8 +70,9 @@ class Part:
 class Table(Part):
     """A table with its caption; `notes` collects the reasons of empty cells, lettered; `title` is short.
 
-    `matrix`: its columns are of equal rank, and stand in several tables where they do not fit. Of more than `most` rows
-    a terminal shows those with the largest numbers in their first column, in order.
+    `matrix`: its columns are of equal rank, and stand in several tables where they do not fit; `prose`: its cells are
+    sentences, and break where they do not fit. Of more than `most` rows a terminal shows those with the largest numbers
+    in their first column, in order.
     """
 
     kind = "table"
@@ -80,8 +85,24 @@ class Table(Part):
     title: str = ""
     folded: bool = False
     matrix: bool = False
+    prose: bool = False
     most: int = 0
     reach: int = field(default=WHOLE, kw_only=True)
+
+    @classmethod
+    def of(cls, caption: str, items: Iterable[Item], columns: Columns[Item], **more: Any) -> Table:
+        """A row per item: `columns` are heads, or the text of one, each with what stands under it of an item."""
+        heads = [head if isinstance(head, Head) else Head(head, numeric=False) for head, _ in columns]
+        table = cls(caption, heads, **more)
+        for item in items:
+            found = [make(item) for _, make in columns]
+            table.rows.append(
+                [
+                    cell if isinstance(cell, Cell) else Cell(cell, kind="number" if head.numeric else "text")
+                    for head, cell in zip(heads, found, strict=True)
+                ]
+            )
+        return table
 
     def value(self, value: Value, unit: str, *, errors: bool = True) -> Cell:
         """A cell for a value: with ± where known, or a dash with a reference to the reason."""
@@ -163,14 +184,25 @@ class Card(Part):
     note: str = ""
 
 
+def under(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines with a heading before the first."""
+    for line in lines:
+        yield heading, line
+        heading = ""
+
+
 @dataclass
 class Facts(Part):
-    """Names with what there is to say of each; a terminal draws `curves` from 0 to 1 and `series` above 0 before it."""
+    """Names with what there is to say of each; a terminal draws `curves` from 0 to 1 and `series` above 0 before it.
+
+    `wrong` are the places of rows that should be otherwise.
+    """
 
     kind = "facts"
     rows: Sequence[tuple[str, str]]
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    wrong: Collection[int] = ()
     reach: int = field(default=USUAL, kw_only=True)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mismatchctl.gate.words import sentence
 from mismatchctl.numbers import DASH, estimate, label, number
-from mismatchctl.render.pages.gate import sentence
 from mismatchctl.render.series import value_at
 from mismatchctl.render.tables import SHORT
 from mismatchctl.render.text import short

@@ -26,7 +26,7 @@ from mismatchctl.render.document import (
     Tiles,
 )
 from mismatchctl.render.figures import overview_figure, run_figures
-from mismatchctl.render.notes import notes
+from mismatchctl.render.pages import run_log
 from mismatchctl.render.pages import run_tables as tables
 from mismatchctl.render.pages.correction_tables import (
     corrections_table,
@@ -43,6 +43,7 @@ from mismatchctl.render.tables import Registry, known_keys, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import Result, RunResult, Value, story_of
 from mismatchctl.result.growth import Z_LIMIT
+from mismatchctl.result.notes import notes
 
 BRIEF_FROM = 9
 """With so many runs, each shows its main figures only."""
@@ -62,8 +63,13 @@ SIDE_BY_SIDE = {
 NOT_RECORDED = Value(value=None, status="not recorded")
 
 
-def document(result: Result, *, whole: bool = True) -> Document:
-    """The page of a Result; without `whole` what stands on a page alone is not even prepared."""
+def document(
+    result: Result, *, whole: bool = True, objectives: tuple[Sequence[str], Sequence[str]] = ((), ())
+) -> Document:
+    """The page of a Result; without `whole` what stands on a page alone is not even prepared.
+
+    `objectives` are estimators of the KL, and aggregations of losses, that are shown.
+    """
     registry, runs = Registry(result.corrections), result.runs
     several = len(runs) != 1
     title = f"{len(runs)} runs" if several else clean(next(iter(runs)))
@@ -79,6 +85,10 @@ def document(result: Result, *, whole: bool = True) -> Document:
         made.add(_many(result) if len(runs) > DETAILED else None)
     else:
         made.add(*prepared(0))
+    for index, (name, run) in enumerate(runs.items()):
+        shown, id = clean(name) if several else "it", f"run-{index}"
+        made.add(run_log.objectives(run, shown, id, *objectives) if any(objectives) else None)
+        made.add(run_log.against(run, clean(name), id, result.provenance))
     if not whole:
         made.add(Section("", "notes").add(*called))
         return made

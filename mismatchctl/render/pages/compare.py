@@ -6,6 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, PairedTokens
+from mismatchctl.compare.words import (
+    MATRIX,
+    correction_rows,
+    details,
+    headline,
+    k3_change,
+    main_metrics,
+    method,
+    part_name,
+    signed,
+    signed_percent,
+    verdict,
+)
 from mismatchctl.numbers import DASH, estimate, number
 from mismatchctl.render.document import (
     BRIEF,
@@ -26,19 +39,6 @@ from mismatchctl.render.figures.breakdowns import breakdowns_figure
 from mismatchctl.render.figures.contributions import contributions_figure
 from mismatchctl.render.figures.distributions import distributions_figure
 from mismatchctl.render.figures.theme import SHADES
-from mismatchctl.render.pages.compare_words import (
-    MATRIX,
-    correction_rows,
-    details,
-    headline,
-    k3_change,
-    main_metrics,
-    method,
-    part_name,
-    signed,
-    signed_percent,
-    verdict,
-)
 from mismatchctl.render.pages.run_tables import place_cells, place_heads
 from mismatchctl.render.tables import SHORT, Registry, amount, words
 from mismatchctl.render.text import are_bytes, clean, stems, token_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mismatchctl.numbers import number
-from mismatchctl.render.document import Card
+from mismatchctl.render.document import Card, under
 from mismatchctl.result import Example, Fact, Finding
 from mismatchctl.result.story import CALM, percent
 
@@ -36,16 +36,11 @@ def _details(finding: Finding, folder: str) -> Iterable[tuple[str, str]]:
     """All of a finding."""
     yield "found", finding.summary
     for heading, supports in (("for", True), ("against", False)):
-        for fact in finding.evidence:
-            if fact.supports == supports:
-                yield heading, f"{fact.meaning}: {fact.name} {fact_text(fact)}"
-                heading = ""
+        facts = (fact for fact in finding.evidence if fact.supports == supports)
+        yield from under(heading, (f"{fact.meaning}: {fact.name} {fact_text(fact)}" for fact in facts))
     if finding.where:
         yield "where", "; ".join(f"{key}: {value}" for key, value in finding.where.items())
-    heading = "see"
-    for example in finding.examples:
-        yield heading, example_text(example, folder)
-        heading = ""
+    yield from under("see", (example_text(example, folder) for example in finding.examples))
     yield "do", finding.advice
     if finding.pointless:
         yield "pointless", f"until then, {finding.pointless}"

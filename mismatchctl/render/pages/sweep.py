@@ -9,11 +9,14 @@ from mismatchctl.predict.prediction import Prediction
 from mismatchctl.render.document import BRIEF, Cell, Document, Explorer, Figures, Head, Headline, Note, Section, Table
 from mismatchctl.render.figures.fronts import checks_figure
 from mismatchctl.render.figures.scales import percent
-from mismatchctl.render.notes import left_out_notes
 from mismatchctl.render.pages.provenance import provenance
 from mismatchctl.render.pages.sweep_explorer import MOST_CONFIGS, MOST_POINTS, explorer_data
 from mismatchctl.render.pages.sweep_study import start_point, study_section
-from mismatchctl.render.pages.sweep_words import (
+from mismatchctl.render.tables import SHORT, Registry, words
+from mismatchctl.render.text import clean, stems
+from mismatchctl.result.notes import left_out_notes
+from mismatchctl.sweep.model import GROUP, Sweep, Target
+from mismatchctl.sweep.words import (
     WISHES,
     Row,
     at_place,
@@ -24,9 +27,6 @@ from mismatchctl.render.pages.sweep_words import (
     target_interval,
     threshold,
 )
-from mismatchctl.render.tables import SHORT, Registry, words
-from mismatchctl.render.text import clean, stems
-from mismatchctl.sweep.model import GROUP, Sweep, Target
 
 LONG = 16
 """Rows from which a table of predictions is folded."""

@@ -9,13 +9,13 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
 from mismatchctl.frameworks import SHELVES, Framework
+from mismatchctl.frameworks.written import native_yaml, preset_yaml
 from mismatchctl.numbers import estimate_or_reason, number
-from mismatchctl.render.pages.sweep_words import thinned, threshold
-from mismatchctl.render.reference import native_yaml, preset_yaml
 from mismatchctl.render.tables import Registry
 from mismatchctl.render.text import clean
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.study import Study
+from mismatchctl.sweep.words import thinned, threshold
 
 MOST_POINTS = 4_000
 """Points of a study, over all runs, up to which it can be explored."""

@@ -16,7 +16,13 @@ from mismatchctl.render.figures import curves as draw
 from mismatchctl.render.figures.fronts import Front, front_figure
 from mismatchctl.render.figures.maps import Map, map_figure
 from mismatchctl.render.figures.scales import percent
-from mismatchctl.render.pages.sweep_words import (
+from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
+from mismatchctl.render.text import clean, label, stems
+from mismatchctl.result import Value
+from mismatchctl.sweep.front import values_at
+from mismatchctl.sweep.model import GROUP, Sweep
+from mismatchctl.sweep.study import Study
+from mismatchctl.sweep.words import (
     FIGURES,
     MOST_PRESETS,
     WISHES,
@@ -26,12 +32,6 @@ from mismatchctl.render.pages.sweep_words import (
     thinned,
     threshold,
 )
-from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
-from mismatchctl.render.text import clean, label, stems
-from mismatchctl.result import Value
-from mismatchctl.sweep.front import values_at
-from mismatchctl.sweep.model import GROUP, Sweep
-from mismatchctl.sweep.study import Study
 
 AFFORDABLE = 0.05
 """A point to begin with rejects at most so many tokens, if one does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mismatchctl.escape import github
 from mismatchctl.gate import Verdict
-from mismatchctl.render.pages.gate import by_rule, chosen, sentence
+from mismatchctl.gate.words import by_rule, chosen, sentence
 
 
 def workflow_commands(verdict: Verdict) -> list[str]:

@@ -126,7 +126,7 @@ def _policy(script: str) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """Last line of defence: no invisible character reaches the page, wherever a string came from."""
+    """Last line of defence: no invisible character but line breaks reaches the page, wherever a string came from."""
     if isinstance(value, str) and not isinstance(value, Markup):
-        return value if "\n" in value else clean(value)
+        return "\n".join(map(clean, value.split("\n")))
     return value

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Xml
 
 from mismatchctl.escape import xml as clean
 from mismatchctl.gate import Check, Verdict
-from mismatchctl.render.pages.gate import basis, sentence
+from mismatchctl.gate.words import basis, sentence
 
 _ELEMENTS = {"failed": "failure", "undecided": "error"}
 """What cannot be judged is an error in JUnit's words: it is not the code that failed."""

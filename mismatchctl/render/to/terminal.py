@@ -28,7 +28,7 @@ from mismatchctl.render.document import (
     Tiles,
 )
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
+from mismatchctl.render.grid import Column, broken, print_grid, print_matrix, ruled_table
 
 STYLES = {
     "bad": "bold red", "failed": "bold red", "high": "bold red", "error": "bold red", "alarm": "yellow",
@@ -123,11 +123,25 @@ class Terminal:
             order = sorted(range(len(rows)), key=lambda place: -float(rows[place][1].order or 0))[: table.most]
             title += f" ({table.most} of {len(rows)}, those with most {table.heads[1].text})"
             rows = [rows[place] for place in sorted(order)]
+        if table.prose:
+            self._prose(table)
+            return
         columns = [self._column(table.heads[place], [row[place] for row in rows]) for place in chosen]
         if table.matrix:
             print_matrix(self.console, title, columns[0], columns[1:])
         else:
             print_grid(self.console, title, columns[0], columns[1:])
+
+    def _prose(self, table: Table) -> None:
+        """Cells that break where they do not fit, but for the names that they are found by."""
+        rows = ruled_table(self.console)
+        for place, head in enumerate(table.heads):
+            rows.add_column(head.text, overflow="fold", no_wrap=place == 0)
+        for row in table.rows:
+            rows.add_row(*(Text(self.glyphs.text(cell.text)) for cell in row))
+        if table.title:
+            self.console.print(Text(self.glyphs.text(table.title), style="bold"))
+        self.console.print(rows, "")
 
     def _column(self, head: Head, cells_of: Sequence[Cell]) -> Column:
         cells, brief = ([self._cell(cell, narrow) for cell in cells_of] for narrow in (False, True))
@@ -151,11 +165,12 @@ class Terminal:
 
     def _facts(self, facts: Facts) -> None:
         rows = self._rows()
-        for name, text in facts.rows:
+        for place, (name, text) in enumerate(facts.rows):
             curve, series = facts.curves.get(name), facts.series.get(name)
             drawn = f"{self.glyphs.shares(curve)}  " if curve else ""
             drawn += f"{self.glyphs.sparkline(series)}  " if series else ""
-            rows.add_row(Text(self.glyphs.text(name)), Text(drawn + self.glyphs.text(text)))
+            style = STYLES["alarm"] if place in facts.wrong else ""
+            rows.add_row(Text(self.glyphs.text(name)), Text(drawn + self.glyphs.text(text), style=style))
         self.console.print(rows, "")
 
     def _code(self, code: Code) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mismatchctl.result import LeftOut, Result, story_of
-from mismatchctl.result.story import MATTERS
+from mismatchctl.result.model import LeftOut, Result
+from mismatchctl.result.story import MATTERS, story_of
 
 SHOWN = 4
 """Places named for one matter."""

@@ -1,4 +1,4 @@
-"""What a Comparison says, in sentences: the same in the terminal and in the report."""
+"""What a Comparison says, in sentences: kept in it, the same in every medium."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from mismatchctl.compare.model import (
     PairedTokens,
     Part,
 )
-from mismatchctl.numbers import number
-from mismatchctl.render.text import label
+from mismatchctl.numbers import label, number
 from mismatchctl.result import Growth, Value
 
 UNMEASURED = Change(reference=Value(value=None), other=Value(value=None), status="not measured on both sides")

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from mismatchctl.escape import terminal as clean
 from mismatchctl.numbers import DASH, number
 from mismatchctl.predict.prediction import Check, Prediction
-from mismatchctl.render.text import clean
 from mismatchctl.sweep.model import Sweep, Target
 from mismatchctl.sweep.study import Study
 

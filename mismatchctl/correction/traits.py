@@ -1,19 +1,14 @@
-"""What each preset does, costs and assumes, side by side: derived from its rules, whoever ships it."""
+"""What a Correction does, costs and assumes, in words: derived from its rules, whoever ships it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.text import Text
-
-from mismatchctl.correction import Correction
+from mismatchctl.correction.model import Correction
 from mismatchctl.correction.presets import Preset
-from mismatchctl.render.grid import ruled_table
 
-HEADINGS = {
+TITLES = {
     "name": "preset",
     "weight": "IS weight",
     "rejection": "rejection",
@@ -29,7 +24,7 @@ _NOTHING = "-"
 
 
 @dataclass(frozen=True)
-class Method:
+class Traits:
     """One row of the table, in words."""
 
     name: str
@@ -44,10 +39,10 @@ class Method:
     assumes: str
 
 
-def method(name: str, correction: Correction) -> Method:
+def traits(name: str, correction: Correction) -> Traits:
     """A correction in the words of the table."""
     loss = correction.loss
-    return Method(
+    return Traits(
         name,
         _weight(correction),
         "; ".join(gate.title for gate in correction.gates) or _NOTHING,
@@ -114,22 +109,6 @@ def _assumptions(correction: Correction) -> list[str]:
     return found or ["rollout and train agree"]
 
 
-def methods(presets: Mapping[str, Preset]) -> list[Method]:
-    """The rows of the table, aliases left out."""
-    return [method(name, item.correction) for name, item in presets.items() if item.alias_of is None]
-
-
-def methods_data(presets: Mapping[str, Preset]) -> list[dict[str, Any]]:
-    """The table as plain data."""
-    return [asdict(row) for row in methods(presets)]
-
-
-def render_methods(presets: Mapping[str, Preset], console: Console) -> None:
-    """Print the table."""
-    console.print(Text("What each preset does, costs and assumes", style="bold"))
-    table = ruled_table(console)
-    for index, heading in enumerate(HEADINGS.values()):
-        table.add_column(heading, overflow="fold", no_wrap=index == 0)
-    for row in methods(presets):
-        table.add_row(*asdict(row).values())
-    console.print(table)
+def traits_of(presets: Mapping[str, Preset]) -> list[Traits]:
+    """Those of presets, aliases left out."""
+    return [traits(name, item.correction) for name, item in presets.items() if item.alias_of is None]

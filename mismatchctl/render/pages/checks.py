@@ -1,0 +1,166 @@
+"""What `schema --check`, `lint` and `doctor` found: what is as it should be, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mismatchctl.doctor import Check, Dependency, Machine
+from mismatchctl.dumps.check import FileCheck
+from mismatchctl.frameworks.lint import LEVELS, Finding
+from mismatchctl.numbers import bytes_size, label
+from mismatchctl.render.document import USUAL, Card, Document, Facts, Headline, Note, Section, under
+
+_Line = tuple[str, str, int]
+
+
+def files(checks: Sequence[FileCheck]) -> Document:
+    """Per kind of file what was recognized, what is missing, what is wrong; those that are alike together."""
+    kinds: dict[object, list[FileCheck]] = {}
+    for check in checks:
+        kinds.setdefault(_kind(check), []).append(check)
+    section = Section("", "files").add(*(_card(alike) for alike in kinds.values()))
+    if len(checks) > 1:
+        section.add(Note(f"{sum(check.sound for check in checks)} of {len(checks)} files can be used as they are"))
+    return Document(Headline("")).add(section)
+
+
+def _kind(check: FileCheck) -> object:
+    """What files must share to be explained together; a file with something wrong stands alone."""
+    if not check.sound:
+        return check.path
+    columns = (check.recognized, tuple(check.partition), check.absent, tuple(check.ignored.items()), check.unknown)
+    return check.run, check.layout, columns
+
+
+def _card(alike: Sequence[FileCheck]) -> Card:
+    first = alike[0]
+    more = f" and {len(alike) - 1} more like it" if len(alike) > 1 else ""
+    lines = [(heading, text, 0) for heading, text in (*_facts(alike), *_faults(first))]
+    if first.sound:
+        return Card("fine", "good", f"{first.path}{more}", lines=lines)
+    return Card("bad", "bad", first.path, "cannot be used as it is", lines=lines)
+
+
+def _facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
+    first = alike[0]
+    size, rows, sequences, tokens = (
+        sum(getattr(check, name) for check in alike) for name in ("size", "rows", "sequences", "tokens")
+    )
+    if rows:
+        counts = [(rows, "row"), (sequences, "sound sequence"), (tokens, "valid token")]
+        told = (f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts)
+        yield "holds", ", ".join([bytes_size(size), *told])
+    yield "run", first.run
+    if first.layout is not None:
+        meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
+        yield "layout", f"{first.layout}: {meaning}"
+    columns = [
+        f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', called {column.actual} there'}"
+        for column in first.recognized
+    ]
+    for name, value in first.partition.items():
+        columns.append(f"{name}: from the folders' names" + ("" if len(alike) > 1 else f" ({label(value)})"))
+    yield from under("columns", columns)
+    if first.absent:
+        yield "absent", ", ".join(first.absent)
+    if first.unknown:
+        yield "unknown", ", ".join(f"{column.name}: {column.dtype}{column.hint}" for column in first.unknown)
+
+
+def _faults(check: FileCheck) -> Iterable[tuple[str, str]]:
+    if check.error is not None:
+        yield "problem", check.error
+    for name, why in check.ignored.items():
+        yield "left out", f"{name}: {why}"
+    for bad in check.bad:
+        count = f"{bad.sequences:,} sequence{'s' * (bad.sequences != 1)}"
+        yield "bad data", f"{bad.reason} in {count}; first in row {bad.row}: {bad.problem}"
+
+
+_COUNTED = {"error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "info": "note{s}"}
+
+
+def traps(findings: Sequence[Finding], title: str) -> Document:
+    """Each trap of a configuration with its level, its place, what comes of it, and what to write instead."""
+    counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
+    said = [f"{count} {_COUNTED[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
+    made = Document(Headline(title, said or ["nothing to say"], what="lint"))
+    return made.add(Section("", "traps").add(*map(_trap, findings)))
+
+
+def _trap(finding: Finding) -> Card:
+    lines: list[_Line] = [(name, getattr(finding, name), 0) for name in ("consequence", "fix", "source")]
+    lines += [("on the dumps", finding.change, 0)] if finding.change else []
+    return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The default of one flag of one verb, and where it comes from."""
+
+    verb: str
+    flag: str
+    value: Any
+    where: str
+
+
+_Fact = tuple[str, str, bool]
+"""A name, what there is to say, whether it is as it should be."""
+
+
+def examination(
+    machine: Machine,
+    dependencies: Sequence[Dependency],
+    settings: Sequence[Setting],
+    unread: Sequence[str],
+    checks: Sequence[Check],
+) -> Document:
+    """The machine, what is installed on it, settings with their places, and the self-test."""
+    packages = [(package.name, _version(package), package.fits) for package in dependencies]
+    chosen = [
+        (f"{setting.verb} --{setting.flag.replace('_', '-')}", f"{setting.value}, from {setting.where}", True)
+        for setting in settings
+    ]
+    ignored = [(name, "is read by no verb", False) for name in unread]
+    return Document(Headline("", what="doctor")).add(
+        _section("Machine", _machine(machine)),
+        _section("Packages", packages or [("", "not known: mismatchctl itself is not installed", True)]),
+        _section("Settings", [*chosen, *ignored] or [("", "none: every flag is as --help has it", True)]),
+        _section("Self-test", _tested(checks)),
+    )
+
+
+def _section(title: str, found: Iterable[_Fact]) -> Section:
+    facts = list(found)
+    wrong = {place for place, (_, _, sound) in enumerate(facts) if not sound}
+    return Section(title, title.lower()).add(Facts([(name, text) for name, text, _ in facts], wrong=wrong, reach=USUAL))
+
+
+def _machine(machine: Machine) -> Iterator[_Fact]:
+    yield "mismatchctl", f"{machine.version}, result format {machine.result_format}, in {machine.place}", True
+    yield "python", f"{machine.python}, {machine.executable}", True
+    yield "platform", machine.platform, True
+    yield "threads", f"{machine.threads} of {machine.processors} processors", True
+    sizes = ((machine.memory, ""), (machine.memory_free, " free"), (machine.memory_limit, " allowed"))
+    known = [f"{bytes_size(size)}{what}" for size, what in sizes if size is not None]
+    yield "memory", ", ".join(known) or "not known", True
+    yield "devices", ", ".join(machine.devices) or "no accelerator: the CPU does the work", True
+
+
+def _version(package: Dependency) -> str:
+    wanted = f" (wanted: {package.wanted})" if not package.fits else ""
+    return f"{package.version or ('absent, optional' if package.optional else 'absent')}{wanted}"
+
+
+def _tested(checks: Sequence[Check]) -> Iterator[_Fact]:
+    for part in dict.fromkeys(check.part for check in checks):
+        own = [check for check in checks if check.part == part]
+        wrong = [check for check in own if not check.passed]
+        yield part, f"{len(own) - len(wrong)} of {len(own)} numbers are right", not wrong
+        for check in wrong:
+            yield "", f"{check.metric}: {check.found!r}, should be {check.stored!r}", False
+            if check.problem:
+                yield "", check.problem, False
+                break
