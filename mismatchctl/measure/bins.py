@@ -37,7 +37,7 @@ def signed_bin(values: Float64s) -> NDArray[np.int32]:
     return result
 
 
-def reached_by(counts: NDArray[np.int64], number: int) -> float:
+def reached_by(counts: NDArray[Any], number: int) -> float:
     """A value that at least `number` values reach, given counts by signed bin; -inf where it would be negative."""
     from_top = np.cumsum(counts[: MAGNITUDES - 1 : -1])
     magnitude = MAGNITUDES - 1 - int(np.searchsorted(from_top, number))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,10 +34,15 @@ class PairSums:
     sequence_tail: Float64s
 
     def __add__(self, other: PairSums) -> PairSums:
+        return PairSums.together([self, other])
+
+    @staticmethod
+    def together(parts: Sequence[PairSums]) -> PairSums:
+        """The sum of one or more, in their order."""
         return PairSums(
-            self.histogram + other.histogram,
-            np.sort(largest(np.concatenate([self.token_tail, other.token_tail]))),
-            np.sort(largest(np.concatenate([self.sequence_tail, other.sequence_tail]))),
+            Histogram.together([own.histogram for own in parts]),
+            np.sort(largest(np.concatenate([own.token_tail for own in parts]))),
+            np.sort(largest(np.concatenate([own.sequence_tail for own in parts]))),
         )
 
 

@@ -60,9 +60,8 @@ class Closed:
         """All cells as one, the clusters of each kept apart by its salt, in the order given."""
         folded = bool(self.is_folded.any())
         scopes = np.repeat(salts, self.sizes)
-        pairs: dict[str, PairSums] = {}
-        for own in self.pairs:
-            pairs |= {name: pairs[name] + sums if name in pairs else sums for name, sums in own.items()}
+        names = dict.fromkeys(name for own in self.pairs for name in own)
+        pairs = {name: PairSums.together([own[name] for own in self.pairs if name in own]) for name in names}
         return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
     def counted(self, prompts: Prompts, places: Ints) -> Closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,9 @@ from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables
 MOST_ROWS = 2 * BUCKETS
 """Rows of the tables that kernels count in, one for each cell and bucket: they stay in the cache beside the tokens."""
 _FEW = 1 << 13
-"""Places up to which two histograms are added by sorting; beyond, in a table of all places."""
+"""Places up to which histograms are added by sorting; beyond, in a table of all places."""
+_STRETCH = 76
+"""Bins that are looked at at once for one that holds a token; SIGNED is a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +49,27 @@ class Histogram:
     k3: Float64s = field(default_factory=lambda: np.zeros(0))
 
     def __add__(self, other: Histogram) -> Histogram:
-        if not len(self.places) or not len(other.places):
-            return self if len(self.places) else other
-        if len(self.places) + len(other.places) <= _FEW:
-            places = np.concatenate([self.places, other.places])
+        return Histogram.together([self, other])
+
+    @staticmethod
+    def together(parts: Sequence[Histogram]) -> Histogram:
+        """The sum of one or more, in their order."""
+        filled = [own for own in parts if len(own.places)]
+        if len(filled) < 2:
+            return filled[0] if filled else parts[0]
+        if sum(len(own.places) for own in filled) <= _FEW:
+            places, tokens, k3 = (
+                np.concatenate(values) for values in zip(*((o.places, o.tokens, o.k3) for o in filled), strict=True)
+            )
             order = np.argsort(places, kind="stable")
             places = places[order]
             starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
-            tokens, k3 = np.concatenate([self.tokens, other.tokens]), np.concatenate([self.k3, other.k3])
             return Histogram(places[starts], np.add.reduceat(tokens[order], starts), np.add.reduceat(k3[order], starts))
         tables = table_buffers(BUCKETS)
-        tokens, k3 = tables.counts.reshape(-1), tables.k3.reshape(-1)
-        for own in (self, other):
-            tokens[own.places] += own.tokens
-            k3[own.places] += own.k3
+        counted, summed = tables.sums.reshape(-1, 2).T
+        for own in filled:
+            counted[own.places] += own.tokens
+            summed[own.places] += own.k3
         return _emptied(tables)
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
@@ -101,17 +111,22 @@ def table_buffers(rows: int) -> PairTables:
     if rows > MOST_ROWS:
         return PairTables(rows)
     whole = _BUFFERS.free.pop() if _BUFFERS.free else PairTables(MOST_ROWS)
-    return PairTables(rows, whole.counts[:rows], whole.k3[:rows])
+    return PairTables(rows, whole.sums[:rows])
 
 
 def _emptied(tables: PairTables) -> Histogram:
     """What the tables hold, with rows for buckets; they are zero again afterwards, and lent to the next who asks."""
-    counts, k3 = tables.counts.reshape(-1), tables.k3.reshape(-1)
-    places = np.flatnonzero(counts != 0)  # of flags, it takes a fifth of the time
-    found = Histogram(places, counts[places], k3[places])
-    counts[places], k3[places] = 0, 0.0
-    if tables.counts.base is not None and len(tables.counts.base) == MOST_ROWS:
-        _BUFFERS.free.append(PairTables(MOST_ROWS, tables.counts.base, tables.k3.base))
+    stretches = tables.sums.reshape(-1, _STRETCH, 2)
+    busy = np.flatnonzero(stretches.sum(axis=(1, 2)) != 0)
+    sums = stretches[busy]
+    stretch, where = np.nonzero(sums[..., 0])
+    found = Histogram(
+        busy[stretch] * _STRETCH + where, sums[stretch, where, 0].astype(np.int64), sums[stretch, where, 1]
+    )
+    stretches[busy] = 0.0
+    whole = tables.sums.base
+    if whole is not None and len(whole) == MOST_ROWS:
+        _BUFFERS.free.append(PairTables(MOST_ROWS, whole))
     return found
 
 

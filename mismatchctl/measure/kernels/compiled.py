@@ -118,8 +118,8 @@ def reduce_tokens(
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
         places.rows, places.buckets, places.clusters, ratios.has_unlikely,
-        sums, maxima, pair.counts, pair.k3, tables.breakdowns["surprisal"], tables.breakdowns["position"],
-        _NOWHERE if run is None else run.joint.reshape(-1), _NO_LAYERS if layers is None else layers,
+        sums, maxima, pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
+        _NOWHERE if run is None else run.joint.reshape(-1), (_NO_LAYERS if layers is None else layers).reshape(-1),
     )  # fmt: skip
     ratios.sums = sums.T, maxima.T
     return ratios.sums

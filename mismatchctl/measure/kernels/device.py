@@ -142,8 +142,7 @@ def _neighbours(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor) -> None:
     where = row * bins.SIGNED + _signed_bin(tensor_of(ratios.log_ratio))
     counts, (k3,) = _by_bin(where, tables.counts.size, [ratios.k3])
-    tables.counts += to_host(counts).reshape(tables.counts.shape)
-    tables.k3 += to_host(k3).reshape(tables.k3.shape)
+    tables.sums += to_host(torch.stack([counts.to(torch.float64), k3], dim=1)).reshape(tables.sums.shape)
 
 
 def _tally_run(tables: RunTables, ratios: Ratios, places: Tensor, bucket: Tensor) -> None:

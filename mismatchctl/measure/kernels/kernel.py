@@ -30,15 +30,21 @@ class PairTables:
     """Sums over tokens of a pair of policies, by row (as each sequence is given one) and signed bin of the log ratio.
 
     Attributes:
-        counts: tokens [rows, SIGNED], added to in place.
-        k3: their K3 [rows, SIGNED], added to in place.
+        sums: tokens, and their K3 [rows, SIGNED, 2], added to in place.
     """
 
-    def __init__(
-        self, rows: int = BUCKETS, counts: NDArray[np.int64] | None = None, k3: Float64s | None = None
-    ) -> None:
-        self.counts = np.zeros((rows, bins.SIGNED), np.int64) if counts is None else counts
-        self.k3 = np.zeros((rows, bins.SIGNED)) if k3 is None else k3
+    def __init__(self, rows: int = BUCKETS, sums: Float64s | None = None) -> None:
+        self.sums = np.zeros((rows, bins.SIGNED, 2)) if sums is None else sums
+
+    @property
+    def counts(self) -> Float64s:
+        """Tokens [rows, SIGNED]."""
+        return self.sums[..., 0]
+
+    @property
+    def k3(self) -> Float64s:
+        """Their K3 [rows, SIGNED]."""
+        return self.sums[..., 1]
 
 
 @dataclass

@@ -13,13 +13,14 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from numba import float32, float64, int32, int64, njit
+from llvmlite import ir
+from numba import float32, float64, int32, int64, njit, types
 from numba.extending import intrinsic
 
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import TOKEN_SUMS
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
-from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST
+from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST, PROBABILITIES
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
@@ -64,6 +65,23 @@ def _bitcast(source: Any, target: Any) -> Any:
         return target(source), generate
 
     return cast
+
+
+@intrinsic
+def _add_to_row(typing: Any, table: Any, start: Any, values: Any) -> Any:
+    """Add a tuple of doubles to as many in a row of a flat table, all at once: left to the compiler, one by one."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
+        for place in range(values.count):
+            value = builder.extract_value(given[2], place)
+            added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
+        row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
+        row = builder.bitcast(row, added.type.as_pointer())
+        builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
+        return context.get_dummy_value()
+
+    return types.void(table, types.intp, values), generate
 
 
 _double_bits, _double, _float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
@@ -194,14 +212,13 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 
 @_compiled
-def _tally_ratios(x: Any, k3: Any, counts: Any, k3_by_bin: Any, where: Any) -> None:
+def _tally_ratios(x: Any, k3: Any, row: int, table: Any, where: Any) -> None:
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = _float_bits(float32(x[j]))
         magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
         where[j] = (min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)) + bins.MAGNITUDES
     for j in range(len(x)):
-        counts[where[j]] += 1
-        k3_by_bin[where[j]] += k3[j]
+        _add_to_row(table, 2 * (row * bins.SIGNED + where[j]), (1.0, k3[j]))
 
 
 _Bins = tuple[int, int, int]
@@ -227,28 +244,47 @@ def _bin(value: float, kind: _Bins) -> int:
 
 @_compiled
 def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes: Any, where: Any) -> None:
+    """Tokens, log ratios, K3 and what certainty lacks by surprisal and sign: |log ratio| follows from these."""
     for j in range(len(x)):
-        where[j] = _bin(max(-float64(reference[j]), 0.0), _SURPRISAL)
+        where[j] = 2 * _bin(max(-float64(reference[j]), 0.0), _SURPRISAL) + (1 if x[j] < 0.0 else 0)
+    size = len(lanes) // _LANES
     for j in range(len(x)):
-        row = lanes[j % _LANES, where[j]]
-        row[0] += 1.0
-        row[1] += abs(x[j])
-        row[2] += k3[j]
-        row[3] += x[j]
-        row[4] += 1.0 - reference_prob[j]
-
-
-_BIN_OF_SURPRISAL, _CAPS = BIN_OF_SURPRISAL, len(CAPS)
+        _add_to_row(lanes, j % _LANES * size + 4 * where[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
 
 
 @_compiled
-def _tally_layers(k3: Any, surprisal: Any, table: Any) -> None:
-    """Tokens and K3 by bin of probability and caps reached, as `layers.caps_reached`."""
+def _close_surprisal(lanes: Any, table: Any) -> None:
+    """Add what was tallied of a bucket to its table, and begin anew."""
+    size = len(lanes) // _LANES
+    for lane in range(1, _LANES):
+        lanes[:size] += lanes[lane * size : (lane + 1) * size]
+    for place, row in enumerate(table):
+        up, down = lanes[8 * place : 8 * place + 4], lanes[8 * place + 4 : 8 * place + 8]
+        row[0] += up[0] + down[0]
+        row[1] += up[1] - down[1]
+        row[2] += up[2] + down[2]
+        row[3] += up[1] + down[1]
+        row[4] += up[3] + down[3]
+    lanes[:] = 0.0
+
+
+_MORE_LIKELY = tuple(int(np.count_nonzero(place < BIN_OF_SURPRISAL)) for place in range(len(PROBABILITIES)))
+"""How many bins of surprisal lie above each bin of probability but the last; bins of surprisal begin at the certain."""
+_CAPS = len(CAPS)
+
+
+@_compiled
+def _tally_layers(k3: Any, surprisal: Any, cluster: int, table: Any, where: Any) -> None:
+    """Tokens and K3 by bin of probability and caps reached, as `layers.caps_reached`; `surprisal` knows the sign."""
     for j in range(len(k3)):
-        reached = min(max(((_double_bits(k3[j]) >> 52) - FIRST + 2) >> 1, 0), _CAPS)
-        row = table[_BIN_OF_SURPRISAL[surprisal[j]], reached]
-        row[0] += 1.0
-        row[1] += k3[j]
+        bin_of, place = surprisal[j] >> 1, 0
+        for edge in _MORE_LIKELY:
+            place += 1 if bin_of < edge else 0
+        reached = min(max((int32(_double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, 0), _CAPS)
+        where[j] = place * (_CAPS + 1) + reached
+    start = cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
+    for j in range(len(k3)):
+        _add_to_row(table, 2 * (start + where[j]), (1.0, k3[j]))
 
 
 @_compiled
@@ -307,15 +343,15 @@ _TILE = 1024
 @_compiled
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, clusters: Any,
-    has_unlikely: bool, sums: Any, maxima: Any, counts: Any, k3_by_bin: Any, by_surprisal: Any, by_position: Any,
+    has_unlikely: bool, sums: Any, maxima: Any, histograms: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
-    x, where = np.empty(_TILE + 1), np.empty(_TILE, np.int32)
+    x, where, cells = np.empty(_TILE + 1), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
     exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    lanes = np.zeros((_LANES, *by_surprisal.shape[1:]))
+    lanes = np.zeros(_LANES * by_surprisal.shape[1] * 2 * 4)
     for i in range(len(offsets) - 1):
-        row, bucket = rows[i], buckets[i]
+        bucket = buckets[i]
         for start in range(offsets[i], offsets[i + 1], _TILE):
             stop = min(start + _TILE, offsets[i + 1])
             n, early = stop - start, int(start > offsets[i])
@@ -326,20 +362,17 @@ def reduce_sequences(
                 mend_unlikely(p, q, p_own)
             _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
-            if len(counts):
-                _tally_ratios(own, k3_own, counts[row], k3_by_bin[row], where)
+            if len(histograms):
+                _tally_ratios(own, k3_own, rows[i], histograms, where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, q_own, lanes, where)
                 if len(layers):
-                    _tally_layers(k3_own, where, layers[clusters[i]])
+                    _tally_layers(k3_own, where, clusters[i], layers, cells)
                 _tally_joint(p_own, q_own, joint, where)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]
-        if len(joint):
-            table = by_surprisal[bucket]
-            for lane in lanes:
-                table += lane
-            lanes[:] = 0.0
+        if len(joint) and (i + 2 == len(offsets) or buckets[i + 1] != bucket):
+            _close_surprisal(lanes, by_surprisal[bucket])
 
 
 @_compiled

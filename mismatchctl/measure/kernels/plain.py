@@ -76,8 +76,9 @@ def _neighbours(x: Float64s, segments: Segments, position: Ints | None) -> list[
 
 def _tally_pair(tables: PairTables, ratios: Ratios, rows: Ints) -> None:
     where = ratios.segments.spread(rows) * bins.SIGNED + bins.signed_bin(ratios.log_ratio)
-    np.add.at(tables.counts.reshape(-1), where, 1)
-    np.add.at(tables.k3.reshape(-1), where, ratios.k3)
+    tokens, k3 = tables.sums.reshape(-1, 2).T
+    np.add.at(tokens, where, 1.0)
+    np.add.at(k3, where, ratios.k3)
 
 
 def _tally_run(tables: RunTables, ratios: Ratios, position: Ints | None, buckets: Ints) -> None:
