@@ -7,6 +7,7 @@ valid token stay as empty segments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,19 @@ BLOCK_TOKENS = 1 << 16
 """Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
 BLOCK_SEQUENCES = 1 << 14
 """Sequences per block at most: each has hundreds of columns."""
+
+
+Extent = tuple[float, float]
+"""Smallest and largest of some values; both NaN where one is."""
+
+
+def extent_of(values: Floats) -> Extent:
+    """The extent, in blocks that are still in the cache when they are looked at again; of nothing, NaN."""
+    if not len(values):
+        return math.nan, math.nan
+    parts = [values[start : start + BLOCK_TOKENS] for start in range(0, len(values), BLOCK_TOKENS)]
+    lowest, highest = np.min([np.min(part) for part in parts]), np.max([np.max(part) for part in parts])
+    return float(lowest), float(highest)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,31 @@ def capped_all(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip(np.where(np.isnan(values), LARGEST, values), -LARGEST, LARGEST)
 
 
+_POWERS = np.array([float(10**power) for power in range(23)])
+"""Powers of ten that a double holds exactly."""
+
+
+def rounded_all(values: NDArray[np.float64], digits: int) -> NDArray[np.float64]:
+    """Each finite value with so many significant digits, 15 at most: the double that is nearest to that decimal.
+
+    A whole number times or over a power of ten, both exact, is rounded once. Values so near to halfway between two
+    decimals that their product might fall on the wrong side, or too small or large for it, go through text.
+    """
+    size: NDArray[np.float64] = np.abs(values)
+    with np.errstate(all="ignore"):
+        power = digits - 1 - np.floor(np.log10(size))
+        scale = _POWERS[np.clip(np.where(np.isfinite(power), np.abs(power), 0), 0, 22).astype(np.int64)]
+        shifted = np.where(power < 0, size / scale, size * scale)
+        whole = np.rint(shifted)
+        rounded: NDArray[np.float64] = np.copysign(np.where(power < 0, whole * scale, whole / scale), values)
+        clear = np.abs(np.abs(shifted - whole) - 0.5) > 1e-15 * 10.0 ** (digits + 1)
+        sure = (np.abs(power) <= 22) & (whole >= 10.0 ** (digits - 1)) & (whole < 10.0**digits) & clear
+    rounded[values == 0] = values[values == 0]
+    unsure = ~sure & (values != 0)
+    rounded[unsure] = [float(f"{value:.{digits}g}") for value in values[unsure].tolist()]
+    return rounded
+
+
 Sum = Annotated[float, BeforeValidator(capped)]
 """A number that is never absent and may have overflowed."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from mismatchctl import escape
 from mismatchctl.cli.main import app
 from mismatchctl.errors import DataError
-from mismatchctl.finite import OVERFLOW, FiniteModel
+from mismatchctl.finite import OVERFLOW, FiniteModel, rounded_all
 from mismatchctl.result import Value, read_result
 
 HOSTILE = (
@@ -223,3 +224,14 @@ def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any]
     done = run("report", path, "--html", tmp_path / "s.html")
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
     assert not (tmp_path / "s.html").exists()
+
+
+@pytest.mark.parametrize("digits", [5, 9])
+def test_numbers_are_rounded_as_text_is(digits: int) -> None:
+    rng = np.random.default_rng(0)
+    halves = (rng.integers(10 ** (digits - 1), 10**digits, 2000) + 0.5) * 10.0 ** rng.integers(-25, 25, 2000)
+    special = [0.0, -0.0, 5e-324, 1e300, -1e300, 999_999_999.5, 99_999.5, 1e8, 1e9, 1e22, 1e23, 0.5, -2.5]
+    usual = rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 30, 5000)
+    values = np.concatenate([halves, special, usual, rng.integers(0, 10**12, 2000).astype(np.float64)])
+    expected = np.array([float(f"{value:.{digits}g}") for value in values.tolist()])
+    np.testing.assert_array_equal(rounded_all(values, digits).view(np.int64), expected.view(np.int64))

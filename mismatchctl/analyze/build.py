@@ -15,7 +15,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
-from mismatchctl.finite import capped, capped_all
+from mismatchctl.finite import capped, capped_all, rounded_all
 from mismatchctl.measure import ClusterTable, PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
@@ -397,8 +397,13 @@ class _Tables:
 
 def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
     """Rows of a cluster table with as many digits as a Result keeps of each column."""
-    form = " ".join(f"%.{LAYER_DIGITS if name in LAYERS else CLUSTER_DIGITS}g" for name in names)
-    return [[float(text) for text in (form % tuple(row)).split()] for row in capped_all(sums).tolist()]
+    held = capped_all(sums)
+    coarse = np.array([name in LAYERS for name in names], np.bool_)
+    rounded = np.empty_like(held)
+    for chosen, digits in ((coarse, LAYER_DIGITS), (~coarse, CLUSTER_DIGITS)):
+        rounded[:, chosen] = rounded_all(held[:, chosen], digits)
+    rows: list[list[float]] = rounded.tolist()
+    return rows
 
 
 def _column_title(of: Of, name: str, plan: Plan) -> str:

@@ -294,4 +294,5 @@ def _concatenated(first: Rows, second: Rows) -> Rows:
         columns=columns,
         file=np.concatenate([first.file, second.file]),
         rows=np.concatenate([first.rows, second.rows]),
+        extents={},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Floats, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Extent, Floats, Ints, Segments, TokenBatch, extent_of
 from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REQUIRED, VERSIONS
 from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
@@ -45,6 +46,14 @@ class Block:
     watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
     watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    _extents: dict[str, Extent] = field(default_factory=dict)
+
+    def extent(self, column: str) -> Extent:
+        """Smallest and largest value of a float column that has some, masked tokens included; NaN for a null."""
+        if column not in self._extents:
+            array = self.tokens[column]
+            self._extents[column] = extent_of(numbers(array)) if nulls(array) is None else (math.nan, math.nan)
+        return self._extents[column]
 
     def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:
         """Note tokens with a bad value: `bad` holds their places in `tokens`, ascending."""
@@ -117,17 +126,26 @@ def _checked(block: Block, column: str, index: Ints | None) -> Floats:
     missing, values = nulls(array), numbers(array)
     if not np.issubdtype(values.dtype, np.floating):
         values = values.astype(np.float64)
+    sound = len(values) == 0 or _is_sound(column, block.extent(column))
     if index is not None:
         # `take` is five times as fast as indexing.
         values, missing = values.take(index), None if missing is None else missing.take(index)
-    lowest, highest = (-np.inf, np.inf) if column == ADVANTAGES else (LEAST_LOG_PROB, POSITIVE_TOLERANCE)
-    if missing is None or not missing.any():
-        missing = None
-        # NaN fails both comparisons, so two quick reductions prove the whole column sound.
-        if len(values) == 0 or (float(np.min(values)) > lowest and (top := np.max(values)) <= highest and top < np.inf):
-            return values
+        sound = (
+            sound
+            or len(values) == 0
+            or ((missing is None or not missing.any()) and _is_sound(column, extent_of(values)))
+        )
+    if sound:
+        return values
+    missing = None if missing is None or not missing.any() else missing
     _find_faults(block, column, index, values, missing)
     return values
+
+
+def _is_sound(column: str, extent: Extent) -> bool:
+    """Whether values within an extent, which is NaN where one of them is, are finite and can be log-probs."""
+    lowest, highest = (-math.inf, math.inf) if column == ADVANTAGES else (LEAST_LOG_PROB, POSITIVE_TOLERANCE)
+    return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
 
 def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, missing: Bools | None) -> None:

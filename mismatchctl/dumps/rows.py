@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Bools, Floats, Ints, Segments
+from mismatchctl.batch import Bools, Extent, Floats, Ints, Segments, extent_of
 from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token, with_versions
 
 PIECE_TOKENS = 1 << 17
@@ -30,6 +30,7 @@ class Rows:
         columns: per-sequence values [S] by name.
         file: index of the file of each sequence [S].
         rows: row of each sequence in its file [S].
+        extents: for rollout and train, an extent that holds all its values, where one is known.
     """
 
     segments: Segments
@@ -41,6 +42,7 @@ class Rows:
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    extents: Mapping[str, Extent] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -63,7 +65,15 @@ class Rows:
             columns=with_versions(column_values(block), tokens, segments),
             file=np.full(len(segments), block.file.index, np.int64),
             rows=block.rows,
+            extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
         )
+
+    def lies_within(self, side: str, lowest: float, highest: float) -> bool:
+        """Whether all values of rollout or train lie between two numbers, masked ones included; NaN does not."""
+        if side in self.extents and lowest <= self.extents[side][0] and self.extents[side][1] <= highest:
+            return True
+        low, high = extent_of(self.rollout if side == "rollout" else self.train)
+        return lowest <= low and high <= highest
 
     @property
     def position(self) -> Ints:

@@ -21,8 +21,8 @@ _KINDS = {"nonfinite": "NaN, infinite or null", "positive": "above 0", "sentinel
 def _flags(rows: Rows) -> dict[str, Bools]:
     found: dict[str, Bools] = {}
     for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        if len(values) and np.min(values) >= LOWEST and np.max(values) <= POSITIVE_TOLERANCE:
-            continue  # NaN fails both
+        if rows.lies_within(side, LOWEST, POSITIVE_TOLERANCE):
+            continue
         with np.errstate(invalid="ignore"):
             found[f"nonfinite_{side}"] = ~np.isfinite(values) & rows.mask
             found[f"positive_{side}"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask

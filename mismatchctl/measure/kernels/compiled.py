@@ -32,13 +32,6 @@ class CompiledRatios(Ratios):
         super().__init__(_loopable(policy), _loopable(reference), segments)
 
     @cached_property
-    def has_unlikely(self) -> bool:
-        """Whether some token's probability is too small to make the policy's from it."""
-        from mismatchctl.measure.kernels.loops import UNLIKELY
-
-        return bool(self.given[1].min(initial=0.0) < UNLIKELY)
-
-    @cached_property
     def sums(self) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S]; the neighbours as if there were no gap."""
         first = np.zeros(len(self.segments), np.int64)
@@ -65,8 +58,7 @@ class CompiledRatios(Ratios):
 
         log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
         make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
-        if self.has_unlikely:
-            mend_unlikely(*self.given, policy_prob)
+        mend_unlikely(*self.given, policy_prob)
         return terms
 
     @cached_property
@@ -117,7 +109,7 @@ def reduce_tokens(
     tables = _NO_RUN if run is None else run
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
-        places.rows, places.buckets, places.clusters, ratios.has_unlikely,
+        places.rows, places.buckets, places.clusters,
         sums, maxima, pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
         _NOWHERE if run is None else run.joint.reshape(-1), (_NO_LAYERS if layers is None else layers).reshape(-1),
     )  # fmt: skip
@@ -147,5 +139,5 @@ def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
 _NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(0)
 COMPILED = Kernel(
-    CompiledRatios, reduce_tokens, beyond, outside, correction_columns, partial(TokenBatch.blocks, tokens=1 << 20)
+    CompiledRatios, reduce_tokens, beyond, outside, correction_columns, partial(TokenBatch.blocks, tokens=3 << 19)
 )

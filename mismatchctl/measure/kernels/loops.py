@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import float32, float64, int32, int64, njit, types
 from numba.extending import intrinsic
 
@@ -67,23 +67,27 @@ def _bitcast(source: Any, target: Any) -> Any:
     return cast
 
 
-@intrinsic
-def _add_to_row(typing: Any, table: Any, start: Any, values: Any) -> Any:
-    """Add a tuple of doubles to as many in a row of a flat table, all at once: left to the compiler, one by one."""
+def _row_adder() -> Any:
+    """A function that adds a tuple of doubles to as many in a row of a flat table, all at once, in vector code."""
 
-    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
-        for place in range(values.count):
-            value = builder.extract_value(given[2], place)
-            added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
-        row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
-        row = builder.bitcast(row, added.type.as_pointer())
-        builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
-        return context.get_dummy_value()
+    @intrinsic
+    def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
+            for place in range(values.count):
+                value = builder.extract_value(given[2], place)
+                added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
+            row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
+            row = builder.bitcast(row, added.type.as_pointer())
+            builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
+            return context.get_dummy_value()
 
-    return types.void(table, types.intp, values), generate
+        return types.void(table, types.intp, values), generate
+
+    return add
 
 
+_add_to_row = _row_adder()
 _double_bits, _double, _float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
 
 
@@ -133,6 +137,11 @@ def make_terms(
 @_compiled
 def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
     """The policy's probability anew where the reference's is too small for it to be made from that one."""
+    unlikely = 0
+    for j in range(len(policy)):  # vector code, as it does not say which
+        unlikely += reference[j] < UNLIKELY
+    if not unlikely:
+        return
     for j in range(len(policy)):
         if reference[j] < UNLIKELY:
             policy_prob[j] = math.exp(policy[j])
@@ -343,7 +352,7 @@ _TILE = 1024
 @_compiled
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, clusters: Any,
-    has_unlikely: bool, sums: Any, maxima: Any, histograms: Any, by_surprisal: Any, by_position: Any,
+    sums: Any, maxima: Any, histograms: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
@@ -358,8 +367,7 @@ def reduce_sequences(
             p, q, places = policy[start:stop], reference[start:stop], position[start:stop]
             own, k3_own, p_own, q_own = x[1 : n + 1], k3[:n], policy_prob[:n], reference_prob[:n]
             make_terms(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own)
-            if has_unlikely:
-                mend_unlikely(p, q, p_own)
+            mend_unlikely(p, q, p_own)
             _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(histograms):
