@@ -47,7 +47,7 @@ ENGINE, TRAINER = Numerics("bfloat16"), Numerics()
 PLAIN = Processors()
 
 
-@dataclass
+@dataclass(eq=False)
 class World:
     """A trained model with what was done to it.
 
@@ -65,8 +65,8 @@ class World:
     train: torch.Tensor
 
     @classmethod
-    def of(cls, plan: Architecture, folder: Path) -> World:
-        """Train the model, or read it from the folder."""
+    def of(cls, plan: Architecture, folder: Path, rows: int = MANY) -> World:
+        """Train the model, or read it from the folder; `rows` prompts are answered with nothing wrong."""
         text, kept = Text.of(plan.words, plan.texts), folder / f"{plan.name}.pt"
         order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
         prompts = torch.tensor([text.pieces[i][:PROMPT] for i in np.resize(order, MANY)])
@@ -81,7 +81,7 @@ class World:
             model = Model(plan, text.vocabulary).eval().requires_grad_(False)
             model.load_state_dict(state)
             models.append(model)
-        clean = decoded(models[0], prompts, ENGINE, PLAIN, 11)
+        clean = decoded(models[0], prompts[:rows], ENGINE, PLAIN, 11)
         return cls(plan, models[:-1], models[-1], prompts, clean, scored(models[0], clean, TRAINER))
 
     def sampled(

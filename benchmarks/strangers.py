@@ -73,8 +73,9 @@ UNSEEN = (Architecture("alibi-parallel", words=False, positions="alibi", paralle
 class Numerics:
     """How a pass computes, and what is wrong with it.
 
-    `dtype` "bfloat16" rounds weights and activations; `rope` multiplies the base; `window` bounds attention;
-    `noise` is on the router's logits; `cap` bounds the logits smoothly; `spare` counts the head's padding.
+    `dtype` "bfloat16" rounds weights and activations, "float64" is for a reference; `rope` multiplies the base;
+    `window` bounds attention; `noise` is on the router's logits; `cap` bounds the logits smoothly; `spare` counts the
+    head's padding; `coarse` names what alone is in bfloat16: "router" or "logits".
     """
 
     dtype: str = "float32"
@@ -87,6 +88,7 @@ class Numerics:
     spare: bool = False
     blanked: int = 0
     shifted_positions: int = 0
+    coarse: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,7 @@ class Block(nn.Module):
         cache[:] = [k, v]
         k, v = (values.repeat_interleave(self.plan.shared, 1) for values in (k, v))
         far = place[:, None] - torch.arange(k.shape[2])
-        scores = (q @ k.transpose(-1, -2)).float() * self.size**-0.5
+        scores = full(q @ k.transpose(-1, -2)) * self.size**-0.5
         if self.plan.positions == "alibi":
             slopes = 2.0 ** -(1 + torch.arange(self.plan.heads)) / how.rope
             scores = scores - slopes[:, None, None] * far.clamp_min(0)
@@ -171,7 +173,8 @@ class Block(nn.Module):
         inner = F.relu(a).square() if self.plan.parallel else F.silu(a) * b
         if self.plan.experts == 1:
             return inner[:, :, 0] @ self.down[0]
-        logits = self.router(x).float()
+        logits = full(self.router(x))
+        logits = coarse(logits) if how.coarse == "router" else logits
         logits = logits + how.noise * torch.randn_like(logits) if how.noise else logits
         gates = logits.sigmoid() if self.plan.router == "sigmoid" else logits.softmax(-1)
         best, chosen = gates.topk(self.plan.chosen)
@@ -210,16 +213,26 @@ class Model(nn.Module):
             x = torch.cat([self.embed(torch.zeros_like(tokens[:, : how.blanked])), x[:, how.blanked :]], 1)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, start, cache, how)
-        logits = self.head(self.norm(x)).float()
+        logits = full(self.head(self.norm(x)))
+        logits = coarse(logits) if how.coarse == "logits" else logits
         logits = logits if how.spare else logits[..., : self.vocabulary]
         return logits if how.cap is None else how.cap * torch.tanh(logits / how.cap)
+
+
+def full(values: Tensor) -> Tensor:
+    """In float32 at least."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def coarse(values: Tensor) -> Tensor:
+    return values.to(torch.bfloat16).to(values.dtype)
 
 
 def turned(values: Tensor, place: Tensor, base: float) -> Tensor:
     """Rotary positions on [B, H, L, D]."""
     half = values.shape[-1] // 2
-    angle = place[:, None] * base ** -(torch.arange(half) / half)
-    a, b = values.float().chunk(2, -1)
+    angle = place[:, None] * base ** -(torch.arange(half, dtype=full(values).dtype) / half)
+    a, b = full(values).chunk(2, -1)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(values.dtype)
 
@@ -304,7 +317,7 @@ def int8(model: Model, bits: int = 8) -> Model:
     return model
 
 
-@dataclass
+@dataclass(eq=False)
 class Rollout:
     """Prompts and sampled responses of the same length each, with how many of these are before their end."""
 

@@ -145,3 +145,44 @@ def test_errors_by_place_and_probability(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     done = CliRunner().invoke(app, ["diagnose", str(path), "--html", str(page), "-q"])
     assert done.exit_code == 0 and "has the rollout&#39;s largest error" in page.read_text().replace("&#x27;", "&#39;")
+
+
+def with_reference(path: Path, place: Path, values: Any) -> Path:
+    """The dump of one file with another reference."""
+    table = pq.read_table(path)
+    lists = table["reference_log_probs"].combine_chunks()
+    found = pa.ListArray.from_arrays(lists.offsets, pa.array(values(lists.values.to_numpy().astype(np.float64))))
+    where = table.schema.get_field_index("reference_log_probs")
+    pq.write_table(table.set_column(where, "reference_log_probs", found), place / "d.parquet")
+    return place
+
+
+def test_a_faulty_reference_is_a_finding(tmp_path: Path) -> None:
+    """Both sides agree as before, and the reference is shifted by one token."""
+    shifted = with_reference(DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.roll(values, 1))
+    found = diagnose([str(shifted)])
+    (sides,), (findings,) = found.sides.values(), found.runs.values()
+    assert (sides.side, sides.confidence) == ("both", "medium")
+    last = findings[-1]
+    assert (last.cause, last.confidence, last.side) == ("faulty_reference", "medium", "none")
+    assert "shifted against each other" in last.summary
+    assert "agree with each other" in sides.notes[0]
+    assert sides.rollout_share.status.startswith("cannot be told")
+
+
+@pytest.mark.parametrize("name", [name for name in LABELS if name.startswith("moe")])
+def test_a_sound_reference_is_not_suspected(name: str) -> None:
+    (findings,) = diagnose([str(DUMPS / name)]).runs.values()
+    assert "faulty_reference" not in {finding.cause for finding in findings}
+
+
+def test_both_wrong_by_unlike_amounts_is_not_sure(tmp_path: Path) -> None:
+    """One side's error is 1.7 times the other's: within the factor of two, and not far from it."""
+    table = pq.read_table(DUMPS / "moe_noise_both_bf16")
+    rollout, _, reference = columns(DUMPS / "moe_noise_both_bf16")
+    lists = table["rollout_log_probs"].combine_chunks()
+    louder = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(reference + 1.7 * (rollout - reference), 0.0)))
+    where = table.schema.get_field_index("rollout_log_probs")
+    pq.write_table(table.set_column(where, "rollout_log_probs", louder), tmp_path / "d.parquet")
+    found = sides_of(tmp_path)
+    assert (found.side, found.confidence) == ("both", "medium")

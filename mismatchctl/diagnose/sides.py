@@ -7,7 +7,7 @@ correlates at 0.6 to 0.9) that part is in neither: the shares are of what the tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,21 +17,30 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.cause import Cause
 from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import LAG, Evidence, column_of, gather
+from mismatchctl.diagnose.evidence import LAG, LEAST_SAMPLE, Evidence, Sample, column_of, gather
 from mismatchctl.diagnose.judge import findings
 from mismatchctl.dumps import Rows
 from mismatchctl.ratios import k3_of
-from mismatchctl.result import Confidence, Finding, Side, Sides, SidesGroup, SideShare, Value
+from mismatchctl.result import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
 REFERENCE = "reference_log_probs"
 FLOOR = 1e-4
 """Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""
 APART = 2.0
-"""One side is wrong where its error is that many times the other's."""
+"""One side is wrong where its error is that many times the other's; both are for sure within the root of it."""
+TOGETHER = 5.0
+"""Both sides err alike, or the reference does, where each is that many times as far from it as from the other."""
+LOUD = 0.05
+"""Root mean square errors above it are more than bfloat16 makes on both sides alike, of most models."""
+_WIDE = 2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
+FELT = 0.03
+"""Root mean square errors of both sides alike above which a cause is looked for in the reference."""
 LEAST = 8
 """Clusters that an interval needs."""
 REPLICATES = 400
+_NOISES = {"numerical_noise", "moe_routing", "identical", "unexplained", "cache_quantization", "low_precision_logging"}
 _GROUPS = ("step", "worker")
 _MOST_GROUPS = 64
 _PLACES = (16, 64, 256, 1024, 4096)
@@ -55,7 +64,11 @@ def sides_of(case: Case) -> Sides | None:
     table = terms.by(_clusters(case.rows))
     draws = _draws(table)
     rollout, train = (float(np.sqrt(value)) for value in _means(table.sum(axis=0))[:2])
+    gap = float(np.sqrt(_means(table.sum(axis=0))[2]))
     side, confidence = _verdict(rollout, train, draws)
+    together = side == "both" and min(rollout, train) > TOGETHER * gap
+    if together and confidence == "high" and min(rollout, train) > LOUD:
+        confidence = "medium"
     correlation = terms.correlation()
     shares = [_share(table, draws, column) for column in ("gap", "k3")]
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
@@ -67,7 +80,7 @@ def sides_of(case: Case) -> Sides | None:
         tokens=int(sound.sum()),
         rollout_rms=rollout,
         train_rms=train,
-        gap_rms=float(np.sqrt(_means(table.sum(axis=0))[2])),
+        gap_rms=gap,
         correlation=correlation,
         rollout_share=shares[0],
         rollout_share_k3=shares[1],
@@ -77,7 +90,7 @@ def sides_of(case: Case) -> Sides | None:
             "position": _bands(terms, case.rows.segments.places, _PLACES),
             "probability": _bands(terms, np.exp(reference), _PROBABILITIES),
         },
-        notes=_notes(case.rows, column, error),
+        notes=[*(_alike(min(rollout, train) / gap) if together and gap else ()), *_notes(case.rows, column, error)],
     )
 
 
@@ -157,7 +170,7 @@ def _verdict(rollout: float, train: float, draws: Float64s | None) -> tuple[Side
     inside = {
         "rollout": low > APART,
         "trainer": high < 1 / APART,
-        "both": low > 1 / APART and high < APART,
+        "both": low > APART**-0.5 and high < APART**0.5,
     }[side]
     return side, "high" if inside else "medium"
 
@@ -167,11 +180,12 @@ def _share(table: Float64s, draws: Float64s | None, of: str) -> SideShare:
     total = table[:, whole].sum()
     if total <= 0:
         return SideShare(value=None, status="the two sides agree")
-    interval = None
+    interval, status = None, "ok"
     if draws is not None:
         low, high = np.quantile(draws[:, part] / np.maximum(draws[:, whole], 1e-300), [0.05, 0.95])
         interval = (float(low), float(high))
-    return SideShare(value=float(table[:, part].sum() / total), interval=interval)
+        status = status if high - low < _WIDE else "cannot be told: the gap is far below errors that both sides share"
+    return SideShare(value=float(table[:, part].sum() / total), interval=interval, status=status)
 
 
 def _ratio_error(table: Float64s) -> float | None:
@@ -246,6 +260,13 @@ def _summary(side: Side, rollout: float, train: float, correlation: float | None
     return f"The {word} is wrong: {figures}{how}."
 
 
+def _alike(times: float) -> Iterator[str]:
+    yield (
+        f"both agree with each other {times:,.2g} times better than with the reference: they err alike (numerics, "
+        "quantization or weights of both), or the reference does (its weights, temperature, prompt or places)"
+    )
+
+
 def _notes(rows: Rows, column: float, error: float | None) -> list[str]:
     notes = []
     if error and abs(column) > 4 * error and abs(column) > 1e-3:
@@ -273,26 +294,49 @@ def told_apart(
     sides = sides_of(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    reference = rows.tokens[REFERENCE]
-    pairs = {"rollout": replace(rows, train=reference), "trainer": replace(rows, rollout=reference)}
-    shown = {side: _causes(pair, evidence, files) for side, pair in pairs.items()}
+    few = Sample.of(evidence.sample.hashes, rows, LEAST_SAMPLE).rows  # which cause it is shows in fewer than how much
+    reference = few.tokens[REFERENCE]
+    pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
+    strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
+    alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(TOGETHER * sides.gap_rms, FELT)
+    ask = alike or len(found) > strongest
+    shown = {side: _causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 
     def side_of(finding: Finding, first: bool) -> Side:
         on: list[Side] = [side for side in ("rollout", "trainer") if finding.cause in shown[side]]
-        if len(on) == 1 and not (first and sides.confidence == "high"):
-            return on[0]
-        return sides.side
+        return on[0] if len(on) == 1 and not (first and strongest) else sides.side
 
-    return [
-        finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)
-    ], sides
+    told = [finding.model_copy(update={"side": side_of(finding, place == 0)}) for place, finding in enumerate(found)]
+    named = [cause for cause in CAUSES if cause.id in shown["rollout"] - _NOISES] if alike else []
+    if named or (alike and min(sides.rollout_rms, sides.train_rms) > LOUD):
+        told.append(_of_reference(sides, named))
+    return told, sides
+
+
+def _of_reference(sides: Sides, named: Sequence[Cause]) -> Finding:
+    """Both sides agree, and the reference is far from both; `named` is what it would show as a trainer."""
+    shows = f", which looks like: {', '.join(cause.title.lower() for cause in named)}" if named else ""
+    far = min(sides.rollout_rms, sides.train_rms)
+    return Finding(
+        cause="faulty_reference",
+        confidence="medium" if named else "low",
+        title="The reference, or both sides alike",
+        summary=f"the reference is {far:.2g} from both sides (rms, nats), and these are {sides.gap_rms:.2g} from each "
+        f"other{shows}. The reference is at fault, or both sides are in the same way.",
+        evidence=[
+            Fact(name="from_reference", value=far, meaning="smaller root mean square error of both sides, nats"),
+            Fact(name="from_each_other", value=sides.gap_rms, meaning="root mean square of the gap, nats"),
+        ],
+        advice="Score again with the trainer's weights of that step, the sampling temperature, the whole prompt, and "
+        "entry t about token t; if nothing changes, look for what both sides share.",
+        side="none",
+    )
 
 
 def _causes(pair: Rows, evidence: Evidence, files: Sequence[str]) -> set[str]:
     """What one pair of columns shows of the sample, at medium confidence or more."""
-    size = evidence.sample.size if evidence.sample is not None else 0
     by = tuple({name for name, _, _ in evidence.cells} - {"", LAG, "worker"})
-    gathered = gather(pair, by, [cause.flags for cause in CAUSES], size, {}, False)
+    gathered = gather(pair, by, [cause.flags for cause in CAUSES], LEAST_SAMPLE, {}, False)
     return {
         finding.cause for part in gathered.values() for finding in findings(part, files) if finding.confidence != "low"
     }

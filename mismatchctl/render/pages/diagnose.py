@@ -110,6 +110,8 @@ def _clouds(sides: Sides, anchor: str) -> Figures | None:
 def _share(share: SideShare) -> str:
     if share.value is None:
         return f"undefined ({share.status})"
+    if share.status != "ok":
+        return share.status
     interval = "" if share.interval is None else f" [{share.interval[0]:.0%}, {share.interval[1]:.0%}]"
     return f"{share.value:.0%}{interval}"
 

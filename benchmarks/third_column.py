@@ -1,0 +1,128 @@
+"""What a third column costs: a dump with and without `reference_log_probs`, analyzed, and decoded alone.
+
+    python benchmarks/third_column.py --write docs/benchmarks-third-column.md
+
+Each case is a fresh process of one thread; cases are interleaved, and compared within their round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from measure import make_dump, measure, report
+
+CASES = ("analyze two", "analyze three", "decode two", "decode three")
+LIMIT = 0.40
+REFERENCE = "reference_log_probs"
+
+
+def add_reference(folder: Path, target: Path) -> None:
+    """The same dump with a reference between both sides."""
+    rng = np.random.default_rng(2)
+    for path in folder.iterdir():
+        table = pq.read_table(path)
+        train = table["train_log_probs"].combine_chunks()
+        values = np.minimum(train.values.to_numpy() + 0.003 * rng.standard_t(3, len(train.values)), 0)
+        element = pa.field("element", pa.float32(), nullable=False)
+        lists = pa.LargeListArray.from_arrays(
+            train.offsets, pa.array(values.astype(np.float32)), type=pa.large_list(element)
+        )
+        split = [f"{name}.list.element" for name in ("rollout_log_probs", "train_log_probs", REFERENCE)]
+        pq.write_table(
+            table.append_column(pa.field(REFERENCE, lists.type, nullable=False), lists), target / path.name,
+            row_group_size=512, compression="zstd", compression_level=1, use_dictionary=False,
+            use_byte_stream_split=split, write_statistics=["step"], write_page_checksum=True,
+        )  # fmt: skip
+
+
+def run_case(case: str, folder: Path) -> None:
+    """One analysis or bare decode, in this process; the first file is read before, which loads the loops."""
+    import mismatchctl.analyze as verb
+    from mismatchctl.analyze.reading import WANTED
+    from mismatchctl.dumps import Problems, open_dump
+    from mismatchctl.measure.kernels.compiled import COMPILED
+
+    verb.kernel_for = lambda tokens, device: COMPILED
+
+    def analyze(path: Path) -> None:
+        verb.analyze([str(path)], threads=1)
+
+    def decode(path: Path) -> None:
+        dump = open_dump([str(path)], wanted=(*WANTED, REFERENCE))
+        for unit in dump.units:
+            for _ in dump.read(unit, Problems()):
+                pass
+
+    work = analyze if case.startswith("analyze") else decode
+    work(min(folder.iterdir()))
+    start, processor = time.perf_counter(), time.process_time()
+    work(folder)
+    report(time.perf_counter() - start, time.process_time() - processor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=12e6)
+    parser.add_argument("--repeat", type=int, default=4, help="An even number.")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.case:
+        run_case(given.case, given.folder)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        two, three = (Path(place) / name for name in ("two", "three"))
+        two.mkdir(), three.mkdir()
+        make_dump(two, int(given.tokens), 1000)
+        add_reference(two, three)
+        rounds = [
+            {
+                case: measure(__file__, "--case", case, "--folder", str(three if "three" in case else two)).processor
+                for case in cases
+            }
+            for cases in (CASES, CASES[::-1]) * (given.repeat // 2)
+        ]
+    text = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat) + "\n".join(table(rounds)) + "\n"
+    print(text)
+    if given.write:
+        given.write.write_text(text, encoding="utf-8")
+
+
+def table(rounds: list[dict[str, float]]) -> list[str]:
+    """Each case, and what the third column adds, as parts of the analysis of two."""
+    shares = {case: [found[case] / found["analyze two"] for found in rounds] for case in CASES}
+    decode = [b - a for a, b in zip(shares["decode two"], shares["decode three"], strict=True)]
+    added = [share - 1 for share in shares["analyze three"]]
+    rows = {
+        **shares,
+        "the column adds": added,
+        "of this, its decode": decode,
+        f"of this, all else (at most {LIMIT:.2f})": [a - b for a, b in zip(added, decode, strict=True)],
+    }
+    lines = ["| processor time, of the analysis of two columns | median | least | most |", "|---|---|---|---|"]
+    for name, values in rows.items():
+        lines.append(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |")
+    return lines
+
+
+HEAD = """# What a third column costs
+
+Made by `benchmarks/third_column.py`: {tokens:g} M tokens with and without `reference_log_probs`, one thread, {repeat}
+rounds of fresh processes, causes and sides included; the start of Python and the first file are left out.
+
+A reference is measured as two more pairs, the error of each side, with every metric of the mismatch; the split of the
+gap, and causes asked of each side, come from the sample. It should cost one decode and at most 40 % of a pair.
+
+"""
+
+
+if __name__ == "__main__":
+    main()
