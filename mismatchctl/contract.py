@@ -122,6 +122,12 @@ COLUMNS: tuple[Column, ...] = (
     Column("rollout_top_ids", Kind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
     Column("rollout_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
     Column("train_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
+    Column(
+        "reference_top_log_probs",
+        Kind.TOP_LOG_PROBS,
+        "nats",
+        "log-probs of the same tokens by what scored `reference_log_probs`; used where the trainer has recorded none",
+    ),
 )
 
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}

@@ -11,9 +11,9 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
+from mismatchctl.measure.distributions import OTHERS, ROLLOUT_TOP, other
 
-ROLLOUT, TRAIN = "rollout_top_log_probs", "train_top_log_probs"
-COLUMNS = (ROLLOUT, TRAIN)
+COLUMNS = (ROLLOUT_TOP, *OTHERS)
 _LEAST_TOKENS, _GONE = 100, -1e3
 """Places that it takes; and the log-prob below which a token could not be chosen."""
 _EXPLAINED, _Z, _LEAST_CHANGE = 0.9, 4.0, 0.003
@@ -56,7 +56,7 @@ class Cut:
 
 def _lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
     """Log-probs of both sides [N, k] at the sound tokens that have them, and the sequences of these [N]."""
-    a, b = (case.rows.tokens.get(name) for name in COLUMNS)
+    a, b = case.rows.tokens.get(ROLLOUT_TOP), other(case.rows.tokens)
     if a is None or b is None or a.shape != b.shape or a.ndim != 2:
         return None
     a, b = a[case.index].astype(np.float64), b[case.index].astype(np.float64)

@@ -6,6 +6,7 @@ bound on the whole one: merging outcomes can only lower a divergence.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, TokenBatch
 
-ROLLOUT_TOP, TRAIN_TOP = "rollout_top_log_probs", "train_top_log_probs"
+ROLLOUT_TOP = "rollout_top_log_probs"
+OTHERS = ("train_top_log_probs", "reference_top_log_probs")
+"""What the rollout is compared with: the trainer; where that recorded none, the scorer, which has its weights."""
 NAMES = ("top", "top_kl", "top_tv", "top_tv_most", "top_mass_rollout", "top_mass_train", "top_agrees")
 LEAST_REST = 1e-6
 """A rest is at least so likely: float32 does not add up to 1 more exactly."""
@@ -23,13 +26,18 @@ LEAST = -700.0
 
 def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
     """Tokens with both distributions, and over these the sums of what `compared` gives, per sequence [S] each."""
-    rollout, train = (block.others.get(name) for name in (ROLLOUT_TOP, TRAIN_TOP))
+    rollout, train = block.others.get(ROLLOUT_TOP), other(block.others)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in NAMES}
     known = ~(np.isnan(rollout).any(axis=1) | np.isnan(train).any(axis=1))
     values = {"top": np.ones(len(known)), **compared(rollout, train)}
     segments = block.segments
     return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in NAMES}
+
+
+def other(tokens: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
+    """The log-probs that the rollout's are compared with, of per-token columns by name."""
+    return next((tokens[name] for name in OTHERS if name in tokens), None)
 
 
 def compared(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:

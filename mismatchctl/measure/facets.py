@@ -6,7 +6,7 @@ Each function takes one block, the Ratios of its mismatch and the kernel, and gi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ class Facet:
 
     Attributes:
         name: what its metrics are found by.
-        needs: columns of the contract.
+        needs: columns of the contract; of those that one text parts with a bar, one is enough.
         names: of its sums, in order.
         columns: its sums.
     """
@@ -37,6 +37,10 @@ class Facet:
     needs: frozenset[str]
     names: tuple[str, ...]
     columns: Callable[[TokenBatch, Ratios, Kernel], Columns]
+
+    def is_of(self, has: Collection[str]) -> bool:
+        """Whether a dump with these columns has it."""
+        return all(any(name in has for name in need.split("|")) for need in self.needs)
 
 
 BAND = (0.999, 1.002)
@@ -164,7 +168,7 @@ FACETS = (
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
     Facet(
         TOP,
-        frozenset({distributions.ROLLOUT_TOP, distributions.TRAIN_TOP}),
+        frozenset({distributions.ROLLOUT_TOP, "|".join(distributions.OTHERS)}),
         distributions.NAMES,
         lambda block, ratios, kernel: distributions.distribution_columns(block),
     ),

@@ -74,7 +74,7 @@ class Plan:
     @property
     def facets(self) -> tuple[Facet, ...]:
         """What is measured beside pairs of policies."""
-        return tuple(facet for facet in FACETS if facet.needs <= self.has)
+        return tuple(facet for facet in FACETS if facet.is_of(self.has))
 
     @property
     def losses(self) -> bool:

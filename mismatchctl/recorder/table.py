@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_ELEMENTS = 2**31 - 1  # a list column counts its elements in 32 bits
 EXPERTS = ("rollout_experts", "train_experts")
-TOP = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs")
+TOP = ("rollout_top_ids", "rollout_top_log_probs", "train_top_log_probs", "reference_top_log_probs")
 NESTED = EXPERTS + TOP
 """Columns with a list for each token, all of one length."""
 PROMPT = "prompt_token_ids"

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatchctl.batch import Float64s
 from mismatchctl.errors import ConfigError
 from mismatchctl.score.choose import Choice, chosen
-from mismatchctl.score.folder import Folder, Settings, fingerprint
+from mismatchctl.score.folder import Folder, Row, Settings, fingerprint
 from mismatchctl.score.replay import write_replay
 from mismatchctl.score.sequences import REFERENCE, RESPONSE, Piece, open_sequences, pieces
 
@@ -95,8 +94,9 @@ def score(
     return Scored(sequences, tokens, kept, sum(file.rows for file in files) - sequences)
 
 
-def _log_probs(checkpoint: Checkpoint, piece: Piece, row: int, temperature: float) -> Float64s:
+def _log_probs(checkpoint: Checkpoint, piece: Piece, row: int, temperature: float) -> Row:
+    tokens, top = piece.tokens(row, checkpoint.vocabulary), piece.top_ids(row, checkpoint.vocabulary)
     try:
-        return checkpoint.log_probs(*piece.tokens(row, checkpoint.vocabulary), temperature)
+        return checkpoint.log_probs(*tokens, temperature, top)
     except ValueError as error:
         raise piece.bad(RESPONSE, row, str(error), "name the checkpoint that sampled these tokens") from error

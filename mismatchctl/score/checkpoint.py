@@ -54,28 +54,36 @@ class Checkpoint:
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
         self._limit: int | None = getattr(model.config, "max_position_embeddings", None)
 
-    def log_probs(self, prompt: Ints, response: Ints, temperature: float) -> Float64s:
+    def log_probs(
+        self, prompt: Ints, response: Ints, temperature: float, others: Ints | None = None
+    ) -> tuple[Float64s, Float64s | None]:
         """Log-probs of the response's tokens after the prompt, nats [T], in float64 from the logits on.
+
+        And those of `others` [T, k], tokens that could have stood there.
 
         Raises:
             ValueError: the sequence is longer than the model's positions, or a log-prob is not finite.
         """
         if not len(response):
-            return np.empty(0)
+            return np.empty(0), None if others is None else np.empty((0, others.shape[1]))
         ids = torch.as_tensor(np.concatenate([prompt, response])[None], device=self._device)
         if self._limit is not None and ids.shape[1] > self._limit:
             raise ValueError(f"has {ids.shape[1]:,} tokens with its prompt, and the model takes {self._limit:,}")
+        targets = ids[0, len(prompt) :, None]
+        if others is not None:
+            targets = torch.cat([targets, torch.as_tensor(others, device=self._device)], dim=1)
         found = []
         with torch.inference_mode():
             for part, logits in self._logits(ids[:, :-1], len(prompt) - 1):
                 scaled = torch.log_softmax(logits.double() / temperature, dim=-1)
-                targets = ids[0, part.start + 1 : part.stop + 1, None]
-                found.append(scaled.gather(-1, targets)[:, 0].cpu().numpy())
-        values: Float64s = np.concatenate(found)
+                first = part.start + 1 - len(prompt)
+                found.append(scaled.gather(-1, targets[first : first + len(scaled)]).cpu().numpy())
+        every: Float64s = np.concatenate(found)
+        values = every[:, 0]
         if not np.isfinite(values).all():
             place = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"the model gives no finite log-prob to token {place}")
-        return values
+        return values, None if others is None else every[:, 1:]
 
     def _logits(self, ids: torch.Tensor, first: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """Logits at the places from `first` on, some at a time: the layers run once, the head of the model by parts."""

@@ -19,8 +19,10 @@ from mismatchctl.batch import Bools, Float64s
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.score.sequences import REFERENCE, Piece
+from mismatchctl.score.sequences import REFERENCE, REFERENCE_TOP, Piece
 
+Row = tuple[Float64s, Float64s | None]
+"""Log-probs of a sequence's tokens [T], and of the rollout's most likely ones at each place [T, k], if it has them."""
 _KEY = b"mismatchctl.score"
 _NAME = re.compile(r"\d{5}_\d{5}\.parquet")
 _VERSION = "reference_version"
@@ -100,15 +102,18 @@ class Folder:
             raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {anew}")
         return _count(piece, chosen)
 
-    def write(self, piece: Piece, chosen: Bools, found: Sequence[Float64s]) -> int:
+    def write(self, piece: Piece, chosen: Bools, found: Sequence[Row]) -> int:
         """Write a piece with the log-probs of the chosen sequences; how many tokens these have."""
+        sampled, top = [values for values, _ in found], [values for _, values in found]
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
-        lengths[chosen] = [len(values) for values in found]
+        lengths[chosen] = [len(values) for values in sampled]
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        values = pa.array(np.concatenate([np.empty(0), *found]).astype(self._settings.dtype))
+        values = pa.array(np.concatenate([np.empty(0), *sampled]).astype(self._settings.dtype))
         lists = pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(~chosen))
         batch = _with(piece.batch, REFERENCE, lists)
+        if any(values is not None for values in top):
+            batch = _with(batch, REFERENCE_TOP, _nested(top, chosen, kind))
         if self._settings.version is not None:
             batch = _with(batch, _VERSION, pa.array([self._settings.version] * len(piece), pa.int64()))
         self._place.mkdir(parents=True, exist_ok=True)
@@ -123,6 +128,24 @@ class Folder:
     def _made(self, piece: Piece, chosen: Bools) -> str:
         source = {"file": piece.file.path, "version": piece.file.version, "rows": np.packbits(chosen).tobytes().hex()}
         return json.dumps({**asdict(self._settings), **source}, sort_keys=True)
+
+
+def _nested(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) -> pa.Array:
+    """The lists of each token of the chosen sequences; null of the others, and of those that have none."""
+    of_row: list[Float64s | None] = [None] * len(chosen)
+    for row, values in zip(np.flatnonzero(chosen).tolist(), top, strict=True):
+        of_row[row] = values
+    tokens = [0 if values is None else len(values) for values in of_row]
+    widths = [values.shape[1] for values in of_row if values is not None for _ in range(len(values))]
+    flat = np.concatenate([np.empty(0), *(values.reshape(-1) for values in of_row if values is not None)])
+    inner = pa.ListArray.from_arrays(_offsets(widths), pa.array(flat).cast(kind.value_type), type=kind)
+    whole = pa.list_(pa.field("element", kind, nullable=False))
+    missing = pa.array([values is None for values in of_row])
+    return pa.ListArray.from_arrays(_offsets(tokens), inner, type=whole, mask=missing)
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
 
 def _with(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:

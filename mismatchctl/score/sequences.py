@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.dumps import DumpFile
@@ -17,6 +18,7 @@ from mismatchctl.dumps.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.errors import DataError
 
 PROMPT, RESPONSE, MASK, REFERENCE = "prompt_token_ids", "token_ids", "response_mask", "reference_log_probs"
+TOP_IDS, REFERENCE_TOP = "rollout_top_ids", "reference_top_log_probs"
 ROWS = 128
 """Sequences of a piece: what an interrupted run loses at most."""
 _REMEDIES = {
@@ -59,12 +61,29 @@ class Piece:
             raise self.bad(RESPONSE, row, f"has {len(response)} ids for {expected} log-probs", "correct the dump")
         return prompt, response
 
+    def top_ids(self, row: int, vocabulary: int) -> Ints | None:
+        """The ids of the rollout's most likely tokens at each place of a sequence [T, k]; None where it has none.
+
+        Raises:
+            DataError: an id that a vocabulary of this size lacks, or lists of several lengths.
+        """
+        if TOP_IDS not in self.batch.schema.names or not self.batch[TOP_IDS][row].is_valid:
+            return None
+        lists, count = self.batch[TOP_IDS][row].values, int(self.log_ratios[0].lengths[row])
+        lengths = pc.list_value_length(lists).unique()
+        if len(lists) != count or len(lengths) > 1 or lists.null_count:
+            raise self.bad(TOP_IDS, row, "is not one list for each token, all of one length", "correct the dump")
+        ids = self._known(TOP_IDS, row, lists.flatten(), vocabulary)
+        return ids.reshape(count, -1) if count else ids.reshape(0, 0)
+
     def _ids(self, column: str, row: int, vocabulary: int) -> Ints:
         lists = self._lists[column]
         if lists.null is not None and lists.null[row]:
             raise self.bad(column, row, "is null", "correct the dump")
-        start = int(lists.starts[row])
-        ids: Ints = numbers(lists.values.slice(start, int(lists.lengths[row]))).astype(np.int64, copy=False)
+        return self._known(column, row, lists.values.slice(int(lists.starts[row]), int(lists.lengths[row])), vocabulary)
+
+    def _known(self, column: str, row: int, values: pa.Array, vocabulary: int) -> Ints:
+        ids: Ints = numbers(values).astype(np.int64, copy=False)
         strange = ids[(ids < 0) | (ids >= vocabulary)]
         if len(strange):
             problem = f"has the id {strange[0]}, and the model knows {vocabulary:,}"
