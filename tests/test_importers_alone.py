@@ -257,3 +257,14 @@ def test_files_of_another_make_are_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         convert(source, tmp_path / "out.parquet", join=train)
     assert error.value.file == str(source)
+
+
+def test_a_sequence_of_several_versions_has_the_oldest(tmp_path: Path) -> None:
+    source = tmp_path / "rollout_data"
+    source.mkdir()
+    content = torch.load(SLIME / "rollout_data/0.pt", weights_only=True)
+    for place, sample in enumerate(content["samples"]):
+        sample["weight_versions"] = [str(place + 9), str(place + 12), str(place + 10)]
+    torch.save(content, source / "0.pt")
+    rows = converted(SLIME / "train_data", tmp_path, join=source)
+    assert [row["rollout_version"] for row in rows] == [place + 9 for place in range(len(rows))]

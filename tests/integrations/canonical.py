@@ -127,7 +127,7 @@ def record_of(step: int, sequence: Sampled) -> dict[str, Any]:
         "advantages": valid([sequence.advantage] * len(ours)),
         "reward": sequence.reward,
         "prompt_id": sequence.prompt_id,
-        "rollout_version": max(sequence.versions),
+        "rollout_version": min(sequence.versions),
         "train_version": step,
     }
 

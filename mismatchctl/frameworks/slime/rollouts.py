@@ -21,7 +21,7 @@ def _rows(file: File) -> Iterator[Row]:
             "prompt_id": sample.get("group_index"),
             "rollout_ids": sample.get("rollout_id"),
             "reward": sample.get("reward"),
-            "rollout_version": max(map(int, versions)) if versions and all(map(str.isdecimal, versions)) else None,
+            "rollout_version": min(map(int, versions)) if versions and all(map(str.isdecimal, versions)) else None,
         }
 
 
