@@ -21,7 +21,7 @@ from mismatchctl.render.document import WHOLE, Answers, Card, Document, Explorer
 from mismatchctl.render.pages import analyze, combined
 from mismatchctl.render.to.html import html
 from mismatchctl.render.to.markdown import markdown
-from mismatchctl.result import Finding, story_of
+from mismatchctl.result import Finding, read_result, story_of
 from mismatchctl.sweep import Axis, Study, sweep
 from mismatchctl.sweep.export import to_json
 from mismatchctl.sweep.saved import from_json
@@ -68,6 +68,22 @@ def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Pat
     assert {a["href"][1:] for a in page.all("a")} <= set(ids)
     for words in ("moe (a)", "is above 1", "points that no other beats"):
         assert words in done.stdout, words
+
+
+def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path: Path) -> None:
+    kept, again = tmp_path / "all.json", tmp_path / "again.json"
+    assert run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q").exit_code == 0
+    assert run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q").exit_code == 0
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "apart.html").read_bytes()
+    assert again.read_bytes() == kept.read_bytes()
+    sections = read_result(kept).sections
+    assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
+    assert run("gate", kept, "--rule", "k3:max=1").exit_code == 0
+    done = run("report", files["verdict"], "-o", tmp_path / "none.json")
+    assert done.exit_code == 4 and "no Result" in done.stderr and not (tmp_path / "none.json").exists()
+    for section in ({"checks": 1}, {}, {"provenance": {}}):
+        (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
+        assert run("report", tmp_path / "damaged.json").exit_code == 4
 
 
 def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:

@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
-from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet
+from mismatchctl.cli.flags import OUTPUTS, Force, Html, Markdown, Open, Quiet
 from mismatchctl.cli.output import check_places, console, open_page, outputs, write
 
 if TYPE_CHECKING:
     from mismatchctl.render.figures import Figure
+
+
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write all of them as one Result (JSON).", rich_help_panel=OUTPUTS)
+]
 
 
 def report(
@@ -20,6 +25,7 @@ def report(
         list[Path],
         typer.Argument(help="What analyze, sweep, compare, advise or gate wrote as JSON.", show_default=False),
     ],
+    output: Output = None,
     html: Html = None,
     markdown: Markdown = None,
     open_: Open = False,
@@ -28,16 +34,19 @@ def report(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed."""
+    """Render results again, several on one page: the summary, a page, Markdown. The dumps are not needed.
+
+    With -o, all of them as one Result: runs side by side, and what other verbs found as its sections.
+    """
     to_stdout = str(markdown) == "-"
-    check_places(html, None if to_stdout else markdown, force=force, inputs=results)
+    check_places(output, html, None if to_stdout else markdown, force=force, inputs=results)
     check_folder(figures)
     page = open_page(html, wanted=open_)
-    from mismatchctl.render.pages.combined import document
+    from mismatchctl.render.pages.combined import document, gather
     from mismatchctl.render.to.markdown import markdown as as_markdown
 
     brief = document(results, whole=False)
-    files: list[tuple[Path, bytes]] = []
+    files: list[tuple[Path, bytes]] = [] if output is None else [(output, gather(results).to_json().encode())]
     if html is not None:
         from mismatchctl.render.to import html as to
 
@@ -63,6 +72,6 @@ def _figures(results: list[Path]) -> dict[str, Figure]:
     from mismatchctl.render.pages.combined import document
     from mismatchctl.result import is_result, read_result
 
-    if len(results) == 1 and is_result(str(results[0])):
-        return figures_of_result(read_result(results[0]))
+    if len(results) == 1 and is_result(str(results[0])) and not (alone := read_result(results[0])).sections:
+        return figures_of_result(alone)
     return figures_of_page(document(results))

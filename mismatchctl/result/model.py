@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_serializer
+from pydantic import Field, PlainSerializer, model_serializer
 
 from mismatchctl import __version__
 from mismatchctl.contract import REQUIRED
@@ -39,6 +40,14 @@ class Value(FiniteModel):
         return data if self.interval is None else data | {"interval": list(self.interval)}
 
 
+def _whole(values: Sequence[float | None]) -> list[int | float | None]:
+    """Whole numbers without a point: in a long run, a twelfth of the file."""
+    return [int(v) if v is not None and v.is_integer() and abs(v) < 2**53 else v for v in values]
+
+
+Numbers = Annotated[list[float | None], PlainSerializer(_whole, when_used="json")]
+
+
 class Series(FiniteModel):
     """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`; counts are exact.
 
@@ -47,7 +56,7 @@ class Series(FiniteModel):
     `status` is a word for all groups, or the indices of those that are not "ok" by reason.
     """
 
-    value: list[float | None]
+    value: Numbers
     se: list[float | None] | None = None
     interval: list[tuple[float, float] | None] | None = None
     status: str | dict[str, list[int]] = "ok"
@@ -57,6 +66,12 @@ class Series(FiniteModel):
         if isinstance(self.status, str):
             return self.status
         return next((reason for reason, groups in self.status.items() if index in groups), "ok")
+
+    def at(self, index: int) -> Value:
+        """The value of one group."""
+        interval = None if self.interval is None else self.interval[index]
+        se = None if self.se is None else self.se[index]
+        return Value(value=self.value[index], se=se, interval=interval, status=self.status_at(index))
 
 
 class Overall(FiniteModel):
@@ -78,7 +93,7 @@ class Clusters(FiniteModel):
     hashes: list[str]
     groups: list[int] = Field(default_factory=list)
     folded: bool = False
-    sums: list[list[float]]
+    sums: list[Annotated[list[float], PlainSerializer(_whole, when_used="json")]]
 
 
 class Groups(FiniteModel):
@@ -91,6 +106,11 @@ class Groups(FiniteModel):
     metrics: dict[str, Series]
     corrections: dict[str, dict[str, Series]]
     clusters: Clusters | None = None
+
+    def series(self, key: str, correction: str | None = None) -> Series:
+        """A metric over the groups, or one of a correction; nothing where it was not recorded."""
+        found = (self.metrics if correction is None else self.corrections[correction]).get(key)
+        return found or Series(value=[None] * len(self.labels), status="not recorded")
 
 
 class Distribution(FiniteModel):
@@ -329,13 +349,18 @@ class Provenance(FiniteModel):
 
 
 class Result(ResultViews, FiniteModel):
-    """What `analyze` computes, `report` renders and `gate` judges."""
+    """What `analyze` computes, `report` renders and `gate` judges.
+
+    `sections` are what other verbs found of the same runs, each as its own JSON: `report -o` puts them here, and the
+    Result's page shows them.
+    """
 
     format: int = FORMAT
     provenance: Provenance
     corrections: list[Correction]
     warnings: list[str]
     runs: dict[str, RunResult]
+    sections: list[dict[str, Any]] = Field(default_factory=list)
 
     def to_json(self) -> str:
         """Strict JSON, compact, ending in a newline."""

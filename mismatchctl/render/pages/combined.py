@@ -12,7 +12,7 @@ from mismatchctl.advise import Advice
 from mismatchctl.compare.model import FORMAT, Comparison
 from mismatchctl.errors import DataError
 from mismatchctl.gate import Verdict
-from mismatchctl.render.document import Document, Headline, Section
+from mismatchctl.render.document import Card, Document, Headline, Section
 from mismatchctl.render.pages import advise, analyze, compare, gate, sweep
 from mismatchctl.result import Result, read_result
 from mismatchctl.stores import read_whole
@@ -24,27 +24,62 @@ Kept = Result | Comparison | Verdict | Sweep | dict[str, Advice]
 _REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
 
 
-def read(path: Path) -> Kept:
-    """What a verb wrote as JSON, told by what it holds.
+def read(paths: Sequence[Path]) -> list[tuple[str, Kept]]:
+    """What verbs wrote as JSON, each under the name of its file; what a Result holds of other verbs follows it.
 
     Raises:
-        DataError: it is something else, or damaged.
+        DataError: one is something else, or damaged.
     """
+    found: list[tuple[str, Kept]] = []
+    for path in paths:
+        kept = _of(_data(path), path) or read_result(path)
+        found.append((path.stem, kept))
+        for section in kept.sections if isinstance(kept, Result) else ():
+            own = _of(section, path)
+            if own is None:
+                raise DataError("damaged: sections: one is of no verb", file=str(path), remedy=_REMEDY)
+            found.append((path.stem, own))
+    return found
+
+
+def gather(paths: Sequence[Path]) -> Result:
+    """All of it as one Result: runs side by side, what was swept, compared, advised and judged of them as sections.
+
+    Raises:
+        DataError: no file is a Result, or one is none of these.
+    """
+    results, others = [], []
+    for path in paths:
+        data = _data(path)
+        if _of(data, path) is None:
+            results.append((path.stem, read_result(path)))
+        else:
+            others.append(data)
+    if not results:
+        raise DataError("no Result, to hold the others", file=str(paths[0]), remedy="name what analyze -o wrote")
+    made = _side_by_side(results)
+    made.sections = [*(section for _, result in results for section in result.sections), *others]
+    return made
+
+
+def _data(path: Path) -> Any:
     try:
-        data: Any = parse_json(decoded(read_whole(path)))
+        return parse_json(decoded(read_whole(path)))
     except OSError as error:
         raise DataError(error.strerror or str(error), file=str(path), remedy=_REMEDY) from None
     except TextError as error:
         raise DataError(f"not JSON: {error}", file=str(path), remedy=_REMEDY) from None
-    if not isinstance(data, dict) or "provenance" in data:
-        return read_result(path)
+
+
+def _of(data: Any, path: Path) -> Kept | None:
+    """What a verb other than analyze wrote, told by what it holds; None where it is of none."""
     try:
-        return _of(data) or read_result(path)
+        return _told(data) if isinstance(data, dict) and "provenance" not in data else None
     except (ValidationError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
 
 
-def _of(data: Mapping[str, Any]) -> Kept | None:
+def _told(data: Mapping[str, Any]) -> Kept | None:
     plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
     if "contrasts" in data:
         if data.get("format") != FORMAT:
@@ -57,14 +92,14 @@ def _of(data: Mapping[str, Any]) -> Kept | None:
     if "basis" in data:
         return {"": Advice.model_validate(plain)}
     runs = data.get("runs")
-    if isinstance(runs, dict) and all(isinstance(run, dict) and "basis" in run for run in runs.values()):
+    if isinstance(runs, dict) and runs and all(isinstance(run, dict) and "basis" in run for run in runs.values()):
         return {run: Advice.model_validate(found) for run, found in runs.items()}
     return None
 
 
 def document(paths: Sequence[Path], *, whole: bool = True) -> Document:
-    """The page of all of it; one file alone has the page of its verb."""
-    found = [(path.stem, read(path)) for path in paths]
+    """The page of all of it; one thing alone has the page of its verb."""
+    found = read(paths)
     if len(found) == 1:
         return _alone(found[0][1], whole)
     results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
@@ -76,10 +111,11 @@ def document(paths: Sequence[Path], *, whole: bool = True) -> Document:
         own = _alone(kept, whole)
         first = not any(type(kept) is type(before) for before in others[:number])
         inside = [section for section in own.sections if section.anchor != "provenance"]
-        title = f"{_TITLES[type(kept)]}: {own.headline.title}" if own.headline.title else _TITLES[type(kept)]
-        section = Section(title, f"part-{number}")
-        if own.headline.level:
-            section.note = own.headline.level
+        section = Section(_TITLES[type(kept)], f"part-{number}", note=own.headline.title)
+        if isinstance(kept, Verdict):  # nobody should have to look for it
+            told = own.headline.title.replace(kept.outcome, "The gate", 1)
+            card = Card(kept.outcome, kept.outcome, told)
+            opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
         opening.append(section.add(*(inside if first else (_renamed(part, f"part-{number}") for part in inside))))
         known = {entry.anchor for _, entries in glossary for entry in entries}
         more = [entry for _, entries in own.glossary for entry in entries if entry.anchor not in known]
