@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
-from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE, SCALE, place
 from mismatchctl.render.text import clean
 
 _PLAIN = str.maketrans(
@@ -18,9 +18,7 @@ _PLAIN = str.maketrans(
 _BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
 _LEAST_SPREAD = math.log(1.5)
 """A series that varies less than by this factor is not stretched over the whole height."""
-_DECADES = (-6, 0)
-"""Ends of the scale that K3 is drawn on, as powers of ten."""
-_LABELS = ((1e-6, "1e-6"), (DENSE_RANGE[0], "1e-5 dense"), (MOE_RANGE[0], "1e-3 MoE"), (MOE_RANGE[1], "1e-1"))
+_LABELS = ((SCALE[0], "1e-8"), (DENSE_RANGE[0], "1e-5 dense"), (MOE_RANGE[0], "1e-3 MoE"), (MOE_RANGE[1], "1e-1"))
 
 
 class Glyphs:
@@ -77,7 +75,7 @@ class Glyphs:
                 cells[index] = fill
         here = _place(k3, width)
         outside = (self.text("<"), self.text(">")) if self.plain else ("◂", "▸")
-        cells[here] = outside[0] if k3 < 10 ** _DECADES[0] else outside[1] if k3 > 10 ** _DECADES[1] else mark
+        cells[here] = outside[0] if k3 < SCALE[0] else outside[1] if k3 > SCALE[1] else mark
         line = Text("".join(cells), style="dim")
         line.stylize("not dim bold", here, here + 1)
         return Text.assemble(line, "\n", (_labels(width), "dim"))
@@ -93,15 +91,13 @@ def _mean(heights: Sequence[float | None]) -> float | None:
 
 
 def _place(k3: float, width: int) -> int:
-    low, high = _DECADES
-    decades = min(max(math.log10(k3), low), high) if k3 > 0 else low
-    return round((decades - low) / (high - low) * (width - 1))
+    return round(place(k3) * (width - 1))
 
 
 def _labels(width: int) -> str:
     line = ""
     for start, name in _LABELS:
-        place = _place(start, width)
-        if len(line) < place or not line:
-            line = line.ljust(place) + name
+        here = _place(start, width)
+        if len(line) < here or not line:
+            line = line.ljust(here) + name
     return line[:width]

@@ -13,7 +13,6 @@ from mismatchctl.numbers import number
 from mismatchctl.render.document import Cell as Cell
 from mismatchctl.render.document import Head as Head
 from mismatchctl.render.document import Table as Table
-from mismatchctl.render.series import value_at
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import Groups
 
@@ -118,13 +117,14 @@ class Shown:
 
 def group_table(caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry) -> Table:
     """One row per group."""
-    metrics = [registry.metric(column.key, "m" if column.correction is None else "c") for column in shown]
     table = Table(caption, [Head(clean(first), numeric=False)], sortable=True)
-    table.heads += [registry.head(c.key, "m" if c.correction is None else "c", clean(c.text), c.drop) for c in shown]
-    sources = [groups.metrics if c.correction is None else groups.corrections[c.correction] for c in shown]
+    columns = []
+    for one in shown:
+        scope = "m" if one.correction is None else "c"
+        table.heads.append(registry.head(one.key, scope, clean(one.text), one.drop))
+        columns.append((groups.series(one.key, one.correction), registry.metric(one.key, scope).unit))
     for index, name in enumerate(groups.labels[:MOST_ROWS]):
-        values = [value_at(source.get(c.key), index) for c, source in zip(shown, sources, strict=True)]
-        cells = [table.value(value, metric.unit) for value, metric in zip(values, metrics, strict=True)]
+        cells = [table.value(series.at(index), unit) for series, unit in columns]
         table.rows.append([words(label(name), "name"), *cells])
     if len(groups.labels) > MOST_ROWS:
         table.left_out = f"The first {MOST_ROWS} of {len(groups.labels):,} rows; the JSON result holds all of them."

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from mismatchctl.gate.words import sentence
 from mismatchctl.numbers import DASH, estimate, label, number
-from mismatchctl.render.series import value_at
 from mismatchctl.render.tables import SHORT
 from mismatchctl.render.text import short
 from mismatchctl.result import RunResult
@@ -46,7 +45,7 @@ def lines(look: Look) -> Iterator[str]:
 
 
 def _cell(run: RunResult, key: str, index: int, unit: str) -> str:
-    value = value_at(run.groups.metrics.get(key), index)
+    value = run.groups.series(key).at(index)
     if value.value is None:
         return DASH
     return estimate(value.value, value.se, unit) if key == "k3" else number(value.value, unit)

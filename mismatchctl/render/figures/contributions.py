@@ -14,8 +14,8 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout
 from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
-from mismatchctl.render.series import SURE
 from mismatchctl.render.text import clean, label, short
 
 MOST_PARTS = 24

@@ -14,8 +14,8 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import percent, plain
+from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import SERIES, SURFACE
-from mismatchctl.render.series import SURE
 from mismatchctl.render.text import clean, short
 from mismatchctl.result import Value
 

@@ -14,9 +14,9 @@ from mismatchctl.batch import Float64s
 from mismatchctl.render.figures.canvas import Canvas, Layout, legend_height, line_key, rule_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent, plain, power, round_ticks
+from mismatchctl.render.figures.series import Column, column
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described, extremes, outside
-from mismatchctl.render.series import Column, column
 from mismatchctl.render.text import label, short
 from mismatchctl.result import Groups, Series
 

@@ -10,8 +10,8 @@ from mismatchctl.numbers import DASH
 from mismatchctl.render.document import (
     BRIEF,
     USUAL,
-    Cell,
     Code,
+    Columns,
     Document,
     Figures,
     Head,
@@ -20,18 +20,9 @@ from mismatchctl.render.document import (
     Section,
     Table,
 )
+from mismatchctl.render.tables import words
 from mismatchctl.render.text import clean
 from mismatchctl.texts.yaml_written import dump_yaml
-
-_COLUMNS = (
-    ("error", "of one update's gradient; the largest here is 1", 0),
-    ("bias²", "its part that more data does not take away", 4),
-    ("variance", "its part that more data takes away", 5),
-    ("rejected", "share of the tokens", 0),
-    ("ESS", "effective sample size of the tokens", 1),
-    ("next batch", "sequences rejected, with a 90 % interval", 2),
-    ("twice as long", "sequences rejected of responses twice as long", 3),
-)
 
 
 def document(found: Mapping[str, Advice]) -> Document:
@@ -69,20 +60,26 @@ def _picture(advice: Advice, anchor: str) -> Figures | None:
 
 
 def _table(advice: Advice) -> Table:
-    heads = [Head("correction", numeric=False), *(Head(text, about=a, drop=d) for text, a, d in _COLUMNS)]
-    table = Table("Corrections, the best first", [*heads, Head("why", numeric=False, drop=6)], reach=BRIEF)
     every = [*advice.advice, *advice.yours]
     scale = max(own.mse for own in every) or 1.0
-    for own in every:
-        parts = (own.mse, max(own.bias2, 0.0), own.variance)
-        texts = [*(f"{part / scale:.3f}" for part in parts), _rejected(own), f"{own.ess:.2f}"]
-        texts += [_ahead(own.next_batch), _ahead(own.twice_the_length)]
-        table.rows.append([Cell(clean(own.name), kind="name"), *map(Cell, texts), Cell(own.why, kind="prose")])
-    return table
-
-
-def _rejected(own: Advised) -> str:
-    return f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"
+    columns: Columns[Advised] = (
+        ("correction", lambda own: words(own.name, "name")),
+        (Head("error", about="of one update's gradient; the largest here is 1", drop=0),
+         lambda own: f"{own.mse / scale:.3f}"),
+        (Head("bias²", about="its part that more data does not take away", drop=4),
+         lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
+        (Head("variance", about="its part that more data takes away", drop=5),
+         lambda own: f"{own.variance / scale:.3f}"),
+        (Head("rejected", about="share of the tokens", drop=0),
+         lambda own: f"{own.rejected_tokens:.1%}" if own.rejected_tokens else "0"),
+        (Head("ESS", about="effective sample size of the tokens", drop=1), lambda own: f"{own.ess:.2f}"),
+        (Head("next batch", about="sequences rejected, with a 90 % interval", drop=2),
+         lambda own: _ahead(own.next_batch)),
+        (Head("twice as long", about="sequences rejected of responses twice as long", drop=3),
+         lambda own: _ahead(own.twice_the_length)),
+        (Head("why", numeric=False, drop=6), lambda own: words(own.why, "prose")),
+    )  # fmt: skip
+    return Table.of("Corrections, the best first", every, columns, reach=BRIEF)
 
 
 def _ahead(ahead: Ahead | None) -> str:

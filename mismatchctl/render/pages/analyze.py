@@ -38,7 +38,6 @@ from mismatchctl.render.pages.correction_tables import (
 from mismatchctl.render.pages.diagnose import sides_section
 from mismatchctl.render.pages.findings import card
 from mismatchctl.render.pages.provenance import provenance
-from mismatchctl.render.series import lists
 from mismatchctl.render.tables import Registry, known_keys, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import Result, RunResult, Value, story_of
@@ -116,8 +115,8 @@ def _facts(result: Result) -> list[str]:
 
 
 def _answers(run: RunResult) -> Answers:
-    values, _ = lists(run.groups, "k3")
-    return Answers(story_of(run).answers, run.overall.metrics.get("k3", NOT_RECORDED).value, values)
+    over = run.groups.series("k3").value
+    return Answers(story_of(run).answers, run.overall.metrics.get("k3", NOT_RECORDED).value, over)
 
 
 def _run(result: Result, index: int, sections: Sequence[Section]) -> Section:
@@ -267,11 +266,10 @@ def overview(result: Result, registry: Registry) -> Section:
     for index, (name, run) in enumerate(result.runs.items()):
         k3, growth = run.overall.metrics.get("k3", NOT_RECORDED), story_of(run).growth
         cell = table.value(k3, "nats/token")
-        values, _ = lists(run.groups, "k3")
         row = [
             Cell(clean(name), kind="name", anchor=f"run-{index}"), cell,
             Cell(_range(k3.value), kind="scale", order=cell.order, place=k3.value),
-            Cell("", kind="line", line=tuple(values)), words(growth.brief),
+            Cell("", kind="line", line=tuple(run.groups.series("k3").value)), words(growth.brief),
         ]  # fmt: skip
         for key in chosen:
             value = run.overall.metrics.get(key, NOT_RECORDED)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, PairedTokens
+from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, MovedToken, PairedTokens
 from mismatchctl.compare.words import (
     MATRIX,
     correction_rows,
@@ -39,9 +41,9 @@ from mismatchctl.render.figures.breakdowns import breakdowns_figure
 from mismatchctl.render.figures.contributions import contributions_figure
 from mismatchctl.render.figures.distributions import distributions_figure
 from mismatchctl.render.figures.theme import SHADES
-from mismatchctl.render.pages.run_tables import place_cells, place_heads
+from mismatchctl.render.pages.run_tables import PLACE, token_columns
 from mismatchctl.render.tables import SHORT, Registry, amount, words
-from mismatchctl.render.text import are_bytes, clean, stems, token_text
+from mismatchctl.render.text import clean, stems
 from mismatchctl.result import Value
 
 DETAILED = 3
@@ -61,14 +63,13 @@ def document(comparison: Comparison, *, whole: bool = True) -> Document:
     tokens = sum(int(side.metrics["tokens"].value or 0) for side in comparison.sides)
     facts = [f"{len(comparison.sides)} runs", f"{tokens:,} tokens"]
     made = Document(Headline(title, facts, what="compare"), version=clean(comparison.version))
-    made.add(*sections(comparison, registry, whole=whole))
+    made.add(*_sections(comparison, registry, whole))
     if whole:
         made.glossary = [("Metrics", [*registry.entries("m"), *registry.entries("c")])]
     return made
 
 
-def sections(comparison: Comparison, registry: Registry, *, whole: bool = True) -> Iterator[Section]:
-    """What stands below the headline, also on a page that is about more than the comparison."""
+def _sections(comparison: Comparison, registry: Registry, whole: bool) -> Iterator[Section]:
     contrasts = comparison.contrasts
     if comparison.matrix is not None:
         yield Section(
@@ -185,20 +186,16 @@ def _changes(
     for key in keys:
         change, metric = changes[key], registry.metric(key, scope)
         ends = DASH if change.interval is None else " to ".join(signed(end) for end in change.interval)
-        mark = "" if change.status == "ok" else table.note(change.status)
         word = verdict(change)
-        table.rows.append(
-            [
-                Cell(metric.title, kind="name", anchor=f"{scope}-{key}", brief=key),
-                table.value(change.reference, metric.unit),
-                table.value(change.other, metric.unit),
-                _amount(change.difference, signed),
-                Cell(ends, mark),
-                _amount(change.relative, signed_percent),
-                Cell(DASH if change.p is None else number(change.p), order=_order(change.p)),
-                Cell(word, kind="alarm" if word == "worse" else "number"),
-            ]
-        )
+        table.rows.append([
+            Cell(metric.title, kind="name", anchor=f"{scope}-{key}", brief=key),
+            *(table.value(value, metric.unit) for value in (change.reference, change.other)),
+            _amount(change.difference, signed),
+            Cell(ends, "" if change.status == "ok" else table.note(change.status)),
+            _amount(change.relative, signed_percent),
+            _amount(change.p, number),
+            Cell(word, kind="alarm" if word == "worse" else "number"),
+        ])  # fmt: skip
     return table
 
 
@@ -268,36 +265,22 @@ def _order(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
+def _change_of_k3(row: MovedToken) -> Cell:
+    return _amount(row.k3_change, signed)
+
+
 def _moved(paired: PairedTokens) -> Table | None:
     """The tokens of which K3 changed most."""
     rows = paired.most_moved[:MOST_TOKENS]
-    if not rows:
-        return None
-    as_bytes = are_bytes([row.context_ids for row in rows])
-    ids = any(row.token_id is not None for row in rows)
-    heads = [*place_heads(), Head("position", about="counted from the sequence's first valid token")]
-    heads += [Head("what came before", numeric=False), Head("token", numeric=False)] if ids else []
-    heads.append(Head("change of K3", "nats"))
-    differing = [
-        (what, field)
-        for what, field, same in (
-            ("rollout", "rollout_log_prob", paired.same_rollout),
-            ("train", "train_log_prob", paired.same_train),
-            ("log ratio", "log_ratio", False),
-        )
-        if not same
-    ]
-    heads += [Head(f"{what}, {side}") for what, _ in differing for side in ("reference", "other")]
+    fields = {"rollout": "rollout_log_prob", "train": "train_log_prob", "log ratio": "log_ratio"}
+    same = {"rollout": paired.same_rollout, "train": paired.same_train}
+    columns: list[Any] = [*PLACE, *token_columns(rows), (Head("change of K3", "nats"), _change_of_k3)]
+    for what in (what for what in fields if not same.get(what, False)):
+        for place, side in enumerate(("reference", "other")):
+            value = partial(lambda field, place, row: amount(getattr(row, field)[place]), fields[what], place)
+            columns.append((Head(f"{what}, {side}"), value))
     caption = f"The {len(rows)} tokens of which K3 changed most; places are those in the other dump."
-    table = Table(caption, heads, sortable=True)
-    for row in rows:
-        cells = [*place_cells(row), amount(row.position, "tokens")]
-        if ids:
-            cells.append(words(token_text(row.context_ids, as_bytes), "before"))
-            cells.append(words(token_text([] if row.token_id is None else [row.token_id], as_bytes), "code"))
-        cells.append(_amount(row.k3_change, signed))
-        table.rows.append([*cells, *(amount(value) for _, field in differing for value in getattr(row, field))])
-    return table
+    return Table.of(caption, rows, columns, sortable=True) if rows else None
 
 
 def _matrix(matrix: Matrix) -> Iterator[Table]:

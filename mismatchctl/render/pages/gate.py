@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mismatchctl.gate import Check, Need, Verdict
 from mismatchctl.gate.words import anatomy, basis, by_rule, chosen, headline, statement, tally
 from mismatchctl.numbers import DASH, number
-from mismatchctl.render.document import USUAL, Card, Cell, Document, Head, Headline, Note, Section, Table
+from mismatchctl.render.document import USUAL, Card, Columns, Document, Head, Headline, Note, Section, Table
 from mismatchctl.render.text import clean
 
 
 def document(verdict: Verdict) -> Document:
     """The page of a verdict: a section per rule and run, a card per check."""
     made = Document(Headline(headline(verdict), level=verdict.outcome, what="gate"))
-    return made.add(*sections(verdict))
-
-
-def sections(verdict: Verdict) -> Iterable[Section]:
-    """What stands below the headline, also on a page that is about more than the verdict."""
     several = len({check.run for check in verdict.checks}) > 1
     grown = [
         Note(f"{f'{clean(run)}: ' if several else ''}K3 {growth.text}")
@@ -26,13 +21,14 @@ def sections(verdict: Verdict) -> Iterable[Section]:
         if growth.changed
     ]
     notes = (Note(clean(note), "alarm") for note in verdict.notes)
-    yield Section("Notes", "gate-notes", heading=False).add(*notes, *grown)
+    made.add(Section("Notes", "gate-notes", heading=False).add(*notes, *grown))
     for place, ((run, rule), checks) in enumerate(by_rule(verdict.checks)):
         shown, hidden = chosen(checks)
         section = Section(clean(rule), f"gate-{place}", note=clean(run) if several else "").add(*map(_card, shown))
         if hidden:
             section.add(Note(f"and {hidden} more: {tally(checks)} in all"))
-        yield section
+        made.add(section)
+    return made
 
 
 def _card(check: Check) -> Card:
@@ -46,17 +42,16 @@ def plan_document(needs: Sequence[Need]) -> Document:
     if not needs:
         note = Note("No rule bounds a mean from above: there is nothing to plan.")
         return made.add(Section("", "plan").add(note))
-    heads = [
-        Head("run and metric", numeric=False), Head("rise", drop=0), Head("needs sequences", drop=0),
-        Head("needs clusters", drop=0), Head("has clusters", drop=0), Head("compared", numeric=False, drop=0),
-    ]  # fmt: skip
-    table = Table("Data on each side to find a rise in four of five dumps", heads, reach=USUAL)
-    for need in needs:
-        counts = (DASH if count is None else f"{count:,}" for count in (need.sequences, need.clusters, need.have))
-        compared = "the same clusters" if need.paired else "with others"
-        texts = [f"{need.run} {need.metric}", f"+{number(need.regression, 'fraction')}", *counts, compared]
-        table.rows.append([Cell(text) for text in texts])
-    section = Section("", "plan").add(table)
+    columns: Columns[Need] = (
+        ("run and metric", lambda need: f"{need.run} {need.metric}"),
+        (Head("rise", drop=0), lambda need: f"+{number(need.regression, 'fraction')}"),
+        (Head("needs sequences", drop=0), lambda need: number(need.sequences, "sequences")),
+        (Head("needs clusters", drop=0), lambda need: number(need.clusters, "clusters")),
+        (Head("has clusters", drop=0), lambda need: number(need.have, "clusters")),
+        (Head("compared", numeric=False, drop=0), lambda need: "the same clusters" if need.paired else "with others"),
+    )
+    section = Section("", "plan")
+    section.add(Table.of("Data on each side to find a rise in four of five dumps", needs, columns, reach=USUAL))
     if any(need.clusters is None for need in needs):
         section.add(Note(f"{DASH}: no number is enough, as where the rule allows that much"))
     return made.add(section)

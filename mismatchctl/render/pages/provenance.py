@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mismatchctl.correction import Correction
 from mismatchctl.numbers import bytes_size
-from mismatchctl.render.document import WHOLE, Cell, Code, Facts, Head, Note, Section, Table
+from mismatchctl.render.document import WHOLE, Code, Facts, Head, Note, Section, Table
 from mismatchctl.render.tables import amount, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import InputFile, LeftOut
@@ -38,18 +38,20 @@ def provenance(
 def files_table(inputs: Sequence[InputFile]) -> tuple[Table, list[tuple[str, str]]]:
     """Input files, with their column types once per kind of file."""
     kinds: dict[str, str] = {}
-    table = Table(
-        "Files that were read. Kinds of columns are listed below.",
-        [
-            Head("file", numeric=False), Head("run", numeric=False), Head("size"), Head("rows"), Head("valid tokens"),
-            Head("layout", numeric=False), Head("columns", numeric=False),
-        ],
-    )  # fmt: skip
-    for file in inputs[:MOST_FILES]:
+
+    def kind(file: InputFile) -> str:
         types = ", ".join(f"{name}: {dtype}" for name, dtype in file.dtypes.items())
-        kind = kinds.setdefault(types, f"kind {len(kinds) + 1}")
-        sizes = [Cell(bytes_size(file.size)), amount(file.rows, "rows"), amount(file.tokens, "tokens")]
-        table.rows.append([words(file.path, "path"), words(file.run), *sizes, words(file.layout), words(kind)])
+        return kinds.setdefault(types, f"kind {len(kinds) + 1}")
+
+    table = Table.of("Files that were read. Kinds of columns are listed below.", inputs[:MOST_FILES], (
+        ("file", lambda file: words(file.path, "path")),
+        ("run", lambda file: file.run),
+        (Head("size"), lambda file: bytes_size(file.size)),
+        (Head("rows"), lambda file: amount(file.rows, "rows")),
+        (Head("valid tokens"), lambda file: amount(file.tokens, "tokens")),
+        ("layout", lambda file: file.layout),
+        ("columns", kind),
+    ))  # fmt: skip
     if len(inputs) > MOST_FILES:
         table.left_out = f"The first {MOST_FILES} of {len(inputs):,} files; the JSON result holds all of them."
     return table, [(kind, clean(types)) for types, kind in kinds.items()]
@@ -63,18 +65,12 @@ def left_out_table(rows: Sequence[LeftOut]) -> Table | None:
     for row in rows:
         total["files" if row.reason == "file" else "rows"] += row.count
     caption = "Left out as bad data: " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(total.items())) + "."
-    heads = [
-        Head("file", numeric=False),
-        Head("reason", numeric=False),
-        Head("count"),
-        Head("first example", numeric=False),
-    ]
-    table = Table(caption, heads)
-    for row in rows[:MOST_FILES]:
-        table.rows.append(
-            [words(row.file, "path"), words(row.reason), amount(row.count, "rows"), words(row.example, "prose")]
-        )
-    return table
+    return Table.of(caption, rows[:MOST_FILES], (
+        ("file", lambda row: words(row.file, "path")),
+        ("reason", lambda row: row.reason),
+        (Head("count"), lambda row: amount(row.count, "rows")),
+        ("first example", lambda row: words(row.example, "prose")),
+    ))  # fmt: skip
 
 
 def correction_yaml(correction: Correction) -> str:

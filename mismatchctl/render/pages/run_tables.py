@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.metrics import pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.numbers import DASH, number
-from mismatchctl.render.document import USUAL, Cell, Head, Table
+from mismatchctl.render.document import USUAL, Cell, Columns, Head, Table
 from mismatchctl.render.tables import Registry, Shown, amount, group_table, known_keys, words
 from mismatchctl.render.text import are_bytes, clean, label, token_text
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
@@ -64,84 +64,73 @@ WORST_SHOWN = 20
 
 def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
     """The sequences whose log ratios add up to most."""
-    if not rows:
-        return None
-    known, rows = len(rows), rows[:WORST_SHOWN]
-    as_bytes = are_bytes(row.token_ids for row in rows)
-    texts = [
-        *place_heads(),
-        Head("tokens", about="valid tokens"),
-        Head("sum of log ratios", "nats", "Sum over tokens of train minus rollout; its exp is the sequence's ratio."),
-        Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"),
-        Head("mean |difference|", "nats", "mean of |x| over the sequence's tokens"),
-    ]
-    starts = any(row.token_ids for row in rows)
-    if starts:
-        texts.append(Head("starts with", numeric=False))
-    table = Table(
-        f"The {len(rows)} sequences with the largest |sum of log ratios|{_of(len(rows), known)}. {_SEQUENCES}",
-        texts,
-        sortable=True,
+    shown = rows[:WORST_SHOWN]
+    as_bytes, starts = are_bytes(row.token_ids for row in shown), any(row.token_ids for row in shown)
+    about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
+    columns: Columns[WorstSequence] = [
+        *PLACE,
+        (Head("tokens", about="valid tokens"), lambda row: amount(row.tokens, "tokens")),
+        (Head("sum of log ratios", "nats", about), lambda row: amount(row.log_ratio_sum)),
+        (Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"), lambda row: amount(row.k3)),
+        (Head("mean |difference|", "nats", "mean of |x| over its tokens"), lambda row: amount(row.abs_diff_mean)),
+        *([("starts with", lambda row: words(token_text(row.token_ids, as_bytes), "code"))] if starts else []),
+    ]  # fmt: skip
+    caption = (
+        f"The {len(shown)} sequences with the largest |sum of log ratios|{_of(len(shown), len(rows))}. {_SEQUENCES}"
     )
-    for row in rows:
-        cells = [
-            *place_cells(row),
-            amount(row.tokens, "tokens"),
-            amount(row.log_ratio_sum),
-            amount(row.k3),
-            amount(row.abs_diff_mean),
-        ]
-        table.rows.append([*cells, *([words(token_text(row.token_ids, as_bytes), "code")] if starts else [])])
-    return table
+    return Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
 def worst_tokens(rows: Sequence[WorstToken]) -> Table | None:
     """The tokens with the largest |log ratio|, in their context."""
-    if not rows:
-        return None
-    known, rows = len(rows), rows[:WORST_SHOWN]
-    as_bytes = are_bytes(
-        [*(row.context_ids for row in rows), [row.token_id for row in rows if row.token_id is not None]]
-    )
-    ids = any(row.token_id is not None for row in rows)
-    heads = [*place_heads(), Head("position", about="counted from the sequence's first valid token")]
-    if ids:
-        heads += [Head("what came before", numeric=False), Head("token", numeric=False)]
-    heads += [
-        Head("rollout", "log-prob", "log-prob that the rollout engine recorded"),
-        Head("train", "log-prob", "log-prob that the trainer computed"),
-        Head("log ratio", "nats", "train minus rollout"),
-    ]
-    table = Table(
-        f"The {len(rows)} tokens with the largest |log ratio|{_of(len(rows), known)}. {_TOKENS}", heads, sortable=True
-    )
-    for row in rows:
-        cells = [*place_cells(row), amount(row.position, "tokens")]
-        if ids:
-            token = [] if row.token_id is None else [row.token_id]
-            cells += [
-                words(token_text(row.context_ids, as_bytes), "before"),
-                words(token_text(token, as_bytes), "code"),
-            ]
-        cells += [amount(row.rollout_log_prob), amount(row.train_log_prob), amount(row.log_ratio)]
-        table.rows.append(cells)
-    return table
+    shown = rows[:WORST_SHOWN]
+    columns: Columns[WorstToken] = [
+        *PLACE,
+        *token_columns(shown),
+        (Head("rollout", "log-prob", "as the rollout engine recorded it"), lambda row: amount(row.rollout_log_prob)),
+        (Head("train", "log-prob", "as the trainer computed it"), lambda row: amount(row.train_log_prob)),
+        (Head("log ratio", "nats", "train minus rollout"), lambda row: amount(row.log_ratio)),
+    ]  # fmt: skip
+    caption = f"The {len(shown)} tokens with the largest |log ratio|{_of(len(shown), len(rows))}. {_TOKENS}"
+    return Table.of(caption, shown, columns, sortable=True) if shown else None
 
 
 def _of(shown: int, known: int) -> str:
     return f" (of {known} in the JSON result)" if known > shown else ""
 
 
-def place_heads() -> list[Head]:
-    """Headers of where a token or a sequence is."""
-    return [Head(text, numeric=False) for text in ("step", "sequence", "prompt", "file: row")]
+def _id(value: str | int | float | bool | None) -> Cell:
+    return words(DASH if value is None else label(value))
 
 
-def place_cells(row: WorstSequence | WorstToken | MovedToken) -> list[Cell]:
-    """The cells under them."""
-    ids = (row.step, row.sequence_id, row.prompt_id)
-    texts = [DASH if value is None else label(value) for value in ids]
-    return [*(words(text) for text in texts), words(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")]
+PLACE: Columns[Any] = (
+    ("step", lambda row: _id(row.step)),
+    ("sequence", lambda row: _id(row.sequence_id)),
+    ("prompt", lambda row: _id(row.prompt_id)),
+    ("file: row", lambda row: words(f"{row.file.rsplit('/', 1)[-1]}: {row.row}", "place")),
+)
+"""Where a token or a sequence is."""
+
+
+def _known(token: int | None) -> list[int]:
+    return [] if token is None else [token]
+
+
+def token_columns(rows: Sequence[WorstToken | MovedToken]) -> Columns[Any]:
+    """Which token it is, and what came before it, where ids are known."""
+    ids = [_known(row.token_id) for row in rows]
+    as_bytes = are_bytes([*(row.context_ids for row in rows), *ids])
+    place = Head("position", about="counted from the sequence's first valid token")
+    columns: list[Any] = [(place, lambda row: amount(row.position, "tokens"))]
+    if any(ids):
+        columns += [
+            ("what came before", lambda row: words(token_text(row.context_ids, as_bytes), "before")),
+            (
+                "token",
+                lambda row: words(token_text([row.token_id], as_bytes) if row.token_id is not None else "", "code"),
+            ),
+        ]
+    return columns
 
 
 def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> list[Table]:
@@ -253,12 +242,6 @@ def _metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: R
     for key in keys:
         value, metric = run.overall.metrics[key], registry.metric(key)
         interval = DASH if value.interval is None else " … ".join(number(end, metric.unit) for end in value.interval)
-        name = Cell(metric.title, kind="name", anchor=f"m-{key}")
-        cells = [
-            table.value(value, metric.unit),
-            words(interval, "number"),
-            words(metric.unit),
-            words(metric.meaning, "prose"),
-        ]
-        table.rows.append([name, *cells])
+        cells = [table.value(value, metric.unit), words(interval, "number"), words(metric.unit)]
+        table.rows.append([Cell(metric.title, kind="name", anchor=f"m-{key}"), *cells, words(metric.meaning, "prose")])
     return table

@@ -40,7 +40,7 @@ def document(sweep: Sweep, *, whole: bool = True, front: bool = False) -> Docume
     names = [clean(run) for run in sweep.runs]
     title = names[0] if len(names) == 1 else f"{len(names)} runs"
     made = Document(Headline(title, _facts(sweep, rows), what="thresholds"), version=clean(sweep.version))
-    made.add(*sections(sweep, rows, registry, whole=whole, front=front))
+    made.add(*_sections(sweep, rows, registry, whole=whole, front=front))
     if whole:
         corrections = [study.correction for study in sweep.studies]
         made.add(provenance(sweep.version, sweep.inputs, sweep.left_out, corrections))
@@ -48,10 +48,9 @@ def document(sweep: Sweep, *, whole: bool = True, front: bool = False) -> Docume
     return made
 
 
-def sections(
-    sweep: Sweep, rows: Mapping[tuple[str, str], Sequence[Row]], registry: Registry, *, whole: bool, front: bool = False
+def _sections(
+    sweep: Sweep, rows: Mapping[tuple[str, str], Sequence[Row]], registry: Registry, *, whole: bool, front: bool
 ) -> Iterator[Section]:
-    """What stands below the headline, also on a page that is about more than the sweep."""
     starts, several = {key: start_point(own) for key, own in rows.items()}, len(sweep.runs) > 1
     answer = Section("Thresholds, in a sentence", "sweep-answer")
     for run in sweep.runs:

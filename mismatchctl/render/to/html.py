@@ -17,7 +17,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 import mismatchctl
-from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE, place
 from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
 from mismatchctl.render.text import clean
@@ -25,8 +25,6 @@ from mismatchctl.render.text import clean
 TEMPLATES = "reports_templates"
 _LEAST_SPREAD = math.log(1.5)
 """A series that varies less than by this factor is not stretched over the whole height."""
-GAUGE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is marked."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def _rest(card: Card) -> list[tuple[str, str]]:
 
 def _spark(values: Sequence[float | None]) -> Markup:
     """A positive series as a small line, on a log scale."""
-    known = [(place, math.log(value)) for place, value in enumerate(values) if value]
+    known = [(x, math.log(value)) for x, value in enumerate(values) if value]
     if len(known) < 2:
         return Markup("")
     low, high = min(y for _, y in known), max(y for _, y in known)
@@ -97,9 +95,9 @@ def _spark(values: Sequence[float | None]) -> Markup:
 def templates_folder() -> Path:
     """Where the templates lie: inside the installed package, or at the top of a checkout."""
     package = Path(mismatchctl.__file__).parent
-    for place in (package / TEMPLATES, package.parent / TEMPLATES):
-        if place.is_dir():
-            return place
+    for folder in (package / TEMPLATES, package.parent / TEMPLATES):
+        if folder.is_dir():
+            return folder
     raise FileNotFoundError(f"{TEMPLATES} is neither in {package} nor beside it: install mismatchctl again")
 
 
@@ -108,12 +106,9 @@ def breakable(text: str) -> Markup:
     return Markup(re.sub(r"(?<=[_/\-])(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(clean(text)))))
 
 
-def gauge_place(value: float) -> float:
-    """Where a K3 stands on the gauge, in percent of its length."""
-    low, high = (math.log10(end) for end in GAUGE)
-    if value <= 0:
-        return 0.0
-    return round(min(max((math.log10(value) - low) / (high - low), 0.0), 1.0) * 100, 2)
+def gauge_place(k3: float) -> float:
+    """Where a K3 stands on the scale, in percent of its length."""
+    return round(100 * place(k3), 2)
 
 
 def _policy(script: str) -> str:

@@ -1,4 +1,4 @@
-"""Reading series of a Result: one value per group, whatever the compact form says."""
+"""Series of a Result as arrays that are drawn, with their bands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.result import Groups, Series, Value
+from mismatchctl.result import Series
 
 SURE = 2.0
 """Bands and bars reach this many standard errors: about 95 %."""
@@ -32,15 +32,6 @@ class Column:
         return bool(np.isfinite(self.values).any())
 
 
-def value_at(series: Series | None, index: int) -> Value:
-    """The value of one group."""
-    if series is None:
-        return Value(value=None, status="not recorded")
-    interval = None if series.interval is None else series.interval[index]
-    se = None if series.se is None else series.se[index]
-    return Value(value=series.value[index], se=se, interval=interval, status=series.status_at(index))
-
-
 def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     """A metric over `count` groups with its band: the interval where there is one, else twice the error."""
     chosen = series.get(key) or Series(value=[None] * count)
@@ -50,12 +41,6 @@ def column(series: Mapping[str, Series], key: str, count: int) -> Column:
         if interval is not None:
             low[index], high[index] = interval
     return Column(values, low, high)
-
-
-def lists(groups: Groups, key: str) -> tuple[list[float | None], list[float | None]]:
-    """Values and standard errors of a metric, group by group."""
-    found = [value_at(groups.metrics.get(key), index) for index in range(len(groups.labels))]
-    return [value.value for value in found], [value.se for value in found]
 
 
 def _floats(values: list[float | None]) -> Float64s:
