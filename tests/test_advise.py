@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice
 from mismatchctl.advise.choose import choose
-from mismatchctl.advise.gradient import moments
+from mismatchctl.advise.gradient import Products
 from mismatchctl.advise.sample import correct, read
 from mismatchctl.cli.main import app
 from mismatchctl.correction import correction_from_mapping
@@ -146,12 +146,71 @@ def test_a_shift_is_to_be_fixed_and_nothing_advised(tmp_path: Path) -> None:
     assert found["advice"] == []
 
 
-def test_without_token_ids_nothing_is_ranked(tmp_path: Path) -> None:
-    table = pq.read_table(TRUTH / "bf16" / "dump.parquet").drop_columns(["token_ids"])
-    pq.write_table(table, tmp_path / "d.parquet")
-    found = run(str(tmp_path))
+def without(case: str, folder: Path, *columns: str) -> str:
+    table = pq.read_table(TRUTH / case / "dump.parquet").drop_columns(list(columns))
+    pq.write_table(table, folder / "d.parquet")
+    return str(folder)
+
+
+def test_without_token_ids_probabilities_stand_for_them(tmp_path: Path, candidates: str) -> None:
+    """Not as good, and said so, but far from no correction (17 times the error of the best, here)."""
+    found = run(without("int4", tmp_path, "token_ids"), "-c", candidates)
+    errors = {name: own["mse_512"] for name, own in truth("int4").items()}
+    assert found["basis"] == "probabilities"
+    assert any("no token_ids" in note for note in found["notes"])
+    assert errors[found["advice"][0]["name"]] <= 1.3 * min(errors.values())
+
+
+def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None:
+    found = run(without("bf16", tmp_path, "advantages", "reward"))
     assert (found["advice"], found["basis"]) == ([], "none")
-    assert "token_ids" in found["notes"][0]
+    assert "advantages or rewards" in found["notes"][0]
+
+
+def test_without_the_batch_there_is_no_answer(tmp_path: Path) -> None:
+    """What is best depends on the sequences of one update, which a dump without steps does not tell."""
+    dump = without("bf16", tmp_path, "step")
+    found = run(dump)
+    assert found["advice"] == [] and "--batch" in found["notes"][0]
+    assert run(dump, "--batch", "512")["advice"]
+
+
+def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, candidates: str) -> None:
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet")
+    pq.write_table(table.slice(0, 256), tmp_path / "d.parquet")
+    few = run(str(tmp_path), "-c", candidates, "--batch", "512")
+    told = next(note for note in few["notes"] if note.startswith("256 sequences"))
+    assert "broke" in told and "3.2 standard errors" in told
+    assert sum(own["ties"] for own in few["advice"]) >= 2
+
+
+def growing(folder: Path) -> str:
+    """Ten steps whose log ratios grow fourfold."""
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 2000)
+    step = np.arange(len(table)) // 200
+    sides = [table[f"{side}_log_probs"].to_pylist() for side in ("train", "rollout")]
+    factor = 0.15 * 4 ** (step / 9)
+    rollout = [(np.array(a) - f * (np.array(a) - np.array(b))).tolist() for a, b, f in zip(*sides, factor, strict=True)]
+    columns = {"step": pa.array(step), "rollout_log_probs": pa.array(rollout, pa.list_(pa.float32()))}
+    for name, values in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, values)
+    pq.write_table(table, folder / "d.parquet")
+    return str(folder)
+
+
+def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path, candidates: str) -> None:
+    found = run(growing(tmp_path), "-c", candidates)
+    outlook = found["outlook"]
+    assert outlook["k3_factor"] > 3 and outlook["steps"] == 9
+    assert outlook["outgrown_in"] is not None and outlook["instead"] != found["advice"][0]["name"]
+    assert "the trend outgrows it" in outlook["text"]
+    assert run(str(TRUTH / "stale_8"), "-c", candidates)["outlook"] is None
+
+
+def test_how_sure_it_is(candidates: str) -> None:
+    """On halves of prompts, and on earlier steps for later ones."""
+    found = run(str(TRUTH / "int4"), "-c", candidates)
+    assert found["stable"] >= 0.8 and found["stable_later"] >= 0.8
 
 
 def test_the_order_of_rows_does_not_matter(tmp_path: Path, candidates: str) -> None:
@@ -174,7 +233,8 @@ class TestEstimators:
         found = []
         for _ in range(300):
             reference = random.normal(0, 1, (40, 20))
-            found.append(moments(reference + offset + random.normal(0, 0.5, (40, 20)), reference))
+            own = reference + offset + random.normal(0, 0.5, (40, 20))
+            found.append(Products.of(own, reference).moments())
         bias2 = [own.bias2 for own in found]
         assert np.mean(bias2) == pytest.approx(20 * 0.01, abs=4 * np.std(bias2) / np.sqrt(300))
         assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
@@ -184,9 +244,21 @@ class TestEstimators:
         random = np.random.default_rng(2)
         none = random.normal(0, 1, (40, 20))
         gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
-        choice = choose(gradients, none, 1.0)
-        assert choice.first == "half"
-        assert choose({name: gradients[name] for name in ("none", "same")}, none, 1.0).first == "none"
+        products = {name: Products.of(own, none) for name, own in gradients.items()}
+        assert choose(products, 1.0).first == "half"
+        assert choose({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
+
+    def test_products_of_some_batches_are_those_of_their_gradients(self) -> None:
+        random = np.random.default_rng(3)
+        own, reference = random.normal(0, 1, (2, 12, 7))
+        part = np.array([0, 2, 3, 7, 11])
+        found, direct = (
+            Products.of(own, reference).part(part).moments(),
+            Products.of(own[part], reference[part]).moments(),
+        )
+        assert found.bias2 == pytest.approx(direct.bias2) and found.variance == pytest.approx(direct.variance)
+        distances = [np.square(own[b] - reference[part].mean(axis=0)).sum() for b in part]
+        assert found.errors == pytest.approx(np.array(distances))
 
 
 def test_normalized_weights_have_a_mean_of_one() -> None:

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.advise.gradient import Moments, moments, paired
-from mismatchctl.batch import Float64s
+from mismatchctl.advise.gradient import Moments, Products, paired
+from mismatchctl.batch import Ints
 
 SURE = 2.0
 """Standard errors by which a correction must beat none, batch against batch, to be advised."""
+ENOUGH, FEWEST = 640, 320
+"""Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Choice:
     """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
 
-    Errors and moments are also those of what was looked at beside them.
+    Errors and moments are also those of what was looked at beside them; `sure` are the standard errors that count.
     """
 
     order: tuple[str, ...]
     better: frozenset[str]
     mse: Mapping[str, float]
     moments: Mapping[str, Moments]
+    sure: float
 
     @property
     def first(self) -> str:
@@ -45,51 +50,68 @@ class Choice:
         if name == self.first:
             return True
         difference, error = paired(self.moments[name].errors, self.moments[self.first].errors)
-        return difference <= SURE * error
+        return difference <= self.sure * error
 
 
 def choose(
-    gradients: Mapping[str, Float64s], reference: Float64s, scale: float, beside: Mapping[str, Float64s] | None = None
+    products: Mapping[str, Products], scale: float, sure: float = SURE, beside: Mapping[str, Products] | None = None
 ) -> Choice:
     """Rank candidates by the mean squared error of their gradient.
 
     Args:
-        gradients: of each batch, by candidate [batches, features]; `none` among them.
-        reference: those of the correction that stands for no bias.
+        products: of the gradients of batches, by candidate; `none` among them.
         scale: sequences of one batch here over those of one update.
-        beside: gradients of what is measured without being ranked.
+        sure: standard errors from which a difference counts.
+        beside: of what is measured without being ranked.
     """
-    found = {name: moments(own, reference) for name, own in {**gradients, **(beside or {})}.items()}
+    found = {name: own.moments() for name, own in {**products, **(beside or {})}.items()}
     mse = {name: max(own.bias2, 0.0) + own.variance * scale for name, own in found.items()}
-    better = frozenset(name for name in found if mse[name] < mse["none"] and _surely_better(found, name))
+    better = frozenset(name for name in found if mse[name] < mse["none"] and _surely_better(found, name, sure))
 
     def rank(name: str) -> tuple[int, float]:
         return (0 if name in better else 1 if name == "none" else 2), mse[name]
 
-    return Choice(tuple(sorted(gradients, key=rank)), better, mse, found)
+    return Choice(tuple(sorted(products, key=rank)), better, mse, found, sure)
 
 
-def _surely_better(found: Mapping[str, Moments], name: str) -> bool:
+def _surely_better(found: Mapping[str, Moments], name: str, sure: float) -> bool:
     difference, error = paired(found["none"].errors, found[name].errors)
-    return difference > SURE * error
+    return difference > max(sure * error, _ROUNDING * float(found["none"].errors.mean()))
 
 
-def stability(gradients: Mapping[str, Float64s], reference: Float64s, scale: float) -> float | None:
+def widened(sequences: int) -> float:
+    """Standard errors from which a difference counts: more of them where there are fewer sequences than enough."""
+    return SURE * max(1.0, math.sqrt(ENOUGH / max(sequences, 1)))
+
+
+def stability(products: Mapping[str, Products], scale: float, sure: float = SURE) -> float | None:
     """Share of random halves of the batches that advise the same on either side, ties counted as the same.
 
     None where the halves are too small to choose from. Batches are of whole prompts, in an order that a hash gives, and
     the draws are the same for the same number of them.
     """
-    count = len(reference)
-    if count < 2 * _FEWEST_BATCHES:
-        return None
+    count = len(products["none"])
     random = np.random.default_rng(count)
-    agreed = 0
-    for _ in range(SPLITS):
-        order = random.permutation(count)
-        parts = np.sort(order[: count // 2]), np.sort(order[count // 2 :])
+    orders = (random.permutation(count) for _ in range(SPLITS))
+    return _agreement(products, ((np.sort(o[: count // 2]), np.sort(o[count // 2 :])) for o in orders), scale, sure)
+
+
+def stability_in_time(products: Mapping[str, Products], scale: float, sure: float = SURE) -> float | None:
+    """The same with batches in the order of the steps, cut into earlier and later ones at one place after another."""
+    count = len(products["none"])
+    places = np.unique(np.linspace(_FEWEST_BATCHES, count - _FEWEST_BATCHES, SPLITS).astype(np.int64))
+    return _agreement(products, ((np.arange(at), np.arange(at, count)) for at in places), scale, sure)
+
+
+def _agreement(
+    products: Mapping[str, Products], halves: Iterable[tuple[Ints, Ints]], scale: float, sure: float
+) -> float | None:
+    if len(products["none"]) < 2 * _FEWEST_BATCHES:
+        return None
+    agreed = []
+    for parts in halves:
         first, second = (
-            choose({name: own[part] for name, own in gradients.items()}, reference[part], scale) for part in parts
+            choose({name: own.part(part) for name, own in products.items()}, scale, sure) for part in parts
         )
-        agreed += first.ties(second.first) or second.ties(first.first)
-    return agreed / SPLITS
+        agreed.append(first.ties(second.first) or second.ties(first.first))
+    return float(np.mean(agreed))

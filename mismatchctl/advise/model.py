@@ -25,7 +25,9 @@ class Advised(FiniteModel):
     Errors are those of the gradient of one update at the batch asked for, in the units of the surrogate: `mse` is
     `bias2` (null and below 0 count as none) plus `variance`. `gain` is the share of the uncorrected error that it takes
     away, with the standard error of that share; `ties` says that it can't be told from the first. `why` is why it
-    stands behind the first, or what speaks for it.
+    stands behind the first, or what speaks for it. `kept_reward_difference` and
+    `kept_length_difference` say for whom it rejects: mean reward and length of rejected less kept sequences, null where
+    it rejects none or all.
     """
 
     name: str
@@ -48,6 +50,21 @@ class Advised(FiniteModel):
     config: dict[str, Any] | None = None
 
 
+class Outlook(FiniteModel):
+    """How long the advice holds, if the trend of the mismatch over the steps goes on.
+
+    `steps` is how far ahead the trend is followed, and `k3_factor` how many times the K3 of this sample it leads to by
+    then. `outgrown_in` are the steps until another correction (`instead`) is advised, or until what the advised one
+    costs is out of the question (`instead` is null); 0: it is so at the last step already; null: the advice holds.
+    """
+
+    steps: float
+    k3_factor: float
+    outgrown_in: float | None = None
+    instead: str | None = None
+    text: str
+
+
 class Advice(AdviceViews, FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
@@ -57,9 +74,12 @@ class Advice(AdviceViews, FiniteModel):
         yours: what was to be held against them, in the same units, whatever the limits.
         batch: sequences of one update that the errors are at.
         sequences, prompts: what the sample holds.
-        basis: what the ranking rests on; none where nothing can be ranked.
+        basis: what the ranking rests on: the gradient of a surrogate by token ids, or by ranks of probabilities where
+            the dump has no ids; none where nothing can be ranked.
         reference: the correction that stands for no bias; `lower_bound` where even that one leaves some out.
         stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
+        stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
+        outlook: how long the advice holds; null where the mismatch has no trend.
         k_hat: tail index of the sequence weights, above 0.7 their mean does not converge; null where undefined.
         notes: what limits it, in sentences.
         front: every candidate's (bias2, variance, rejected tokens) by name, for the figure.
@@ -71,10 +91,12 @@ class Advice(AdviceViews, FiniteModel):
     batch: int = 0
     sequences: int = 0
     prompts: int = 0
-    basis: Literal["gradient", "none"] = "none"
+    basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None
     lower_bound: bool = False
     stable: float | None = None
+    stable_later: float | None = None
+    outlook: Outlook | None = None
     k_hat: float | None = None
     notes: list[str] = Field(default_factory=list)
     front: dict[str, tuple[Sum, Sum, Sum]] = Field(default_factory=dict)

@@ -1,26 +1,25 @@
-"""The ranking of one run: candidates applied to its sample, their errors, and what each costs."""
+"""The ranking of one run: candidates applied to its sample, the errors of their gradients, and how sure that is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.advise.choose import Choice, choose, stability
-from mismatchctl.advise.gradient import Surrogate
+from mismatchctl.advise.choose import Choice, choose, stability, stability_in_time, widened
+from mismatchctl.advise.gradient import Products, Surrogate
 from mismatchctl.advise.limits import Limits
-from mismatchctl.advise.model import Advice, Advised
-from mismatchctl.advise.sample import Corrected, Sample, correct
-from mismatchctl.batch import Float64s, Ints
+from mismatchctl.advise.model import Advice
+from mismatchctl.advise.outlook import outlook
+from mismatchctl.advise.rows import advised, notes
+from mismatchctl.advise.sample import Candidate, Sample, candidate, correct
+from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction, correction_from_mapping
-from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
-from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
+from mismatchctl.measure.metrics.pareto import khat, tail_length
 
-ENOUGH, FEWEST = 640, 320
-"""Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
 BATCHES = 64
 MOST_ADVISED = 5
 _FEWEST_CLUSTERS = 16
@@ -30,18 +29,6 @@ _REFERENCES = tuple(
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
 _TOO_LARGE = "the advantages or log ratios are too large: the gradient's error overflows, so nothing is ranked"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A correction on a sample, with what it costs there; `refused`: why it is out of the question."""
-
-    correction: Correction
-    applied: Corrected
-    rejected_tokens: float
-    rejected_sequences: float
-    ess: float
-    refused: str = ""
 
 
 def rank(
@@ -56,52 +43,104 @@ def rank(
 
     What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
     """
-    update = batch or max(round(len(sample) / (int(sample.step.max(initial=0)) + 1)), 1)
+    update = batch or sample.per_step or 0
     k_hat = _sequence_tail(sample)
     known = {"batch": update, "sequences": len(sample), "prompts": sample.clusters, "k_hat": k_hat}
     unranked = Advice.model_validate(known)
-    needed = {"token_ids": sample.token_ids, "advantages or rewards": sample.advantages}
-    missing = [name for name, given in needed.items() if given is None]
-    if missing or sample.clusters < _FEWEST_CLUSTERS:
-        why = f"the dump has no {' and no '.join(missing)}" if missing else f"{sample.clusters} prompts are too few"
-        note = (
-            f"{why}: the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
-        )
-        return unranked.model_copy(update={"notes": [note]})
-    able = {correction.name: correction for correction in corrections if not _lacks(correction, sample)}
-    candidates = {name: _candidate(correction, sample, limits) for name, correction in able.items()}
-    layout = _batches(sample)
-    surrogate = Surrogate(sample, layout)
-    reference, lower_bound = _reference(sample)
-    unbiased = _gradients(surrogate, correct(reference, sample))
-    usable = {name: own for name, own in candidates.items() if name == "none" or not own.refused}
-    own = {f"yours: {each.name}": _candidate(each, sample, Limits()) for each in yours if not _lacks(each, sample)}
-    scale = len(sample) / (int(layout.max()) + 1) / update
+    why = _unrankable(sample, update)
+    if why:
+        return unranked.model_copy(update={"notes": [why]})
+    made = _measured(sample, corrections, limits, yours)
+    scale = len(sample) / len(made.products["none"]) / update
+    sure = widened(len(sample))
     with np.errstate(all="ignore"):  # what overflows cannot be ranked
-        gradients, beside = (
-            {name: _gradients(surrogate, found.applied) for name, found in some.items()} for some in (usable, own)
-        )
-        choice = choose(gradients, unbiased, scale, beside)
+        choice = choose(made.products, scale, sure, made.beside)
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return unranked.model_copy(update={"notes": [_TOO_LARGE]})
-    refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))}
-    refused |= {name: own.refused for name, own in candidates.items() if name not in usable}
+    refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))} | made.refused
+
+    def again(other: Sample) -> Choice:
+        chosen = [own.correction for own in made.usable.values()]
+        return choose(_measured(other, chosen, Limits()).products, scale, sure)
+
     return Advice.model_validate(
         {
             **known,
-            "basis": "gradient",
-            "advice": [_advised(name, usable[name], choice, sample, framework) for name in choice.order[:MOST_ADVISED]],
-            "yours": [_advised(name, own[name], choice, sample, framework) for name in own],
-            "reference": reference.name,
-            "lower_bound": lower_bound,
-            "stable": stability(gradients, unbiased, scale),
-            "notes": _notes(sample, lower_bound, reference.name, k_hat, refused),
+            "basis": "gradient" if sample.token_ids is not None else "probabilities",
+            "advice": [
+                advised(name, made.usable[name], choice, sample, framework) for name in choice.order[:MOST_ADVISED]
+            ],
+            "yours": [advised(name, own, choice, sample, framework) for name, own in made.yours.items()],
+            "reference": made.reference.name,
+            "lower_bound": made.lower_bound,
+            "stable": stability(made.products, scale, sure),
+            "stable_later": stability_in_time(made.in_time, scale, sure) if made.in_time else None,
+            "outlook": outlook(sample, made.usable[choice.first], choice, limits, again),
+            "notes": notes(sample, made.lower_bound, made.reference.name, k_hat, refused),
             "front": {
-                name: (found.bias2, found.variance * scale, (usable | own)[name].rejected_tokens)
+                name: (found.bias2, found.variance * scale, (made.usable | made.yours)[name].rejected_tokens)
                 for name, found in choice.moments.items()
             },
         }
     )
+
+
+def _unrankable(sample: Sample, update: int) -> str:
+    """Why nothing can be ranked; "" where something can."""
+    tail = "the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
+    if sample.advantages is None:
+        return f"the dump has no advantages or rewards: {tail}"
+    if sample.clusters < _FEWEST_CLUSTERS:
+        return f"{sample.clusters} prompts are too few: {tail}"
+    if not update:
+        return "the dump names no steps, and what is best depends on the sequences of one update: say --batch N"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Candidates that are not out of the question and what is yours, with the inner products of their gradients."""
+
+    reference: Correction
+    lower_bound: bool
+    usable: dict[str, Candidate]
+    yours: dict[str, Candidate]
+    refused: dict[str, str]
+    products: dict[str, Products]
+    beside: dict[str, Products]
+    in_time: dict[str, Products]  # of batches in the order of the steps; empty where these have none
+
+
+def _measured(
+    sample: Sample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
+) -> _Measured:
+    """Apply corrections, and hold the gradients of batches against those of the reference."""
+    reference, lower_bound = _reference(sample)
+    made = _Measured(reference, lower_bound, {}, {}, {}, {}, {}, {})
+    mixed, ordered = Surrogate(sample, _batches(sample)), None
+    unbiased = correct(reference, sample)
+    wanted = mixed.gradients(unbiased)
+    if sample.is_in_time:
+        ordered = Surrogate(sample, _batches(sample, in_time=True))
+        wanted_in_time = ordered.gradients(unbiased)
+    for each in corrections:
+        if _lacks(each, sample):
+            continue
+        own, applied = candidate(each, sample)
+        why = limits.refuse(each, own.rejected_tokens, own.ess) if each.name != "none" else ""
+        if why:
+            made.refused[each.name] = why
+            continue
+        made.usable[each.name] = own
+        made.products[each.name] = Products.of(mixed.gradients(applied), wanted)
+        if ordered is not None:
+            made.in_time[each.name] = Products.of(ordered.gradients(applied), wanted_in_time)
+    for each in yours:
+        if not _lacks(each, sample):
+            name = f"yours: {each.name}"
+            made.yours[name], applied = candidate(each, sample)
+            made.beside[name] = Products.of(mixed.gradients(applied), wanted)
+    return made
 
 
 def _lacks(correction: Correction, sample: Sample) -> str:
@@ -110,33 +149,22 @@ def _lacks(correction: Correction, sample: Sample) -> str:
     return f"needs {' and '.join(lacking)}" if lacking else ""
 
 
-def _candidate(correction: Correction, sample: Sample, limits: Limits) -> Candidate:
-    applied = correct(correction, sample)
-    tokens, kept = sample.batch.tokens, int(applied.kept.sum())
-    lengths = sample.batch.segments.lengths
-    weights = applied.weights[applied.kept]
-    squares = float(np.square(weights).sum())
-    ess = float(weights.sum()) ** 2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
-    gone = float(((applied.sequences == 0) & (lengths > 0)).sum() / max(int((lengths > 0).sum()), 1))
-    rejected = 1 - kept / tokens
-    return Candidate(correction, applied, rejected, gone, ess, limits.refuse(correction, rejected, ess))
-
-
-def _gradients(surrogate: Surrogate, applied: Corrected) -> Float64s:
-    return surrogate.gradients(applied.weights, applied.kept, applied.counted)
-
-
-def _batches(sample: Sample) -> Ints:
-    """The batch of each sequence [S]: whole prompts in the order of their hashes, about as many in each."""
+def _batches(sample: Sample, in_time: bool = False) -> Ints:
+    """The batch of each sequence [S]: whole prompts, about as many in each, in the order of their hashes or steps."""
     count = min(BATCHES, sample.clusters // 4)
-    return sample.cluster * count // sample.clusters
+    if not in_time:
+        return sample.cluster * count // sample.clusters
+    place = np.empty(sample.clusters, np.int64)
+    step_of = np.zeros(sample.clusters, np.int64)
+    step_of[sample.cluster] = sample.step
+    place[np.argsort(step_of, kind="stable")] = np.arange(sample.clusters)
+    return (place * count // sample.clusters)[sample.cluster]
 
 
 def _reference(sample: Sample) -> tuple[Correction, bool]:
     """The least biased correction whose weights have a mean near 1, and whether even it leaves something out."""
-    means = [float(correct(correction, sample).weights.mean()) for correction in _REFERENCES]
-    for correction, mean in zip(_REFERENCES, means, strict=True):
-        if _CONVERGES[0] < mean < _CONVERGES[1]:
+    for correction in _REFERENCES:
+        if _CONVERGES[0] < float(correct(correction, sample).weights.mean()) < _CONVERGES[1]:
             return correction, correction.weight is not None and correction.weight.level != "sequence"
     return _REFERENCES[-1], True
 
@@ -147,106 +175,3 @@ def _sequence_tail(sample: Sample) -> float | None:
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
     found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan
     return found if math.isfinite(found) else None
-
-
-def _advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework: Framework | None) -> Advised:
-    found, (gain, gain_se) = choice.moments[name], choice.gain(name)
-    reward, length = _selection(own, sample)
-    return Advised(
-        name=name,
-        correction=own.correction.to_mapping(),
-        bias2=found.bias2,
-        bias2_se=found.bias2_se,
-        variance=choice.mse[name] - max(found.bias2, 0.0),
-        mse=choice.mse[name],
-        gain=gain,
-        gain_se=gain_se,
-        rejected_tokens=own.rejected_tokens,
-        rejected_sequences=own.rejected_sequences,
-        ess=own.ess,
-        ties=choice.ties(name),
-        why=_why(name, choice),
-        kept_reward_difference=reward,
-        kept_length_difference=length,
-        config=_config(own.correction, framework),
-    )
-
-
-def _why(name: str, choice: Choice) -> str:
-    """What speaks for the first, and why the others stand behind it."""
-    first, none = choice.moments[choice.first], choice.moments["none"]
-    own = choice.moments[name]
-    if name == choice.first:
-        if name == "none":
-            return "nothing beats it beyond the noise of the batches"
-        less = [
-            word
-            for word, better in (("bias", max(own.bias2, 0) < none.bias2), ("variance", own.variance < none.variance))
-            if better
-        ]
-        return f"less {' and '.join(less)} than no correction" if less else "less error than no correction"
-    if choice.ties(name):
-        return "cannot be told from the first on this sample"
-    if choice.mse[name] < choice.mse[choice.first]:
-        return "less error than the first"
-    more = [
-        word
-        for word, worse in (
-            ("bias", max(own.bias2, 0) > max(first.bias2, 0)),
-            ("variance", own.variance > first.variance),
-        )
-        if worse
-    ]
-    if name != "none" and name not in choice.better:
-        return "not better than no correction beyond noise"
-    return f"more {' and '.join(more)} than the first" if more else "behind the first"
-
-
-def _selection(own: Candidate, sample: Sample) -> tuple[float | None, float | None]:
-    """Mean reward and mean length of rejected less kept sequences; None where all or none are rejected."""
-    lengths = sample.batch.segments.lengths
-    filled = lengths > 0
-    kept = filled & (own.applied.sequences > 0)
-    rejected = filled & ~kept
-    if not kept.any() or not rejected.any():
-        return None, None
-    reward = sample.batch.columns.get("reward")
-    numeric = reward is not None and reward.dtype.kind in "fiu" and bool(np.isfinite(reward).all())
-    length = float(lengths[rejected].mean() - lengths[kept].mean())
-    if reward is None or not numeric:
-        return None, length
-    return float(reward[rejected].mean() - reward[kept].mean()), length
-
-
-def _config(correction: Correction, framework: Framework | None) -> dict[str, object] | None:
-    if framework is None:
-        return None
-    try:
-        native, lost = framework.native(correction)
-    except ConfigError:
-        return None
-    return None if lost else dict(native)
-
-
-def _notes(
-    sample: Sample, lower_bound: bool, reference: str, k_hat: float | None, refused: Mapping[str, str]
-) -> list[str]:
-    notes = ["errors are those of a surrogate gradient of one update: offline data cannot show a collapse"]
-    if len(sample) < ENOUGH:
-        broken = ", and broke" if len(sample) < FEWEST else ""
-        notes.append(
-            f"{len(sample)} sequences: below {ENOUGH} the advice was less reliable{broken} where the truth is known"
-        )
-    if k_hat is not None and k_hat > khat_limit(len(sample)):
-        notes.append(f"sequence weights have a k-hat of {k_hat:.2f}: their mean does not converge on this sample")
-    if lower_bound:
-        notes.append(
-            f"biases are lower bounds: {reference}, the least biased correction that converges, leaves some out itself"
-        )
-    if not sample.is_complete:
-        notes.append(f"from {len(sample):,} sequences, whole prompts chosen by a hash")
-    if refused:
-        shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
-        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        notes.append(f"out of the question: {shown}{more}")
-    return notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +39,8 @@ class Sample:
         advantages: [T]; those of the dump, else reward minus the mean of the prompt's other responses; None without.
         cluster: number of the (step, prompt) of each sequence [S], from 0, in the order of their hashes.
         step: number of the step of each sequence [S], from 0, in the order of the steps.
-        is_complete: whether no sequence was left out for the cap.
+        steps: labels of the steps; empty where the dump names none.
+        dump_sequences: sequences of the dump, those too that were left out for the cap.
     """
 
     batch: TokenBatch
@@ -46,10 +48,27 @@ class Sample:
     advantages: Float64s | None
     cluster: Ints
     step: Ints
-    is_complete: bool = True
+    steps: tuple[Any, ...] = ()
+    dump_sequences: int = 0
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no sequence was left out for the cap."""
+        return len(self) == self.dump_sequences
+
+    @property
+    def per_step(self) -> int | None:
+        """Sequences of the dump per step; None where it names no steps."""
+        return max(round(self.dump_sequences / len(self.steps)), 1) if self.steps else None
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether there are steps to go by, in an order that is known."""
+        numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in self.steps)
+        return len(self.steps) > 1 and numbers
 
     @property
     def clusters(self) -> int:
@@ -64,7 +83,18 @@ class Corrected:
     weights: Float64s
     kept: NDArray[np.bool_]
     counted: NDArray[np.bool_]
-    sequences: Float64s  # kept share of each sequence's tokens [S]
+    sequences: Float64s  # kept tokens of each sequence [S]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A correction with what it costs on a sample: shares, and the tokens that it keeps of each sequence [S]."""
+
+    correction: Correction
+    rejected_tokens: float
+    rejected_sequences: float
+    ess: float
+    kept: Float64s
 
 
 def read(
@@ -97,17 +127,17 @@ def read(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some sequences, the hash of the prompt of each, and their token ids; `cut`: some were left out."""
+    """Some of `seen` sequences, the hash of the prompt of each, and their token ids."""
 
     batch: TokenBatch
     hashes: Hashes
     token_ids: Ints | None
-    cut: bool = False
+    seen: int
 
     def take(self, chosen: Ints) -> _Part:
         ids = self.token_ids
         picked = None if ids is None else ids[self.batch.segments.members(chosen)]
-        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, self.cut)
+        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen))
 
 
 def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
@@ -115,7 +145,7 @@ def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is not None and (len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any()):
         ids = None
-    whole = _Part(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64))
+    whole = _Part(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64), len(batch))
     names = batch.columns.get("run")
     if names is None:
         return [(run, whole)]
@@ -130,7 +160,7 @@ def _capped(parts: list[_Part]) -> list[_Part]:
     order = np.argsort(joined.hashes, kind="stable")
     within = np.cumsum(joined.batch.segments.lengths[order]) <= MOST_TOKENS
     last = joined.hashes[order][max(int(within.sum()) - 1, 0)]
-    return [replace(joined.take(np.flatnonzero(joined.hashes <= last)), cut=True)]
+    return [replace(joined.take(np.flatnonzero(joined.hashes <= last)), seen=joined.seen)]
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
@@ -156,20 +186,23 @@ def _joined(parts: Sequence[_Part]) -> _Part:
         rows=np.arange(len(lengths)),
     )
     hashes = np.concatenate([part.hashes for part in parts])
-    return _Part(batch, hashes, joined([part.token_ids for part in parts]), any(part.cut for part in parts))
+    return _Part(batch, hashes, joined([part.token_ids for part in parts]), sum(part.seen for part in parts))
 
 
 def _sample(parts: Sequence[_Part]) -> Sample:
     """The sequences by the hash of their prompt and step, whatever order they were read in."""
     joined = _joined(parts)
-    steps = joined.batch.columns.get("step", np.zeros(len(joined.batch)))
-    _, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
+    named = joined.batch.columns.get("step")
+    steps = np.zeros(len(joined.batch)) if named is None else named
+    labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
     mixed = mix(joined.hashes, hash_values(step))
     content = joined.batch.segments.sum(joined.batch.rollout)
     order = np.lexsort((content, joined.batch.segments.lengths, mixed))
     part = joined.take(order)
     _, cluster = np.unique(mixed[order], return_inverse=True)
-    return Sample(part.batch, part.token_ids, _advantages(part.batch, cluster), cluster, step[order], not joined.cut)
+    advantages = _advantages(part.batch, cluster)
+    known = () if named is None else tuple(labels.tolist())
+    return Sample(part.batch, part.token_ids, advantages, cluster, step[order], known, joined.seen)
 
 
 def _advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
@@ -191,6 +224,23 @@ def correct(correction: Correction, sample: Sample) -> Corrected:
     applied = apply(correction, ratios_of(batch, correction.sources), batch)
     kept = applied.kept.expanded()
     return Corrected(_normalized(correction, applied, sample), kept, applied.counted.expanded(), applied.kept.counts)
+
+
+def candidate(correction: Correction, sample: Sample) -> tuple[Candidate, Corrected]:
+    """A correction with its costs, and its weights."""
+    applied = correct(correction, sample)
+    rejected = 1 - int(applied.kept.sum()) / sample.batch.tokens
+    filled = sample.batch.segments.nonempty
+    gone = float(((applied.sequences == 0) & filled).sum() / max(int(filled.sum()), 1))
+    return Candidate(correction, rejected, gone, ess_of(applied), applied.sequences), applied
+
+
+def ess_of(applied: Corrected, of: NDArray[np.bool_] | None = None) -> float:
+    """Effective sample size of some tokens (None: all) as a share of their number."""
+    tokens = len(applied.kept) if of is None else int(of.sum())
+    weights = applied.weights[applied.kept if of is None else applied.kept & of]
+    squares = float(np.square(weights).sum())
+    return float(weights.sum()) ** 2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
 
 
 def _normalized(correction: Correction, applied: Applied, sample: Sample) -> Float64s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from mismatchctl.advise import Advice, Advised, Ahead
 from mismatchctl.advise.words import against_yours, headline
@@ -44,11 +44,30 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
     if not advice.advice:
         return made.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
     made.add(_table(advice), *(Note(f"{clean(against_yours(own, advice.advice[0]))}.") for own in advice.yours))
-    if advice.stable is not None:
-        made.add(Note(f"{advice.stable:.0%} of random halves of the prompts advise the same, up to ties."))
+    made.add(*(Note(f"{text}.") for text in _how_sure(advice)))
     made.add(_picture(advice, anchor), *(Note(f"{note}.", "quiet") for note in advice.notes))
     config = advice.advice[0].config
     return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
+
+
+def _how_sure(advice: Advice) -> Iterator[str]:
+    shares = (
+        (advice.stable, "random halves of the prompts advise the same"),
+        (advice.stable_later, "cuts between earlier and later steps do"),
+    )
+    told = [f"{share:.0%} of {what}" for share, what in shares if share is not None]
+    if told:
+        yield f"{'; '.join(told)}, up to ties"
+    if advice.outlook is not None:
+        yield advice.outlook.text
+    for own in advice.advice:
+        if own.kept_length_difference is not None:
+            reward, length = own.kept_reward_difference, own.kept_length_difference
+            of = "" if reward is None else f"a mean reward {abs(reward):.3g} {'lower' if reward < 0 else 'higher'} and "
+            yield (
+                f"{clean(own.name)} rejects whole responses of {of}{abs(length):.3g} tokens "
+                f"{'shorter' if length < 0 else 'longer'} than those it keeps"
+            )
 
 
 def _picture(advice: Advice, anchor: str) -> Figures | None:

@@ -1,0 +1,116 @@
+"""How long the advice holds: where the trend of the mismatch leads, and what would be advised there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from mismatchctl.advise.choose import Choice
+from mismatchctl.advise.limits import Limits
+from mismatchctl.advise.model import Outlook
+from mismatchctl.advise.sample import Candidate, Sample, correct, ess_of
+from mismatchctl.batch import Float64s
+from mismatchctl.predict.trend import at_step
+from mismatchctl.ratios import ratios_of
+from mismatchctl.result.story import MANY_REJECTED
+
+_PARTS = (0.0, 0.25, 0.5, 1.0)
+"""Of the way ahead, where it is looked what would be advised."""
+_MUCH = 1.1
+"""Times the K3 of the sample from which a trend may change the advice."""
+
+
+def outlook(
+    sample: Sample, first: Candidate, choice: Choice, limits: Limits, again: Callable[[Sample], Choice]
+) -> Outlook | None:
+    """Follow the trend of K3 as many steps ahead as the dump spans; None where it does not grow.
+
+    Args:
+        sample: of one run.
+        first: what is advised on it.
+        choice: the ranking.
+        limits: what is out of the question.
+        again: ranks the same candidates on another sample.
+    """
+    if not sample.is_in_time:
+        return None
+    labels = [float(label) for label in sample.steps]
+    span = labels[-1] - labels[0]
+    series = _k3(sample)
+    mean = float((series * _tokens(sample)).sum() / sample.batch.tokens)
+    factors = [_factor(labels, series, mean, part * span) for part in _PARTS]
+    last = factors[-1]
+    if last is None or last < _MUCH:
+        return None
+    limit = _limit_passed(sample, first, limits, labels, span)
+    for part, factor in zip(_PARTS, factors, strict=True):
+        ahead = part * span
+        if limit is not None and limit[0] <= ahead:
+            break
+        if factor is not None and factor >= _MUCH:
+            then = again(_stretched(sample, math.sqrt(factor)))
+            if not then.ties(choice.first):
+                return _told(
+                    span, last, ahead, then.first, f"{then.first} is advised instead, at {factor:.2g} times K3"
+                )
+    if limit is not None:
+        return _told(span, last, limit[0], None, limit[1])
+    text = f"K3 grows: in {span:g} steps it is {last:.2g} times that of this sample, and the advice still holds"
+    return Outlook(steps=span, k3_factor=last, text=text)
+
+
+def _told(span: float, factor: float, ahead: float, instead: str | None, what: str) -> Outlook:
+    when = f"in {ahead:.3g} steps" if ahead else "at the last steps already"
+    return Outlook(
+        steps=span, k3_factor=factor, outgrown_in=ahead, instead=instead, text=f"the trend outgrows it: {when} {what}"
+    )
+
+
+def _limit_passed(
+    sample: Sample, first: Candidate, limits: Limits, labels: list[float], span: float
+) -> tuple[float, str] | None:
+    """The first step ahead, with words, at which what is advised rejects too much or leaves too small an ESS."""
+    applied, segments = correct(first.correction, sample), sample.batch.segments
+    tokens = _tokens(sample)
+    rejected = 1 - np.bincount(sample.step, first.kept, len(labels)) / np.maximum(tokens, 1)
+    step_of = segments.spread(sample.step)
+    ess = np.array([ess_of(applied, step_of == step) for step in range(len(labels))])
+    most, least = min(limits.max_rejection, MANY_REJECTED), limits.min_ess
+    passed = (
+        ("rejected_tokens", rejected, 1, most, f"it rejects more than {most:.0%} of the tokens"),
+        ("ess", ess, -1, least, f"its ESS falls below {least:.2g}"),
+    )
+    found = []
+    for quantity, values, side, bound, words in passed:
+        for ahead in np.unique(np.linspace(1, max(span, 1), 20).round()):
+            seen = at_step(quantity, labels, values.tolist(), float(ahead), is_fraction=True)
+            if seen.status == "ok" and seen.value is not None and side * (seen.value - bound) > 0:
+                found.append((float(ahead), words))
+                break
+    return min(found) if found else None
+
+
+def _tokens(sample: Sample) -> Float64s:
+    return np.asarray(np.bincount(sample.step, sample.batch.segments.lengths, len(sample.steps)), np.float64)
+
+
+def _k3(sample: Sample) -> Float64s:
+    """K3 of each step."""
+    sums = sample.batch.segments.sum(ratios_of(sample.batch, {"train/rollout"})["train/rollout"].k3)
+    return np.asarray(np.bincount(sample.step, sums, len(sample.steps)) / np.maximum(_tokens(sample), 1))
+
+
+def _factor(labels: list[float], series: Float64s, mean: float, ahead: float) -> float | None:
+    """K3 so many steps ahead over that of the sample; None where no trend says it."""
+    seen = at_step("k3", labels, series.tolist(), ahead)
+    return seen.value / mean if seen.status == "ok" and seen.value is not None and mean > 0 else None
+
+
+def _stretched(sample: Sample, factor: float) -> Sample:
+    """The sample with log ratios so many times as large: a stand-in for one of a mismatch that has grown."""
+    batch = sample.batch
+    rollout = batch.train - factor * (batch.train.astype(np.float64) - batch.rollout)
+    return replace(sample, batch=replace(batch, rollout=rollout.astype(batch.rollout.dtype)))

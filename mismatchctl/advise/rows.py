@@ -1,0 +1,126 @@
+"""What is said of each correction in a ranking, and of the ranking's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from mismatchctl.advise.choose import ENOUGH, FEWEST, SURE, Choice, widened
+from mismatchctl.advise.gradient import Moments
+from mismatchctl.advise.model import Advised
+from mismatchctl.advise.sample import Candidate, Sample
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.framework import Framework
+from mismatchctl.measure.metrics.pareto import khat_limit
+
+
+def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework: Framework | None) -> Advised:
+    """The row of a candidate."""
+    found, (gain, gain_se) = choice.moments[name], choice.gain(name)
+    reward, length = _selection(own, sample)
+    return Advised(
+        name=name,
+        correction=own.correction.to_mapping(),
+        bias2=found.bias2,
+        bias2_se=found.bias2_se,
+        variance=choice.mse[name] - max(found.bias2, 0.0),
+        mse=choice.mse[name],
+        gain=gain,
+        gain_se=gain_se,
+        rejected_tokens=own.rejected_tokens,
+        rejected_sequences=own.rejected_sequences,
+        ess=own.ess,
+        ties=choice.ties(name),
+        why=_why(name, choice),
+        kept_reward_difference=reward,
+        kept_length_difference=length,
+        config=_config(own.correction, framework),
+    )
+
+
+def _why(name: str, choice: Choice) -> str:
+    """What speaks for the first, and why the others stand behind it, by how much."""
+    own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
+    if name == choice.first:
+        if name == "none":
+            return "nothing beats it beyond the noise of the batches"
+        return f"{_less(own, none)} than no correction"
+    times = choice.mse[name] / choice.mse[choice.first] if choice.mse[choice.first] else 1.0
+    if choice.ties(name):
+        return f"cannot be told from the first on this sample ({times:.3g} times its error)"
+    if choice.mse[name] < choice.mse[choice.first]:
+        return f"less error than the first ({times:.3g} times)"
+    if name != "none" and name not in choice.better:
+        return f"not better than no correction beyond noise ({times:.3g} times the error of the first)"
+    return f"{times:.3g} times the error of the first: {_more(own, first)}"
+
+
+def _less(own: Moments, none: Moments) -> str:
+    pairs = (("bias", max(own.bias2, 0.0), none.bias2), ("variance", own.variance, none.variance))
+    return f"less {' and '.join(word for word, value, other in pairs if value < other) or 'error'}"
+
+
+def _more(own: Moments, first: Moments) -> str:
+    pairs = (("bias", max(own.bias2, 0.0), max(first.bias2, 0.0)), ("variance", own.variance, first.variance))
+    return f"more {' and '.join(word for word, value, other in pairs if value > other) or 'error'}"
+
+
+def _selection(own: Candidate, sample: Sample) -> tuple[float | None, float | None]:
+    """Mean reward and mean length of rejected less kept sequences; None where all or none are rejected."""
+    lengths = sample.batch.segments.lengths
+    filled = lengths > 0
+    kept = filled & (own.kept > 0)
+    rejected = filled & ~kept
+    if not kept.any() or not rejected.any():
+        return None, None
+    reward = sample.batch.columns.get("reward")
+    numeric = reward is not None and reward.dtype.kind in "fiu" and bool(np.isfinite(reward).all())
+    length = float(lengths[rejected].mean() - lengths[kept].mean())
+    if reward is None or not numeric:
+        return None, length
+    return float(reward[rejected].mean() - reward[kept].mean()), length
+
+
+def _config(correction: Correction, framework: Framework | None) -> dict[str, object] | None:
+    if framework is None:
+        return None
+    try:
+        native, lost = framework.native(correction)
+    except ConfigError:
+        return None
+    return None if lost else dict(native)
+
+
+def notes(
+    sample: Sample, lower_bound: bool, reference: str, k_hat: float | None, refused: Mapping[str, str]
+) -> list[str]:
+    """What limits the advice, in sentences."""
+    found = [
+        "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "
+        "weights leave out grows with the length of responses"
+    ]
+    if sample.token_ids is None:
+        found.append(
+            "the dump has no token_ids: ranks of probabilities stand for them, and chose worse where the truth is known"
+        )
+    if len(sample) < ENOUGH:
+        broken = ", and broke" if len(sample) < FEWEST else ""
+        found.append(
+            f"{len(sample)} sequences: below {ENOUGH} the advice was less reliable{broken} where the truth is known; "
+            f"a difference counts from {widened(len(sample)):.2g} standard errors on, in place of {SURE:.2g}"
+        )
+    if k_hat is not None and k_hat > khat_limit(len(sample)):
+        found.append(f"sequence weights have a k-hat of {k_hat:.2f}: their mean does not converge on this sample")
+    if lower_bound:
+        found.append(
+            f"biases are lower bounds: {reference}, the least biased correction that converges, leaves some out itself"
+        )
+    if not sample.is_complete:
+        found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
+    if refused:
+        shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
+        more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
+        found.append(f"out of the question: {shown}{more}")
+    return found
