@@ -2,9 +2,9 @@
 
     python benchmarks/advise_models.py FOLDER [MODEL ...]
 
-The trainer's policy continues a sequence in steps that its prompt names; the reward is the share of right steps. Its true
-gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's policy (16
-prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients in the
+The trainer's policy continues a sequence in steps that its prompt names; the reward is the share of right steps. Its
+true gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's policy
+(16 prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients in the
 space of all parameters, by autograd, are held against the true one. FOLDER/MODEL-MISMATCH gets dump.parquet, other
 sequences than those of the truth, and truth.json: of each correction bias2, variance of a batch of 64, and `errors`,
 the squared distance to the true gradient by batch. What is there already is left; 15 minutes of one core in all.
@@ -115,7 +115,7 @@ class Policy(nn.Module):
 
     def forward(self, x: Tensor, cache: list[Tensor] | None = None, at: int = 0, flipped: Tensor | None = None,
                 fp8_cache: bool = False) -> Tensor:  # fmt: skip
-        """Logits [B, T, V] of what follows x [B, T], whose first place is `at`; `flipped` tokens are routed otherwise."""
+        """Logits [B, T, V] of what follows x [B, T], whose first place is `at`; `flipped` ones are routed otherwise."""
         y = self.embedding(x) + self.places[at : at + x.shape[1]].to(self.head.weight.dtype)
         for index, block in enumerate(self.blocks):
             qkv = block["mix"](block["before"](y)).unflatten(-1, (3, self.heads, -1))
@@ -426,7 +426,8 @@ def measured(
             "bias2_se": _left_out(gram), "rejected_tokens": float(rejected[index]),
             "squared_errors": [float(f"{value:.5g}") for value in np.diag(gram)],
         }  # fmt: skip
-    facts = {"model": plan.name, "mismatch": folder.name.rsplit("-", 1)[1], "k3": float((np.expm1(ratio) - ratio).mean()),
+    facts = {"model": plan.name, "mismatch": folder.name.rsplit("-", 1)[1],
+             "k3": float((np.expm1(ratio) - ratio).mean()),
              "sequence_log_ratio_sd": float(np.std(sums)), "g_star_norm2": float(truth.gradient.square().sum()),
              "g_star_error2": truth.error2, **truth.facts}  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)

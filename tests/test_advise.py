@@ -14,11 +14,13 @@ import yaml
 from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice
+from mismatchctl.advise.candidates import expressible
 from mismatchctl.advise.choose import choose
 from mismatchctl.advise.gradient import Products
 from mismatchctl.advise.sample import correct, read
 from mismatchctl.cli.main import app
 from mismatchctl.correction import correction_from_mapping
+from mismatchctl.frameworks import load, presets
 from mismatchctl.render.figures.advice import advice_figure
 
 TRUTH = Path(__file__).parent / "advice_truth"
@@ -124,6 +126,19 @@ def test_a_frameworks_advice_is_in_its_own_words() -> None:
     assert all(own["next_batch"]["value"] is not None for own in found["advice"])
 
 
+@pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
+def test_what_a_framework_is_offered_it_accepts(framework: str) -> None:
+    """Whatever may be advised can be written in its own keys, is no error to it, and corrects when read back."""
+    chosen = load(framework)
+    for correction in expressible(framework)[1:]:  # the first is none, which not every framework can say
+        native, lost = chosen.native(correction)
+        back = chosen.correction(native)
+        assert not lost, correction.name
+        assert not [trap for trap in chosen.lint(native) if trap.level == "error"], correction.name
+        assert (back.weight is None) == (correction.weight is None), correction.name
+        assert len(back.gates) == len(correction.gates), correction.name
+
+
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(("--for", "nobody"), "nobody"), (("--max-rejection", "two"), "share"), (("--fixed", "weight"), "PATH=VALUE")],
@@ -186,8 +201,8 @@ def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, c
 
 def growing(folder: Path) -> str:
     """Ten steps whose log ratios grow fourfold."""
-    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 2000)
-    step = np.arange(len(table)) // 200
+    table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 1000)
+    step = np.arange(len(table)) // 100
     sides = [table[f"{side}_log_probs"].to_pylist() for side in ("train", "rollout")]
     factor = 0.15 * 4 ** (step / 9)
     rollout = [(np.array(a) - f * (np.array(a) - np.array(b))).tolist() for a, b, f in zip(*sides, factor, strict=True)]
@@ -198,18 +213,19 @@ def growing(folder: Path) -> str:
     return str(folder)
 
 
-def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path, candidates: str) -> None:
-    found = run(growing(tmp_path), "-c", candidates)
+def test_a_trend_that_outgrows_the_advice_is_told(tmp_path: Path) -> None:
+    """Token weights do while the mismatch is small; sequence weights take over as it grows."""
+    found = run(growing(tmp_path), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis")
     outlook = found["outlook"]
     assert outlook["k3_factor"] > 3 and outlook["steps"] == 9
     assert outlook["outgrown_in"] is not None and outlook["instead"] != found["advice"][0]["name"]
     assert "the trend outgrows it" in outlook["text"]
-    assert run(str(TRUTH / "stale_8"), "-c", candidates)["outlook"] is None
+    assert run(str(TRUTH / "stale_8"), "-c", "token_is")["outlook"] is None
 
 
-def test_how_sure_it_is(candidates: str) -> None:
+def test_how_sure_it_is() -> None:
     """On halves of prompts, and on earlier steps for later ones."""
-    found = run(str(TRUTH / "int4"), "-c", candidates)
+    found = run(str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is")
     assert found["stable"] >= 0.8 and found["stable_later"] >= 0.8
 
 

@@ -22,7 +22,7 @@ def usual() -> list[Correction]:
 
 
 def expressible(framework: str) -> list[Correction]:
-    """Those of `usual` that a framework can say in its own configuration, and its presets.
+    """Those of `usual` that a framework can say in its own configuration, and accepts, and its presets.
 
     Raises:
         ConfigError: there is no such framework.
@@ -32,10 +32,10 @@ def expressible(framework: str) -> list[Correction]:
     found = [NONE]
     for correction in (*own, *usual()[1:]):
         try:
-            _, lost = chosen.native(correction)
+            native, lost = chosen.native(correction)
         except ConfigError:
             continue
-        if not lost:
+        if not lost and not any(trap.level == "error" for trap in chosen.lint(native)):
             found.append(correction)
     return distinct(found)
 
