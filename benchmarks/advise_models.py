@@ -3,11 +3,11 @@
     python benchmarks/advise_models.py FOLDER [MODEL ...]
 
 The trainer's policy continues a sequence in steps that its prompt names; the reward is the share of right steps. Its
-true gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's policy
-(16 prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients in the
-space of all parameters, by autograd, are held against the true one. FOLDER/MODEL-MISMATCH gets dump.parquet, other
-sequences than those of the truth, and truth.json: of each correction bias2, variance of a batch of 64, and `errors`,
-the squared distance to the true gradient by batch. What is there already is left; 15 minutes of one core in all.
+true gradient is the mean over many samples of its own. For each mismatch, batches of 64 sequences of the rollout's
+policy (16 prompts, 4 responses each, each reward less the mean of the others) are corrected in every way, and gradients
+in the space of all parameters, by autograd, are held against the true one. FOLDER/MODEL-MISMATCH gets dump.parquet,
+other sequences than those of the truth, and truth.json: of each correction bias2, the variance of a batch of 64, and
+`squared_errors`, the squared distance to the true gradient by batch. What is in FOLDER already is left as it is.
 """
 
 from __future__ import annotations
