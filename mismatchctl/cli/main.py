@@ -54,6 +54,14 @@ class _Stdout(io.FileIO):
 class _Group(TyperGroup):
     """Turns errors that a user can cause into one sentence on stderr and their exit code."""
 
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for parameter in (one for command in self.commands.values() for one in command.params):
+            described = getattr(parameter, "type_descriptor", None)  # typer before 0.28 has types of click instead
+            path = described.parameter_info if described else parameter.type
+            if hasattr(path, "readable"):
+                path.readable = False  # whoever opens the file says what is wrong with it, and what to do
+
     def invoke(self, ctx: Any) -> Any:
         try:
             done = self._invoke(ctx)
