@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
@@ -36,6 +37,11 @@ VERBS = {
     "advise": ["advise", "a.parquet", "--json"],
     "convert": ["convert", "a.parquet", "out/c.parquet", "-q"],
     "lint": ["lint", "a.yaml", "a.parquet", "--json"],
+    "report": ["report", "b.json", "--markdown", "out/r.md"],
+    "analyze.md": ["analyze", "a.parquet", "-q", "-c", "seq_is", "--by", "worker", "--markdown", "out/a.md"],
+    "gate.md": ["gate", "a.parquet", "--baseline", "b.json", "--markdown", "out/g.md", "--junit", "out/g.xml"],
+    "watch": ["watch", "a.parquet", "--until-idle", "0.01s", "--every", "0.01s", "--rule", "k3:max=1"],
+    "schema": ["schema", "--check", "a.parquet"],
 }  # fmt: skip
 PAGES = {
     "analyze": ["analyze", "a.parquet", "-q", "--html", "out/r.html"],
@@ -87,7 +93,7 @@ def held(path: Path) -> Iterator[float]:
     elif path.suffix == ".csv":
         for row in csv.reader(path.read_text().splitlines()):
             yield from (float(cell) for cell in row if re.fullmatch(r"[-+]?(\d.*|nan|inf.*)", cell, re.IGNORECASE))
-    elif path.suffix == ".html":
+    elif path.suffix in (".html", ".md", ".xml"):
         yield from map(float, NUMBER.findall(path.read_text()))
 
 
@@ -126,6 +132,12 @@ def test_no_output_holds_a_number_that_is_not_finite(folder: Path) -> None:
 @pytest.mark.parametrize("verb", PAGES)
 def test_no_page_draws_a_number_that_is_not_finite(folder: Path, verb: str) -> None:
     met(folder, PAGES[verb])
+
+
+def test_no_verb_is_left_out() -> None:
+    """Those that measure no dump have no numbers; what `score` writes are its model's, and refused elsewhere."""
+    without = {"metrics", "presets", "doctor", "score"}
+    assert set(get_command(app).commands) == {argv[0] for argv in VERBS.values()} | without
 
 
 def test_what_is_held_is_seen(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ def recognizes_first(document: Any) -> bool:
         isinstance(document, Mapping)
         and bool(document)
         and all(
-            _RANK.fullmatch(str(rank)) and isinstance(calls, list) and all("op_name" in call for call in calls)
+            _RANK.fullmatch(str(rank))
+            and isinstance(calls, list)
+            and all(isinstance(call, Mapping) and "op_name" in call for call in calls)
             for rank, calls in document.items()
         )
     )
