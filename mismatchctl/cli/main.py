@@ -56,7 +56,8 @@ class _Group(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        for parameter in (one for command in self.commands.values() for one in command.params):
+        parameters: list[Any] = [one for command in self.commands.values() for one in command.params]
+        for parameter in parameters:
             described = getattr(parameter, "type_descriptor", None)  # typer before 0.28 has types of click instead
             path = described.parameter_info if described else parameter.type
             if hasattr(path, "readable"):
