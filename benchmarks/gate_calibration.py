@@ -1,9 +1,10 @@
 """How often the gate fails without a cause, and how often it finds a planted one: writes the tables of docs/gate.md.
 
-Usage: python benchmarks/gate_calibration.py FOLDER [--splits 60] [--designed-on FOLDER]
+Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 60] [--designed-on FOLDER] [--trained FOLDER]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
 failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
-the statistics were designed on. All tokens are taken as valid.
+the statistics were designed on. All tokens are taken as valid. --trained is what second_numeric.py wrote: more prompts,
+other models, and tokens that a second numeric scored again.
 
 Splits are judged by the gate's own statistics and relabelings; the relabelings of a design are made once.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,17 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
-from mismatchctl.gate.comparison import WEIGHTS, of_k3
+from mismatchctl.gate.comparison import WEIGHTS, compare, of_k3
 from mismatchctl.gate.power import detectable, planted_k3
-from mismatchctl.measure.layers import BINS, CAPS, layer_columns
-from mismatchctl.resample import Exchange, Layers, shares_above, smallest_of_family
+from mismatchctl.measure.layers import BINS, CAPPED, CAPS, TOKENS, layer_columns
+from mismatchctl.resample import Exchange, Layers, Sample, find_metric, holm, shares_above, smallest_of_family
 
 Array = NDArray[np.float64]
-DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (5, 5), (6, 6))
+DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (64, 16), (128, 16), (5, 5), (6, 6))
+TRAINED = {"rope-swiglu": "dense", "alibi-parallel": "dense", "sigmoid-moe": "MoE", "softmax-moe-sure": "MoE"}
+RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean", "ess_sequence", "chi2_sequence")
+"""A family of 8; its first 3 are one of 3."""
+HIGH = ("ess_token", "ess_sequence")
 OUT = Path(__file__).parent.parent / "docs" / "gate.md"
 
 
@@ -42,9 +47,9 @@ class Run:
     responses: NDArray[np.int64]
 
     @classmethod
-    def read(cls, folder: Path) -> Run:
+    def read(cls, folder: Path, rollouts: str = "rollout_log_probs") -> Run:
         data = pl.concat([pl.read_parquet(path) for path in sorted(folder.glob("*.parquet"))]).sort("prompt_id")
-        rollout, train = (data[name].to_list() for name in ("rollout_log_probs", "train_log_probs"))
+        rollout, train = (data[name].to_list() for name in (rollouts, "train_log_probs"))
         lengths = [len(each) for each in rollout]
         _, prompt = np.unique(data["prompt_id"].to_numpy(), return_inverse=True)
         flat = [np.concatenate([np.asarray(each, float) for each in column]) for column in (rollout, train)]
@@ -158,6 +163,8 @@ def levels(runs: dict[str, Run], splits: int) -> Iterator[str]:
             held.append([np.mean([each[0] <= LEVEL for each in at[TOLERANCE]]),
                          np.mean([each[0] > LEVEL and each[2] for each in at[TOLERANCE]])])  # fmt: skip
             chance += 1
+        if not shares:
+            continue
         mean, most = np.mean(shares, axis=0), np.max(shares, axis=0)
         cells = [percent(mean[0]), percent(most[0]), percent(mean[1]), *map(percent, np.mean(held, axis=0))]
         rows.append((f"{new} v {old}", str(chance), *cells))
@@ -194,6 +201,68 @@ def detection(named: dict[str, Run], splits: int) -> Iterator[str]:
     yield from table(heads, ((name, *cells) for name, cells in rows.items()))
 
 
+def rescored(folder: Path, names: Iterable[str], splits: int) -> Iterator[str]:
+    """The same tokens truly scored again by a second numeric, whose log ratio is so many times as large."""
+    rows, heads = {f"x {factor:g}" if factor > 1 else "nothing": [] for factor in (1.0, 1.05, 1.1, 1.25)}, ["log ratio"]
+    for name in names:
+        first, second = Run.read(folder / name), Run.read(folder / name, "second_log_probs")
+        assert first.count == second.count
+        old = first.by_prompt(first.layers())
+        for size in (16, 64):
+            design = Design(size, size, paired=True)
+            heads.append(f"{name} ({TRAINED[name]}), {size} prompts")
+            for words, cells in rows.items():
+                factor = 1.0 if words == "nothing" else float(words[2:])
+                new = second.by_prompt(second.layers(factor * second.log_ratio))
+                found = [design.judge(some(new, i), some(old, j), 0.0) for i, j in design.splits(first, splits, 3)]
+                shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
+                cells.append(f"{percent(shares[0])} ({percent(shares[1])})")
+            print(heads[-1], [cells[-1] for cells in rows.values()], file=sys.stderr, flush=True)
+    yield from table(heads, ((words, *cells) for words, cells in rows.items()))
+
+
+def sample_of(run: Run) -> Sample:
+    """Everything that the family reads, by prompt."""
+    x, layers = run.log_ratio, run.by_prompt(run.layers())
+    owner = run.prompts[np.unique(run.responses, return_index=True)[1]]
+    product = np.exp(np.clip(np.bincount(run.responses, weights=x), -20, 20))
+    apart = np.abs(np.exp(run.rollout + x) - np.exp(run.rollout))
+    tokens = {"abs": np.abs(x), "square": x**2, "excess": np.expm1(x), "squared_excess": np.expm1(x) ** 2,
+              "squared_ratio": np.exp(2 * x), "prob_diff": apart}  # fmt: skip
+    sequences = {"sequences": np.ones(len(product)), "product": product, "squared_product": product**2,
+                 "product_excess": product - 1, "squared_product_excess": (product - 1) ** 2}  # fmt: skip
+    columns = {"tokens": layers.tokens.sum(1), "k3": layers.k3}
+    columns |= {name: np.bincount(run.prompts, weights=values) for name, values in tokens.items()}
+    columns |= {name: np.bincount(owner, weights=values) for name, values in sequences.items()}
+    names = (*columns, *TOKENS, *CAPPED)
+    sums = [*columns.values(), *layers.tokens.T, *layers.capped.reshape(run.count, -1).T]
+    return Sample(np.arange(1, run.count + 1, dtype=np.uint64), names, np.column_stack(sums))
+
+
+def families(runs: dict[str, Run], splits: int) -> Iterator[str]:
+    """Nothing changed: how often any of so many rules fails."""
+    rows = []
+    for new, old in ((16, 16), (8, 40), (40, 8)):
+        design, failed = Design(new, old), []
+        for name, run in runs.items():
+            if run.count < new + old:
+                continue
+            whole, shares = sample_of(run), []
+            for i, j in design.splits(run, splits, sum(map(ord, name)) + 1):
+                sides = [replace(whole, keys=whole.keys[rows], sums=whole.sums[rows]) for rows in (i, j)]
+                p = [
+                    compare(*sides, find_metric(key), Allowance(), lower=key in HIGH, level=LEVEL / len(RULES)).p
+                    for key in RULES
+                ]
+                shares.append([min(holm(p[:size])) <= LEVEL for size in (1, 3, 8)])
+            failed.append(np.mean(shares, axis=0))
+        ends = zip(np.mean(failed, axis=0), np.max(failed, axis=0), strict=True)
+        cells = [f"{percent(mean)} ({percent(most)})" for mean, most in ends]
+        rows.append((f"{new} v {old}", str(len(failed)), *cells))
+        print(rows[-1], file=sys.stderr, flush=True)
+    yield from table(("prompts, new v baseline", "runs", "1 rule", "3 rules", "8 rules"), rows)
+
+
 def powers(named: dict[str, Run], splits: int) -> Iterator[str]:
     """What the gate says it could have found, planted: it should fail in four of five."""
     rows = []
@@ -222,28 +291,36 @@ def powers(named: dict[str, Run], splits: int) -> Iterator[str]:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("folder", type=Path)
+    options.add_argument("folder", type=Path, nargs="?")
     options.add_argument("--splits", type=int, default=60)
     options.add_argument("--designed-on", type=Path)
+    options.add_argument("--trained", type=Path)
     given = options.parse_args()
-    runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
-    runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
-    named = {"dense": runs["dense_noise_both_bf16"], "MoE": runs["moe_noise_both_bf16"]}
-    made = {
-        "LEVELS": levels(runs, given.splits),
-        "DETECTION": detection(named, 2 * given.splits),
-        "POWER": powers(named, 2 * given.splits),
-    }
+    if given.folder is not None:
+        runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
+        runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
+        named = {"dense": runs["dense_noise_both_bf16"], "MoE": runs["moe_noise_both_bf16"]}
+        write("LEVELS", levels(runs, given.splits))
+        write("DETECTION", detection(named, 2 * given.splits))
+        write("POWER", powers(named, 2 * given.splits))
     if given.designed_on is not None:
-        before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in named}
-        made["DESIGNED"] = detection(before, 2 * given.splits)
-    text = OUT.read_text(encoding="utf-8")
-    for mark, lines in made.items():
-        start, end = f"<!-- {mark} -->\n", f"<!-- /{mark} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = before + start + "\n" + "\n".join(lines) + "\n\n" + end + after
-    OUT.write_text(text, encoding="utf-8")
+        before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in ("dense", "MoE")}
+        write("DESIGNED", detection(before, 2 * given.splits))
+    if given.trained is not None:
+        names = [name for name in TRAINED if (given.trained / name / "tokens.parquet").exists()]
+        others = {f"{TRAINED[name]} ({name})": Run.read(given.trained / name) for name in names}
+        write("RESCORED", rescored(given.trained, names, 2 * given.splits))
+        write("FAMILIES", families(others, 2 * given.splits))
+        write("TRAINED_LEVELS", levels(others, 2 * given.splits))
+        write("TRAINED", detection(others, 2 * given.splits))
+
+
+def write(mark: str, lines: Iterator[str]) -> None:
+    """Put a table between its marks."""
+    body = "\n".join(lines)
+    before, start, rest = OUT.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition(f"<!-- /{mark} -->")
+    OUT.write_text(f"{before}{start}\n{body}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

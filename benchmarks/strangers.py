@@ -75,7 +75,8 @@ class Numerics:
 
     `dtype` "bfloat16" rounds weights and activations, "float64" is for a reference; `rope` multiplies the base;
     `window` bounds attention; `noise` is on the router's logits; `cap` bounds the logits smoothly; `spare` counts the
-    head's padding; `coarse` names what alone is in bfloat16: "router" or "logits".
+    head's padding; `coarse` names what alone is in bfloat16: "router" or "logits"; `order` is one of many in which the
+    terms of a matrix product are added, chunk by chunk, each sum rounded to `dtype`.
     """
 
     dtype: str = "float32"
@@ -89,6 +90,7 @@ class Numerics:
     blanked: int = 0
     shifted_positions: int = 0
     coarse: str = ""
+    order: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,20 @@ class Processors:
         return logits
 
 
+CHUNKS = 4
+
+
+def product(x: Tensor, matrix: Tensor, how: Numerics) -> Tensor:
+    """x @ matrix, its terms added in the order of the numerics."""
+    if how.order is None:
+        return x @ matrix
+    order = torch.randperm(len(matrix), generator=torch.Generator().manual_seed(how.order + len(matrix)))
+    first, *others = (x[..., part] @ matrix[part] for part in order.chunk(CHUNKS))
+    for other in others:
+        first = first + other
+    return first
+
+
 class Block(nn.Module):
     """Attention and a feed-forward part, plain or of experts."""
 
@@ -147,8 +163,8 @@ class Block(nn.Module):
 
     def attend(self, x: Tensor, start: int, cache: list[Tensor], how: Numerics) -> Tensor:
         batch, length, width = x.shape
-        q = self.q(x).view(batch, length, -1, self.size).transpose(1, 2)
-        k, v = self.kv(x).view(batch, length, 2, -1, self.size).permute(2, 0, 3, 1, 4).unbind(0)
+        q = product(x, self.q.weight.T, how).view(batch, length, -1, self.size).transpose(1, 2)
+        k, v = product(x, self.kv.weight.T, how).view(batch, length, 2, -1, self.size).permute(2, 0, 3, 1, 4).unbind(0)
         place = torch.arange(start, start + length)
         if self.plan.positions == "rope":
             q, k = (turned(values, place + how.shifted_positions, 1e4 * how.rope) for values in (q, k))
@@ -165,15 +181,15 @@ class Block(nn.Module):
             scores = scores - slopes[:, None, None] * far.clamp_min(0)
         hidden = (far < 0) | (far >= (how.window or CONTEXT + 1))
         mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(v.dtype) @ v
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return product(mixed.transpose(1, 2).reshape(batch, length, width), self.out.weight.T, how)
 
     def feed(self, x: Tensor, how: Numerics) -> Tensor:
-        inner = torch.einsum("blw,ewh->bleh", x, self.up)
+        inner = product(x, self.up.transpose(0, 1).flatten(1), how).unflatten(-1, self.up.shape[::2])
         a, b = inner.chunk(2, -1)
         inner = F.relu(a).square() if self.plan.parallel else F.silu(a) * b
         if self.plan.experts == 1:
-            return inner[:, :, 0] @ self.down[0]
-        logits = full(self.router(x))
+            return product(inner[:, :, 0], self.down[0], how)
+        logits = full(product(x, self.router.weight.T, how))
         logits = coarse(logits) if how.coarse == "router" else logits
         logits = logits + how.noise * torch.randn_like(logits) if how.noise else logits
         gates = logits.sigmoid() if self.plan.router == "sigmoid" else logits.softmax(-1)
@@ -181,7 +197,7 @@ class Block(nn.Module):
         if self.plan.router == "sigmoid":
             best = best / best.sum(-1, keepdim=True)
         weights = torch.zeros_like(gates).scatter(-1, chosen, best).to(x.dtype)
-        return torch.einsum("bleh,ehw,ble->blw", inner, self.down, weights)
+        return product((inner * weights[..., None]).flatten(2), self.down.flatten(0, 1), how)
 
     def forward(self, x: Tensor, start: int, cache: list[Tensor], how: Numerics) -> Tensor:
         def dropped(part: Tensor) -> Tensor:
@@ -213,7 +229,7 @@ class Model(nn.Module):
             x = torch.cat([self.embed(torch.zeros_like(tokens[:, : how.blanked])), x[:, how.blanked :]], 1)
         for block, cache in zip(self.blocks, caches, strict=True):
             x = block(x, start, cache, how)
-        logits = full(self.head(self.norm(x)))
+        logits = full(product(self.norm(x), self.head.weight.T, how))
         logits = coarse(logits) if how.coarse == "logits" else logits
         logits = logits if how.spare else logits[..., : self.vocabulary]
         return logits if how.cap is None else how.cap * torch.tanh(logits / how.cap)

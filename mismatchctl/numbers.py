@@ -60,6 +60,12 @@ def missing(status: str) -> str:
     return DASH if status in ("", "ok") else f"{DASH} ({status})"
 
 
+def heavy_tail(covers: float | None) -> str:
+    """What the status of an interval says, and how often such an interval holds the truth where that is known."""
+    instead = "less" if covers is None else f"about {covers:.0%}".replace("%", " %")
+    return f"heavy_tail: it rests on few clusters or rare weights; the 90 % interval covers {instead}"
+
+
 def estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
     """An estimate, or the reason why there is none."""
     return missing(status) if value is None else estimate(value, se, unit)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -56,6 +56,8 @@ CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
 """Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
+GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
+"""Metrics of the mismatch of which is kept, per group, where their tail is heavy."""
 OTHER_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
 """The same of OTHERS."""
 REPEATED = frozenset(
@@ -163,7 +165,9 @@ def _values(estimates: Estimates) -> dict[str, Value]:
     values = {}
     for key, found in estimates.items():
         value, error, interval, status = found.at(0)
-        values[key] = Value(value=value, se=error, interval=interval, status=status)
+        covers = found.covers_at(0)
+        tail: Literal["heavy_tail"] | None = None if covers is None else "heavy_tail"
+        values[key] = Value(value=value, se=error, interval=interval, status=status, tail=tail, covers=covers)
     return values
 
 
@@ -195,7 +199,12 @@ def _all_series(
 ) -> dict[str, Series]:
     """Every metric over groups; standard errors of all, or of those named."""
     return {
-        key: _series(found, order, digits, with_errors is None or key in with_errors)
+        key: _series(
+            found if with_errors is None and key in GROUP_TAILS else replace(found, covers=None),
+            order,
+            digits,
+            with_errors is None or key in with_errors,
+        )
         for key, found in estimates.items()
     }
 
@@ -204,13 +213,15 @@ def _series(estimate: Estimate, order: Sequence[int], digits: int, with_errors: 
     values, errors, intervals, statuses = zip(*map(estimate.at, order), strict=True)
     known = [_rounded(error, ERROR_DIGITS) if with_errors else None for error in errors]
     between = [
-        None if interval is None else tuple(_rounded(end, ERROR_DIGITS) for end in interval) for interval in intervals
+        None if interval is None or estimate.se is not None else tuple(_rounded(end, ERROR_DIGITS) for end in interval)
+        for interval in intervals
     ]
     return Series(
         value=[_rounded(value, digits) for value in values],
         se=known if any(error is not None for error in known) else None,
         interval=between if any(interval is not None for interval in between) else None,  # type: ignore[arg-type]
         status=_statuses(statuses),
+        heavy_tail=[place for place, cell in enumerate(order) if estimate.covers_at(cell)],
     )
 
 

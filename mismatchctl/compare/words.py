@@ -65,7 +65,8 @@ def _size(change: Change, confidence: float) -> str:
     if ends is None:
         return f"{size}, {change.status}"
     low, high = (signed_percent(end) if relative else signed(end) for end in ends)
-    return f"{size}, {100 * confidence:.0f} % interval {low} to {high}, {significance(change)}"
+    tail = " (heavy_tail: it may cover less)" if change.reference.tail or change.other.tail else ""
+    return f"{size}, {100 * confidence:.0f} % interval {low} to {high}{tail}, {significance(change)}"
 
 
 def significance(change: Change) -> str:

@@ -17,15 +17,16 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.gate.verdict import Part
+from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.resample import (
     Exchange,
     Layers,
     Sample,
     TableMetric,
+    influence_of,
     merged_bins,
     shares_above,
     smallest_of_family,
-    t_quantile,
 )
 
 BULK, SHOULDER, CATASTROPHIC = 0.2, 0.01, 1e-3
@@ -186,29 +187,15 @@ def linear(
         lower: whether it may not fall, rather than rise.
         planted: what the sample's metric is multiplied with.
     """
-    value, influence, size = _influence(sample, metric)
+    value, influence, size = influence_of(sample, metric)
     value, influence = value * planted, influence * planted
-    other, baseline_influence, baseline_size = _influence(baseline, metric)
+    other, baseline_influence, baseline_size = influence_of(baseline, metric)
     sign = -1.0 if lower else 1.0
     room = allowance.relative * abs(other) + allowance.absolute
     slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
     excess = value - (other + sign * room)
     new = sign * (influence * size.sum() + excess * size)
     return Statistic(new, sign * slope * baseline_influence * baseline_size.sum(), sign * excess > 0)
-
-
-def _influence(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
-    """A metric's value, how each cluster moves it [N], summing to about 0, and the size of clusters that it counts."""
-    columns = metric.columns(sample)
-    sums = sample.sums[:, columns]
-    totals = sums.sum(axis=0)
-    value = float(metric.of(totals, sample, columns))
-    step = 1e-4 / max(len(sample), 1)
-    moved = [metric.of(totals + sign * step * (len(sample) * sums - totals), sample, columns) for sign in (1.0, -1.0)]
-    names = {sample.names[place] for place in columns}
-    by = next((name for name in ("tokens", "sequences") if name in names), sample.names[columns[-1]])
-    influence = (moved[0] - moved[1]) / (2 * step * max(len(sample), 1))
-    return value, influence, sample.column(by)
 
 
 def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:

@@ -37,7 +37,7 @@ from mismatchctl.gate.verdict import (
     worst,
 )
 from mismatchctl.gate.words import told
-from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval, p_above_zero, resample
+from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval_of, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 from mismatchctl.result.story import growth_of_run
 
@@ -227,9 +227,11 @@ class _Judging:
             return
         check.clusters, check.sequences = len(sample), int(sample.column("sequences").sum())
         if others:
-            check.baseline, check.baseline_interval = _finite(others[-1][1].value), interval(others[-1][1])
+            check.baseline = _finite(others[-1][1].value)
+            check.baseline_interval, check.baseline_covers = interval_of(others[-1][0], case.target.table)
             check.pairing = _pairing(sample, others[-1][0])
-        check.value, check.interval = _finite(value.value), interval(value)
+        check.value = _finite(value.value)
+        check.interval, check.covers = interval_of(sample, case.target.table)
         if check.reason:
             return
         limit = _limit(case, others[-1][1] if others else None)

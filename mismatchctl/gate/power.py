@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparison import Statistic, layers_of, linear, of_k3
 from mismatchctl.gate.rules import Allowance
-from mismatchctl.resample import Exchange, Layers, Sample, TableMetric, relabelings, t_quantile
+from mismatchctl.measure.metrics.intervals import t_quantile
+from mismatchctl.resample import Exchange, Layers, Sample, TableMetric, relabelings
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
@@ -140,7 +141,7 @@ def _is_found(
         pooled = (spread[0] * (n - 1) + spread[1] * (m - 1)) / max(n + m - 2, 1)
         error = math.sqrt(pooled * (1 / n + 1 / m))
         rise, degrees = float(new.mean() - old.mean()), n + m - 2
-    return rise >= t_quantile(normal, degrees) * error + _UNLUCKY * drawn
+    return bool(rise >= t_quantile(normal, degrees) * error + _UNLUCKY * drawn)
 
 
 def least_clusters(level: float, baseline: int | None = None) -> int:

@@ -56,6 +56,7 @@ class Check(FiniteModel):
         limit: what the value may reach, the baseline's allowance counted in.
         allowance: as the rule gives it.
         baseline: the baseline's value and its interval.
+        covers: what the interval was seen to cover in place of 90 %, where its tail is heavy, and the baseline's.
         p: one-sided p-value that the limit is exceeded, adjusted for all checks; None where nothing was resampled.
         clusters: number of clusters, prompts or steps if they are `clustered_by` those, and `sequences`; `pairing` says
             how far the baseline has the same.
@@ -79,6 +80,8 @@ class Check(FiniteModel):
     allowance: str = ""
     baseline: float | None = None
     baseline_interval: Interval | None = None
+    covers: float | None = None
+    baseline_covers: float | None = None
     p: float | None = None
     clusters: int = 0
     clustered_by: str = ""

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from mismatchctl.escape import terminal as clean
 from mismatchctl.gate.verdict import LOWER, TRENDS, Check, Part, Verdict
-from mismatchctl.numbers import number
+from mismatchctl.numbers import heavy_tail, number
 
 OUTCOMES = ("passed", "undecided", "failed")
 _MEANING = {
@@ -86,10 +86,14 @@ def exceeds(check: Check) -> bool:
 
 
 def _range(check: Check) -> str:
-    if check.interval is None:
+    return _between(check.interval, check.covers, check.unit)
+
+
+def _between(ends: tuple[float, float] | None, covers: float | None, unit: str) -> str:
+    if ends is None:
         return ""
-    low, high = (number(end, check.unit) for end in check.interval)
-    return f" ({low} to {high})"
+    low, high = (number(end, unit) for end in ends)
+    return f" ({low} to {high}{'' if covers is None else ', heavy_tail'})"
 
 
 def _origin(check: Check) -> str:
@@ -100,11 +104,7 @@ def _origin(check: Check) -> str:
     if check.kind in TRENDS:
         return f", {allowance} of what it was"
     side = "above" if check.kind == "increase" else "below"
-    interval = (
-        ""
-        if check.baseline_interval is None
-        else " ({} to {})".format(*(number(end, check.unit) for end in check.baseline_interval))
-    )
+    interval = _between(check.baseline_interval, check.baseline_covers, check.unit)
     return f", {allowance} {side} the baseline's {number(check.baseline, check.unit)}{interval}"
 
 
@@ -118,6 +118,8 @@ def basis(check: Check) -> str:
         parts.append(f"{check.clusters:,} {word}{_PAIRED[check.pairing]}")
     if check.p is not None and exceeds(check):
         parts.append(f"p = {number(check.p)}")
+    if covers := [each for each in (check.covers, check.baseline_covers) if each is not None]:
+        parts.append(heavy_tail(min(covers)))
     if check.detectable is not None:
         least = number(check.detectable, check.unit)
         parts.append(f"would most likely have failed from {least}{_relative(check)} on")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mismatchctl import __version__
-from mismatchctl.numbers import DASH, estimate
+from mismatchctl.numbers import DASH, estimate, heavy_tail
 
 if TYPE_CHECKING:
     from mismatchctl.render.figures import Figure
@@ -105,12 +105,13 @@ class Table(Part):
         return table
 
     def value(self, value: Value, unit: str, *, errors: bool = True) -> Cell:
-        """A cell for a value: with ± where known, or a dash with a reference to the reason."""
+        """A cell for a value: with ± where known and a mark where that is too little, or a dash with the reason's."""
         if value.value is None:
             return Cell(DASH, self.note(value.status))
         order = f"{value.value:.6g}" if self.sortable else ""
         brief = estimate(value.value, None, unit)
-        return Cell(estimate(value.value, value.se if errors else None, unit), order=order, brief=brief)
+        mark = self.note(heavy_tail(value.covers)) if errors and value.tail else ""
+        return Cell(estimate(value.value, value.se if errors else None, unit), mark, order=order, brief=brief)
 
     def note(self, reason: str) -> str:
         """The letter of a reason."""

@@ -1,7 +1,8 @@
 """Resampling clusters of Results: differences and their uncertainty, without the dumps."""
 
 from mismatchctl.resample.bootstrap import REPLICATES, Draws, resample, weights
-from mismatchctl.resample.decide import holm, interval, p_above_zero, t_quantile
+from mismatchctl.resample.decide import holm, interval, p_above_zero
+from mismatchctl.resample.influence import influence_of, interval_of
 from mismatchctl.resample.layers import Layers, merged_bins
 from mismatchctl.resample.permute import Exchange, relabelings, shares_above, smallest_of_family
 from mismatchctl.resample.samples import (
@@ -22,7 +23,9 @@ __all__ = [
     "TableMetric",
     "find_metric",
     "holm",
+    "influence_of",
     "interval",
+    "interval_of",
     "merged_bins",
     "p_above_zero",
     "relabelings",
@@ -32,6 +35,5 @@ __all__ = [
     "sample_of_value",
     "shares_above",
     "smallest_of_family",
-    "t_quantile",
     "weights",
 ]

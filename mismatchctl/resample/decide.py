@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,16 +34,3 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def t_quantile(normal: float, degrees: float) -> float:
-    """The quantile of Student's t where the normal distribution has `normal` (Cornish and Fisher 1937)."""
-    if degrees <= 0:
-        return math.inf
-    cube, fifth = normal**3, normal**5
-    return (
-        normal
-        + (cube + normal) / (4 * degrees)
-        + (5 * fifth + 16 * cube + 3 * normal) / (96 * degrees**2)
-        + (3 * normal**7 + 19 * fifth + 17 * cube - 15 * normal) / (384 * degrees**3)
-    )

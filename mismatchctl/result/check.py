@@ -78,10 +78,10 @@ def _groups(groups: Groups, place: str) -> Iterator[str]:
 def _series(series: Series, count: int, place: str) -> Iterator[str]:
     columns = (series.value, series.se, series.interval)
     yield from _lengths(place, count, *(column for column in columns if column is not None))
-    if not isinstance(series.status, str):
-        marked = [index for indices in series.status.values() for index in indices]
-        if any(not 0 <= index < count for index in marked):
-            yield f"{place}.status: speaks of a group that does not exist"
+    marked = [] if isinstance(series.status, str) else [index for own in series.status.values() for index in own]
+    for name, indices in (("status", marked), ("heavy_tail", series.heavy_tail)):
+        if any(not 0 <= index < count for index in indices):
+            yield f"{place}.{name}: speaks of a group that does not exist"
 
 
 def _distribution(found: Distribution) -> Iterator[str]:

@@ -27,17 +27,24 @@ FORMAT = 1
 
 
 class Value(FiniteModel):
-    """One value: `se` is its standard error over clusters, `interval` a 90 % interval, `status` "ok" or a reason."""
+    """One value: `se` is its standard error over clusters, `interval` a 90 % interval, `status` "ok" or a reason.
+
+    `tail` is "heavy_tail" where a few clusters or rare weights leave the interval without its 90 %: it `covers` so much
+    instead, as measured on other dumps.
+    """
 
     value: float | None
     se: float | None = None
     interval: tuple[float, float] | None = None
     status: str = "ok"
+    tail: Literal["heavy_tail"] | None = None
+    covers: float | None = None
 
     @model_serializer
     def _plain(self) -> dict[str, Any]:
-        data = {"value": self.value, "se": self.se, "status": self.status}
-        return data if self.interval is None else data | {"interval": list(self.interval)}
+        data: dict[str, Any] = {"value": self.value, "se": self.se, "status": self.status}
+        data |= {} if self.interval is None else {"interval": list(self.interval)}
+        return data if self.tail is None else data | {"tail": self.tail, "covers": self.covers}
 
 
 def _whole(values: Sequence[float | None]) -> list[int | float | None]:
@@ -53,13 +60,15 @@ class Series(FiniteModel):
 
     `se` and `interval` are absent where no group has one.
 
-    `status` is a word for all groups, or the indices of those that are not "ok" by reason.
+    `status` is a word for all groups, or the indices of those that are not "ok" by reason; `heavy_tail` are the indices
+    of those in which a few clusters or rare weights make the standard error too small.
     """
 
     value: Numbers
     se: list[float | None] | None = None
     interval: list[tuple[float, float] | None] | None = None
     status: str | dict[str, list[int]] = "ok"
+    heavy_tail: list[int] = Field(default_factory=list)
 
     def status_at(self, index: int) -> str:
         """The status of one group."""
@@ -71,7 +80,8 @@ class Series(FiniteModel):
         """The value of one group."""
         interval = None if self.interval is None else self.interval[index]
         se = None if self.se is None else self.se[index]
-        return Value(value=self.value[index], se=se, interval=interval, status=self.status_at(index))
+        tail: Literal["heavy_tail"] | None = "heavy_tail" if index in self.heavy_tail else None
+        return Value(value=self.value[index], se=se, interval=interval, status=self.status_at(index), tail=tail)
 
 
 class Overall(FiniteModel):

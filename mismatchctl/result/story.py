@@ -170,9 +170,10 @@ def _how_bad(k3: Value | None, standing: Standing, against: Against | None) -> A
     if k3 is None or value is None:
         why = "not measured" if k3 is None else k3.status
         return Answer(question="how bad", key="undefined", level="unknown", text=f"K3 is undefined: {why}")
-    interval = None if not k3.se else (max(value - SURE * k3.se, 0.0), value + SURE * k3.se)
+    interval = k3.interval or (None if not k3.se else (max(value - SURE * k3.se, 0.0), value + SURE * k3.se))
     facts = [Fact(name="k3", value=value, interval=interval, meaning="nats per token, 90 % interval")]
-    text = f"K3 {estimate(value, k3.se, 'nats/token')} nats/token: {standing.text}"
+    tail = " (heavy_tail: rests on few clusters)" if k3.tail else ""
+    text = f"K3 {estimate(value, k3.se, 'nats/token')} nats/token{tail}: {standing.text}"
     worse = False
     if against is not None:
         text += f"; {against.text}"

@@ -9,6 +9,7 @@ import numpy as np
 from mismatchctl.correction import Correction
 from mismatchctl.measure.facts import COMPARED
 from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
+from mismatchctl.measure.metrics.intervals import CHI2, ESS
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Totals
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.measure.metrics.quantity import (
@@ -104,14 +105,14 @@ _COMMON: tuple[Metric, ...] = (
         "ess_token", "effective sample size of tokens after", "fraction",
         "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens",
         "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
-        NOTHING_KEPT, _ess_token, better="high",
+        NOTHING_KEPT, _ess_token, better="high", own_scale=ESS,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
         "n all sequences",
         "The same for whole sequences.", "Kish 1965",
-        NOTHING_KEPT, _ess_sequence, better="high",
+        NOTHING_KEPT, _ess_sequence, better="high", own_scale=ESS,
     ),
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
@@ -164,7 +165,7 @@ COSTS: tuple[Metric, ...] = (
         "weight_chi2", "chi2 of the weights", "-",
         "mean of w^2 over valid tokens minus 1, w the weight as applied (bounded, normalized)",
         "What is left of chi2 after the bound: the variance that the weights bring.",
-        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="",
+        undefined=NO_TOKEN, formula=chi2("weight_excess", "tokens"), better="", own_scale=CHI2,
     ),
 )  # fmt: skip
 """What bounding costs and leaves; sweeps show them. They follow from means and deviations that a Result holds."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from mismatchctl.measure.close import Closed, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.metrics.histograms import quantiles_with_intervals
+from mismatchctl.measure.metrics.intervals import intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
 from mismatchctl.measure.metrics.split import SPLITS
@@ -120,20 +121,18 @@ class Evaluator:
         others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
             values = {metric.key: _values(metric, reader, maxima) for metric in smooth}
-            errors = _errors([metric for metric in smooth if metric.formula and metric.uncertain], reader, cells)
+            uncertain = [metric for metric in smooth if metric.formula and metric.uncertain]
+            errors = _errors(uncertain, reader, cells, values)
             found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
         for index, metric in enumerate(others):
             values[metric.key] = np.array([own[index][0] for own in found])
-        intervals = {
-            metric.key: np.array([own[index][1] for own in found])
-            for index, metric in enumerate(others)
-            if metric.quantile is not None
-        }
+        nothing = _Error(None, None, None)
+        for index, metric in enumerate(others):
+            if metric.quantile is not None:
+                errors[metric.key] = _Error(None, np.array([own[index][1] for own in found]), None)
         empty = totals[:, reader.position("tokens")] == 0
         return {
-            metric.key: Estimate(
-                values[metric.key], metric.undefined, empty, errors.get(metric.key), intervals.get(metric.key)
-            )
+            metric.key: Estimate(values[metric.key], metric.undefined, empty, *errors.get(metric.key, nothing))
             for metric in section.metrics
         }
 
@@ -194,8 +193,18 @@ def _values(metric: Metric, reader: _Reader, maxima: Mapping[str, Float64s]) -> 
     return values
 
 
-def _errors(metrics: Sequence[Metric], reader: _Reader, cells: Closed) -> dict[str, Float64s]:
-    """Standard errors [G] by the delta method, from the scatter of clusters about the total; NaN where unknown."""
+class _Error(NamedTuple):
+    """How sure values are: standard errors [G], intervals [G, 2], and what those of a heavy tail cover [G]."""
+
+    se: Float64s | None
+    interval: Float64s | None
+    covers: Float64s | None
+
+
+def _errors(
+    metrics: Sequence[Metric], reader: _Reader, cells: Closed, values: Mapping[str, Float64s]
+) -> dict[str, _Error]:
+    """By the delta method, from the scatter of clusters about the total; NaN where unknown."""
     of_row = np.repeat(np.arange(len(cells)), cells.sizes)
     filled = (cells.sums[:, reader.position("tokens")] != 0).astype(np.float64)
     clusters = np.add.reduceat(filled, cells.starts)
@@ -210,7 +219,11 @@ def _errors(metrics: Sequence[Metric], reader: _Reader, cells: Closed) -> dict[s
         slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
         for slope, position in zip(slopes, reader.asked, strict=True):
             influence += cells.sums[:, position] * slope[of_row]
-        errors[metric.key] = np.sqrt(np.add.reduceat(influence * influence, cells.starts) * correction)
+        influence *= influence
+        squares = np.add.reduceat(influence, cells.starts)
+        effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
+        se = np.sqrt(squares * correction)
+        errors[metric.key] = _Error(se, *intervals(metric.scale, values[metric.key], se, effective, clusters))
     return errors
 
 

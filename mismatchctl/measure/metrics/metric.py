@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.measure import PairSums
+from mismatchctl.measure.metrics.intervals import LINEAR, ODDS, Scale
 from mismatchctl.measure.metrics.quantity import Measure
 
 Number = Any
@@ -46,6 +47,7 @@ class Estimate:
         empty: whether the cell holds no token [G], which then is why.
         se: standard errors [G], NaN where there is none.
         interval: [G, 2], NaN where there is none.
+        covers: what the interval was seen to cover in place of 90 %, where its tail is heavy [G]; else NaN.
     """
 
     value: Float64s
@@ -53,19 +55,27 @@ class Estimate:
     empty: Bools
     se: Float64s | None = None
     interval: Float64s | None = None
+    covers: Float64s | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[Estimate]) -> Estimate:
         """The cells of all parts, one after the other."""
         errors = [part.se for part in parts if part.se is not None]
         intervals = [part.interval for part in parts if part.interval is not None]
+        covers = [part.covers for part in parts if part.covers is not None]
         return cls(
             np.concatenate([part.value for part in parts]),
             parts[0].undefined,
             np.concatenate([part.empty for part in parts]),
             np.concatenate(errors) if errors else None,
             np.concatenate(intervals) if intervals else None,
+            np.concatenate(covers) if covers else None,
         )
+
+    def covers_at(self, cell: int) -> float | None:
+        """What the interval in one cell covers where its tail is heavy."""
+        covers = math.nan if self.covers is None else float(self.covers[cell])
+        return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
 
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
         """Value, standard error, interval and status in one cell; None for what is undefined."""
@@ -106,6 +116,7 @@ class Metric:
         quantile: the share of tokens below it.
         tail: a function of sums and tails, without a standard error.
         better: which way is good: "low", "high", "one", or "" for neither.
+        own_scale: where its interval is symmetric, if not where its unit says.
         measure: the definition in parts, where others give the same or a similar number another name.
     """
 
@@ -123,3 +134,9 @@ class Metric:
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
     measure: Measure | None = None
+    own_scale: Scale | None = None
+
+    @property
+    def scale(self) -> Scale:
+        """Where its interval is symmetric."""
+        return self.own_scale or (ODDS if self.unit == "fraction" else LINEAR)

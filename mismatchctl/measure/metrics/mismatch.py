@@ -8,6 +8,7 @@ import numpy as np
 
 from mismatchctl.measure import GROUP_CAP
 from mismatchctl.measure.metrics.histograms import worst_share
+from mismatchctl.measure.metrics.intervals import CHI2, ESS, LOG
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 from mismatchctl.measure.metrics.quantity import SEQUENCES, Measure, Quantity
@@ -152,19 +153,19 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "k2", "K2 KL", "nats/token", "mean of x^2 / 2 over tokens",
         "Half the mean squared log ratio: the size of the noise, without sign.",
-        _SCHULMAN, NO_TOKEN, lambda t: t["square"] / t["tokens"] / 2,
+        _SCHULMAN, NO_TOKEN, lambda t: t["square"] / t["tokens"] / 2, own_scale=LOG,
     ),
     Metric(
         "k3", "K3 KL", "nats/token", "mean of exp(x) - 1 - x over tokens",
         "The estimate of KL(rollout || train) with least variance, never negative: the headline of the mismatch. "
         "Dense models usually show 1e-5..1e-3, mixtures of experts 1e-3..1e-1.",
         _SCHULMAN, NO_TOKEN, per_token("k3"),
-        measure=Measure(Quantity.K3),
+        measure=Measure(Quantity.K3), own_scale=LOG,
     ),
     Metric(
         "abs_diff_mean", "mean |log-prob difference|", "nats", "mean of |x| over tokens",
         "The typical disagreement of one token.", "as trainers log it", NO_TOKEN, per_token("abs"),
-        measure=Measure(Quantity.ABS),
+        measure=Measure(Quantity.ABS), own_scale=LOG,
     ),
     *(
         Metric(
@@ -198,7 +199,7 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "log_ppl_abs_diff", "mean |log-perplexity difference|", "nats", "mean over sequences of |mean of x|",
         "Size of that drift, whatever its sign.", _OFF_POLICY, NO_TOKEN, per_sequence("log_ppl_abs_diff"),
-        measure=Measure(Quantity.LOG_PPL_ABS_DIFF, SEQUENCES),
+        measure=Measure(Quantity.LOG_PPL_ABS_DIFF, SEQUENCES), own_scale=LOG,
     ),
     Metric(
         "log_ppl_diff_min", "smallest log-perplexity difference", "nats", "min over sequences of the mean of -x",
@@ -217,7 +218,7 @@ PAIR: tuple[Metric, ...] = (
         "mean of |exp(train) - exp(rollout)| over tokens",
         "Disagreement in probability: rare tokens weigh little.", "debug metrics of trainers",
         NO_TOKEN, per_token("prob_diff"),
-        measure=Measure(Quantity.PROB_DIFF),
+        measure=Measure(Quantity.PROB_DIFF), own_scale=LOG,
     ),
     Metric(
         "prob_diff_max", "largest probability difference", "probability", "max of |exp(train) - exp(rollout)|",
@@ -248,25 +249,25 @@ PAIR: tuple[Metric, ...] = (
         "chi2_token", "chi-square of tokens", "-", "mean of exp(x)^2, x clamped to +-20, over tokens, minus 1",
         "Variance of the token ratio: what token importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("excess", "tokens"),
-        measure=Measure(Quantity.SQUARED_RATIO),
+        measure=Measure(Quantity.SQUARED_RATIO), own_scale=CHI2,
     ),
     Metric(
         "chi2_sequence", "chi-square of sequences", "-",
         "mean over sequences of exp(sum of x, clamped to +-20)^2, minus 1",
         "Variance of the sequence ratio: what sequence importance sampling pays.", _OFF_POLICY, NO_TOKEN,
         chi2("product_excess", "sequences"),
-        measure=Measure(Quantity.SQUARED_PRODUCT, SEQUENCES),
+        measure=Measure(Quantity.SQUARED_PRODUCT, SEQUENCES), own_scale=CHI2,
     ),
     Metric(
         "ess_token", "effective sample size of tokens", "fraction", "(sum of w)^2 / (n * sum of w^2) over token ratios",
         "The share of tokens that is left, in effect, when raw token ratios weigh them.", "Kish 1965",
-        NO_TOKEN, _ess_token, better="high",
+        NO_TOKEN, _ess_token, better="high", own_scale=ESS,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the product of a sequence's ratios",
         "The same for whole sequences; it collapses long before the token value does.", "Kish 1965",
-        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high",
+        NO_TOKEN, lambda t: t["product"] ** 2 / (t["sequences"] * t["squared_product"]), better="high", own_scale=ESS,
     ),
     Metric(
         "khat_token", "Pareto k-hat of tokens", "-",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
-from mismatchctl.numbers import DASH, estimate, number
+from mismatchctl.numbers import DASH, estimate, heavy_tail, number
 from mismatchctl.render.document import (
     BRIEF,
     USUAL,
@@ -226,6 +226,8 @@ def tiles(run: RunResult, registry: Registry) -> list[Tile]:
         value, metric = run.overall.metrics[key], registry.metric(key)
         shown, undefined = estimate(value.value, value.se, metric.unit), value.value is None
         verdict, alarm = (value.status, False) if undefined else judgement(key, value, run)
+        if value.tail:
+            verdict = "; ".join(filter(None, (verdict, heavy_tail(value.covers))))
         meaning = metric.meaning
         first = key in FIRST_TILES
         found.append(Tile(metric.title, f"m-{key}", shown, meaning, verdict, alarm, undefined, first))
