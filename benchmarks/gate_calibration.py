@@ -48,7 +48,9 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path, rollouts: str = "rollout_log_probs") -> Run:
-        data = pl.concat([pl.read_parquet(path) for path in sorted(folder.glob("*.parquet"))]).sort("prompt_id")
+        paths = sorted(folder.glob("*.parquet")) if folder.is_dir() else [folder]
+        data = pl.concat([pl.read_parquet(path) for path in paths])
+        data = (data if "prompt_id" in data.columns else data.with_row_index("prompt_id")).sort("prompt_id")
         rollout, train = (data[name].to_list() for name in (rollouts, "train_log_probs"))
         lengths = [len(each) for each in rollout]
         _, prompt = np.unique(data["prompt_id"].to_numpy(), return_inverse=True)

@@ -1,0 +1,93 @@
+"""How often 90 % intervals hold the truth: writes a table of docs/gate.md.
+
+Usage: python benchmarks/intervals.py FOLDER ... [--draws 200]
+Each FOLDER holds dumps: files of Parquet, or one folder of them for a run, with columns rollout_log_probs,
+train_log_probs and, where several responses belong to one prompt, prompt_id. The prompts of a run are taken for all
+there are: so many of them are drawn, each anew from all, and the interval is held against the value of the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gate_calibration import Run, percent, sample_of, table, write
+
+from mismatchctl.measure.metrics.intervals import intervals
+from mismatchctl.resample import Sample, find_metric
+
+SIZES = (8, 16, 32, 64)
+METRICS = ("k3", "abs_diff_mean", "ratio_mean", "ess_token", "chi2_token", "ess_sequence", "chi2_sequence")
+SILENT = 0.13
+"""Misses without a warning that are too many: 10 %, and 3 points."""
+_STEP = 1e-4
+
+
+def of_draws(whole: Sample, key: str, size: int, draws: int) -> tuple[np.ndarray, np.ndarray, float]:
+    """Intervals [draws, 2], what they cover where they say so [draws], and the truth."""
+    metric = find_metric(key)
+    columns = metric.columns(whole)
+    sums = whole.sums[:, columns]
+    rows = sums[np.random.default_rng(size).integers(len(sums), size=(draws, size))]
+    totals, step = rows.sum(axis=1), _STEP / size
+    value = metric.of(totals, whole, columns)
+    up, down = (
+        metric.of(totals[:, None] + sign * step * (size * rows - totals[:, None]), whole, columns) for sign in (1, -1)
+    )
+    influence = (up - down) / (2 * step * size)
+    squares = (influence**2).sum(axis=1)
+    effective = squares**2 / (influence**4).sum(axis=1)
+    se = np.sqrt(squares * size / (size - 1))
+    truth = float(metric.of(sums.sum(axis=0), whole, columns))
+    return *intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
+
+
+def runs_of(folders: list[Path]) -> Iterator[Run]:
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() or path.suffix == ".parquet":
+                run = Run.read(path)
+                if np.isfinite(run.log_ratio).all() and (run.log_ratio != 0).any() and run.count >= max(SIZES) // 4:
+                    yield run
+
+
+def rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
+    found: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
+    for run in runs_of(folders):
+        whole = sample_of(run)
+        for key in METRICS:
+            for size in SIZES:
+                with np.errstate(all="ignore"):
+                    ends, covers, truth = of_draws(replace(whole), key, size, draws)
+                held, heavy = (ends[:, 0] <= truth) & (truth <= ends[:, 1]), np.isfinite(covers)
+                silent = float(np.mean(~held & ~heavy))
+                found.setdefault((key, size), []).append(
+                    (float(held.mean()), float(heavy.mean()), silent, float(np.sum(held & heavy)))
+                )
+    for (key, size), each in found.items():
+        held, heavy, silent, of_heavy = np.array(each).T
+        covered = of_heavy.sum() / max(heavy.sum() * draws, 1)
+        bad = f"{np.count_nonzero(silent > SILENT)} of {len(each)}"
+        cells = percent(held.mean()), percent(heavy.mean()), percent(covered), percent(silent.mean()), bad
+        print(key, size, cells, file=sys.stderr, flush=True)
+        yield (key, str(size), *cells)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("folders", type=Path, nargs="+")
+    options.add_argument("--draws", type=int, default=200)
+    given = options.parse_args()
+    heads = (
+        "metric", "prompts", "held", "heavy_tail", "held of these", "missed, and nothing said",
+        "runs where that is above 13 %",
+    )  # fmt: skip
+    write("INTERVALS", table(heads, rows(given.folders, given.draws)))
+
+
+if __name__ == "__main__":
+    main()
