@@ -85,7 +85,7 @@ def metrics() -> str:
             "have a 90 % interval that resamples clusters. An undefined value is null, and its status says why.",
             "Means have a 90 % interval too, by Student's t of the clusters that count in effect, on the scale of the",
             "logarithm or the odds; `heavy_tail` beside it says that few clusters or rare weights leave it without its",
-            "90 %, and `covers` what such intervals were seen to cover: gate.md, Intervals, has the rule and the rates.",
+            "90 %, and `covers` what such intervals were seen to cover: rule and rates in gate.md, Intervals.",
             "In frameworks: names, with versions, that mean exactly this number; after unlike it, names of the same",
             "statistic of the same quantity that are another number, and in what they differ.",
             "",
