@@ -4,6 +4,7 @@ from mismatchctl.result.finding import Confidence, Example, Fact, Finding, Rival
 from mismatchctl.result.growth import Growth, growth_of
 from mismatchctl.result.model import (
     FORMAT,
+    NOT_RECORDED,
     Acceptance,
     AgainstLog,
     AgainstMetrics,
@@ -35,6 +36,7 @@ from mismatchctl.result.story import Answer, Story, story_of, tell_all
 
 __all__ = [
     "FORMAT",
+    "NOT_RECORDED",
     "Acceptance",
     "AgainstLog",
     "AgainstMetrics",

@@ -55,6 +55,9 @@ def _whole(values: Sequence[float | None]) -> list[int | float | None]:
 Numbers = Annotated[list[float | None], PlainSerializer(_whole, when_used="json")]
 
 
+NOT_RECORDED = Value(value=None, status="not recorded")
+
+
 class Series(FiniteModel):
     """One metric over groups: 9 significant digits, 7 for corrections, 3 for `se` and `interval`; counts are exact.
 
@@ -120,7 +123,7 @@ class Groups(FiniteModel):
     def series(self, key: str, correction: str | None = None) -> Series:
         """A metric over the groups, or one of a correction; nothing where it was not recorded."""
         found = (self.metrics if correction is None else self.corrections[correction]).get(key)
-        return found or Series(value=[None] * len(self.labels), status="not recorded")
+        return found or Series(value=[None] * len(self.labels), status=NOT_RECORDED.status)
 
 
 class Distribution(FiniteModel):

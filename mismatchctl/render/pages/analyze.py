@@ -40,7 +40,7 @@ from mismatchctl.render.pages.findings import card
 from mismatchctl.render.pages.provenance import provenance
 from mismatchctl.render.tables import Registry, known_keys, words
 from mismatchctl.render.text import clean
-from mismatchctl.result import Result, RunResult, Value, story_of
+from mismatchctl.result import NOT_RECORDED, Result, RunResult, Value, story_of
 from mismatchctl.result.growth import Z_LIMIT
 from mismatchctl.result.notes import notes
 
@@ -59,7 +59,6 @@ SIDE_BY_SIDE = {
     "ratio_mean_z": 2, "khat_sequence": None, "bitwise_share": None,
 }  # fmt: skip
 """Metrics of the overview, and how early each goes in a terminal."""
-NOT_RECORDED = Value(value=None, status="not recorded")
 
 
 def document(

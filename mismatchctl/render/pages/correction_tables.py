@@ -9,7 +9,7 @@ from mismatchctl.numbers import DASH
 from mismatchctl.render.document import BRIEF, USUAL, Cell, Head, Table
 from mismatchctl.render.tables import Registry, words
 from mismatchctl.render.text import clean
-from mismatchctl.result import Result, RunResult, Value
+from mismatchctl.result import NOT_RECORDED, Result, RunResult, Value
 
 CORRECTION_KEYS = (
     "weight_mean",
@@ -27,7 +27,6 @@ CORRECTION_KEYS = (
     "k3_kept",
 )
 LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
-NOT_RECORDED = Value(value=None, status="not recorded")
 COMPARED_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
 _TERMINAL = {
     "weight_mean": 5, "rejected_tokens": 0, "rejected_sequences": 4, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2,

@@ -46,9 +46,9 @@ def plan_document(needs: Sequence[Need]) -> Document:
         ("run and metric", lambda need: f"{need.run} {need.metric}"),
         (Head("rise", drop=0), lambda need: f"+{number(need.regression, 'fraction')}"),
         (Head("needs sequences", drop=0), lambda need: number(need.sequences, "sequences")),
-        (Head("needs clusters", drop=0), lambda need: number(need.clusters, "clusters")),
-        (Head("has clusters", drop=0), lambda need: number(need.have, "clusters")),
-        (Head("compared", numeric=False, drop=0), lambda need: "the same clusters" if need.paired else "with others"),
+        (Head("needs clusters", drop=1), lambda need: number(need.clusters, "clusters")),
+        (Head("has clusters", drop=2), lambda need: number(need.have, "clusters")),
+        (Head("compared", numeric=False, drop=3), lambda need: "the same clusters" if need.paired else "with others"),
     )
     section = Section("", "plan")
     section.add(Table.of("Data on each side to find a rise in four of five dumps", needs, columns, reach=USUAL))

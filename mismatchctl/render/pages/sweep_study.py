@@ -20,7 +20,7 @@ from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
 from mismatchctl.sweep.front import values_at
-from mismatchctl.sweep.model import GROUP, Sweep
+from mismatchctl.sweep.model import GROUP, Mark, Sweep
 from mismatchctl.sweep.study import Study
 from mismatchctl.sweep.words import (
     FIGURES,
@@ -99,10 +99,14 @@ def _presets_told(sweep: Sweep, study: Study) -> Section:
     rows = []
     for mark in sweep.marks:
         if mark.correction == study.name:
-            first, more = mark.presets[:MOST_PRESETS], len(mark.presets) - MOST_PRESETS
-            names = f"{', '.join(first)}{f' and {more} more' if more > 0 else ''}"
-            rows.append((f"{mark.path} {threshold(mark.value)}", clean(names)))
+            rows.append((f"{mark.path} {threshold(mark.value)}", clean(_named(mark))))
     return Section("", "presets", terminal=True).add(Facts(rows))
+
+
+def _named(mark: Mark) -> str:
+    """The first few presets that stand there."""
+    more = len(mark.presets) - MOST_PRESETS
+    return f"{', '.join(mark.presets[:MOST_PRESETS])}{f' and {more} more' if more > 0 else ''}"
 
 
 def start_point(rows: Sequence[Row]) -> int:
@@ -203,9 +207,7 @@ def _presets(sweep: Sweep, study: Study, path: str) -> list[draw.Marker]:
     found = []
     for mark in sweep.marks:
         if (mark.correction, mark.path) == (study.name, path):
-            names, more = ", ".join(mark.presets[:MOST_PRESETS]), len(mark.presets) - MOST_PRESETS
-            text = f"{names}{f' and {more} more' if more > 0 else ''} ({threshold(mark.value)})"
-            found.append(draw.Marker(mark.value, clean(text)))
+            found.append(draw.Marker(mark.value, clean(f"{_named(mark)} ({threshold(mark.value)})")))
     return found
 
 
