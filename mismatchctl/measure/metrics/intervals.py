@@ -36,7 +36,7 @@ class Scale:
     slope: Callable[[Any], Any]
     back: Callable[[Any], Any]
     ess: Callable[[Any], Any] | None = None
-    covers: float = 0.8
+    covers: float = 0.85
 
 
 def _odds(value: Any) -> Any:
@@ -56,7 +56,7 @@ LOG = Scale(np.log, lambda v: 1 / v, np.exp)
 """Of positive means."""
 ODDS = Scale(_odds, _odds_slope, _from_odds)
 """Of shares."""
-ESS = Scale(_odds, _odds_slope, _from_odds, ess=lambda v: v, covers=0.65)
+ESS = Scale(_odds, _odds_slope, _from_odds, ess=lambda v: v, covers=0.7)
 CHI2 = Scale(np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7)
 
 
