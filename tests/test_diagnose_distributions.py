@@ -38,6 +38,17 @@ def truncated(*, k: int = WORDS, p: float = 1.0, least: float = 0.0) -> Policy:
     return policy
 
 
+def tied(k: int) -> Policy:
+    """Top-k of coarse logits, of which all that equal the k-th are kept, as samplers do it."""
+
+    def policy(logits: np.ndarray) -> np.ndarray:
+        coarse = np.round(16 * logits) / 16
+        least = np.sort(coarse, axis=-1)[:, -k][:, None]
+        return log_softmax(np.where(coarse >= least, coarse, -np.inf))
+
+    return policy
+
+
 def dump(folder: Path, policy: Policy, seed: int, noise: float = 0.01) -> Path:
     """Sampled by a policy that is made of the trainer's logits, which have other noise on either side."""
     rng = np.random.default_rng(seed)
@@ -84,6 +95,7 @@ def test_a_temperature_is_read(temperature: float, tmp_path: Path) -> None:
     ("name", "value", "policy"),
     [
         ("top_k", 5, truncated(k=5)),
+        ("top_k", 6, tied(6)),
         ("top_p", 0.9, truncated(p=0.9)),
         ("top_p", 0.6, truncated(p=0.6)),
         ("min_p", 0.05, truncated(least=0.05)),

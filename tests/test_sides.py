@@ -186,3 +186,17 @@ def test_both_wrong_by_unlike_amounts_is_not_sure(tmp_path: Path) -> None:
     pq.write_table(table.set_column(where, "rollout_log_probs", louder), tmp_path / "d.parquet")
     found = sides_of(tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
+
+
+def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path) -> None:
+    """Both carry the same error, and the rollout a smaller one of its own: equal in size, and the gap is its own."""
+    table = pq.read_table(DUMPS / "moe_noise_both_bf16")
+    _, train, reference = columns(DUMPS / "moe_noise_both_bf16")
+    own = 0.3 * np.roll(train - reference, 1)
+    lists = table["rollout_log_probs"].combine_chunks()
+    faulty = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(train + own, 0.0)))
+    where = table.schema.get_field_index("rollout_log_probs")
+    pq.write_table(table.set_column(where, "rollout_log_probs", faulty), tmp_path / "d.parquet")
+    found = sides_of(tmp_path)
+    assert (found.side, found.confidence) == ("both", "medium")
+    assert "the gap between them is the rollout's" in found.summary

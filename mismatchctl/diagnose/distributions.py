@@ -101,9 +101,8 @@ def cut(case: Case) -> Cut | None:
         return None
     a, b, kept, gone = a[cut_here], b[cut_here], kept[cut_here], gone[cut_here]
     mass = float(np.where(kept, np.exp(b), 0.0).sum(axis=1).mean())
-    counts = np.bincount(kept.sum(axis=1))
-    if counts.max() > _MOST * counts.sum():
-        k = int(counts.argmax())
+    k = _least_kept(a, kept)
+    if k is not None:
         return Cut(f"top-k of {k}, as many as each of its lists holds", "top_k", k, (k, k), mass)
     found = min(_nucleus(b, kept), _floor(a, b, kept, gone), key=lambda one: one[0])
     contradiction, name, low, high = found
@@ -112,6 +111,15 @@ def cut(case: Case) -> Cut | None:
     low, high = sorted((low, high))
     said = f"{name.replace('_', '-')} between {low:.3g} and {high:.3g}, which every list agrees with"
     return Cut(said, name, (low + high) / 2, (low, high), mass)
+
+
+def _least_kept(a: Float64s, kept: Bools) -> int | None:
+    """Top-k: so many are kept, or more where those after are as likely as the last of them, as in bfloat16 some are."""
+    counts = kept.sum(axis=1)
+    k = int(np.quantile(counts, _OFTEN))
+    ranked = -np.sort(-a, axis=1)
+    tied = (counts >= k) & (ranked[:, k - 1] == np.take_along_axis(ranked, counts[:, None] - 1, axis=1)[:, 0])
+    return k if tied.mean() > _MOST else None
 
 
 def _nucleus(b: Float64s, kept: Bools) -> tuple[float, str, float, float]:

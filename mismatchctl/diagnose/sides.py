@@ -34,6 +34,8 @@ TOGETHER = 5.0
 """Both sides err alike, or the reference does, where each is that many times as far from it as from the other."""
 LOUD = 0.05
 """Root mean square errors above it are more than bfloat16 makes on both sides alike, of most models."""
+OWNS = 0.75
+"""The gap is one side's where that has more than this share of its square, at 95 %."""
 _WIDE = 2.0  # an interval of a share that tells nothing: the gap is small beside errors that both sides share
 FELT = 0.03
 """Root mean square errors of both sides alike above which a cause is looked for in the reference."""
@@ -71,12 +73,15 @@ def sides_of(case: Case) -> Sides | None:
         confidence = "medium"
     correlation = terms.correlation()
     shares = [_share(table, draws, column) for column in ("gap", "k3")]
+    owner = _owner(shares[0]) if side == "both" and gap else None
+    if owner and confidence == "high":
+        confidence = "medium"
     column = float(np.expm1(reference[sound] - case.rollout[sound]).mean())
     error = _ratio_error(table)
     return Sides(
         side=side,
         confidence=confidence,
-        summary=_summary(side, rollout, train, correlation, bool((case.rollout[sound] == case.train[sound]).all())),
+        summary=_summary(side, rollout, train, correlation, gap == 0, owner),
         tokens=int(sound.sum()),
         rollout_rms=rollout,
         train_rms=train,
@@ -246,7 +251,17 @@ def _numbers_first(labels: list[str]) -> Callable[[int], tuple[int, float, str]]
     return key
 
 
-def _summary(side: Side, rollout: float, train: float, correlation: float | None, identical: bool) -> str:
+def _owner(share: SideShare) -> Side | None:
+    """Whose nearly all of the gap is, beside errors that both have."""
+    if share.interval is None or share.status != "ok":
+        return None
+    low, high = share.interval
+    return "rollout" if low > OWNS else "trainer" if high < 1 - OWNS else None
+
+
+def _summary(
+    side: Side, rollout: float, train: float, correlation: float | None, identical: bool, owner: Side | None
+) -> str:
     figures = f"against the reference the rollout is off by {rollout:.2g} and the trainer by {train:.2g} (rms, nats)"
     if side == "none":
         return f"Nothing beyond noise: {figures}."
@@ -254,7 +269,8 @@ def _summary(side: Side, rollout: float, train: float, correlation: float | None
         return f"Identical, and both wrong: {figures}."
     if side == "both":
         shared = f", much of it shared (correlation {correlation:.2f})" if correlation and correlation > 0.3 else ""
-        return f"Both sides are off alike: {figures}{shared}."
+        own = f"; but the gap between them is the {owner}'s" if owner else ""
+        return f"Both sides are off alike: {figures}{shared}{own}."
     word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
     how = f", {own / other:,.3g} times as much" if other else ""
     return f"The {word} is wrong: {figures}{how}."

@@ -16,7 +16,7 @@ def _test(case: Case) -> Diagnosis | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     if found is None or found.sampled_by != "train" or case.reshaped or not found.scaled:
         return None
-    low, high = sorted(1 / end for end in found.interval)
+    low, high = sorted(1 / max(end, 1e-9) for end in found.interval)
     return Diagnosis(
         "high" if found.sure and found.plainly_scaled else "medium",
         f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.3g} ({low:.3g} "

@@ -1,0 +1,133 @@
+"""Writes into docs/third-column.md what `diagnose` reads from recorded distributions of trained models.
+
+    python benchmarks/distributions.py DUMPS [--write]
+
+DUMPS keeps the trained models of stranger_dumps.py. An engine decodes in bfloat16 with a cache and a setting of its
+sampler, and lists the most likely tokens of what it samples from; a trainer in float32 without the setting says what it
+gives these.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from sides import percent  # noqa: E402
+from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
+from strangers import PROMPT, RESPONSE, SEEN, UNSEEN, Processors, decoded, rounded  # noqa: E402
+
+from mismatchctl.diagnose import diagnose  # noqa: E402
+from mismatchctl.recorder import Recorder  # noqa: E402
+from mismatchctl.result import Finding  # noqa: E402
+
+ROWS, K = 32, 20
+SETTINGS: tuple[tuple[str, float], ...] = (
+    *(("temperature", value) for value in (0.7, 0.95, 1.1)),
+    *(("top_k", value) for value in (5, 15)),
+    *(("top_p", value) for value in (0.7, 0.95)),
+    *(("min_p", value) for value in (0.02, 0.1)),
+    ("clean", 1.0),
+)
+CAUSES = {"temperature": "temperature", "top_k": "truncated_sampling", "top_p": "truncated_sampling"}
+DOCUMENT = ROOT / "docs" / "third-column.md"
+BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to there -->"
+
+
+@dataclass
+class Listing:
+    """What an engine does to logits, and the most likely tokens of what is left, place by place."""
+
+    process: Processors
+    ids: list[torch.Tensor] = field(default_factory=list)
+    log_probs: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, logits: torch.Tensor, prompt: torch.Tensor, response: torch.Tensor) -> torch.Tensor:
+        left = self.process(logits, prompt, response)
+        values, ids = left.log_softmax(-1).topk(K)
+        self.ids.append(ids)
+        self.log_probs.append(values)
+        return left
+
+
+@torch.inference_mode()
+def record(world: World, name: str, value: float, folder: Path) -> None:
+    """A dump of one setting."""
+    given = {} if name == "clean" else {name: int(value) if name == "top_k" else value}
+    listing = Listing(Processors(**given))
+    rollout = decoded(world.versions[0], world.prompts[:ROWS], ENGINE, listing, 12)  # type: ignore[arg-type]
+    ids, ours = (torch.stack(values, 1) for values in (listing.ids, listing.log_probs))
+    whole = torch.cat([rollout.prompts, rollout.tokens], 1)[:, :-1]
+    train = rounded(world.versions[0], "float32")(whole, None, TRAINER)[:, PROMPT - 1 :].log_softmax(-1)
+    sampled = train.gather(-1, rollout.tokens[..., None])[..., 0]
+    inside = np.arange(RESPONSE) < rollout.lengths[:, None]
+    columns = {
+        "rollout_log_probs": rollout.log_probs, "train_log_probs": sampled, "token_ids": rollout.tokens,
+        "rollout_top_ids": ids, "rollout_top_log_probs": ours, "train_top_log_probs": train.gather(-1, ids),
+    }  # fmt: skip
+    rows = {
+        key: [row.numpy()[keep] for row, keep in zip(values, inside, strict=True)] for key, values in columns.items()
+    }
+    with Recorder(folder) as recorder:
+        recorder.write(step=0, **rows)
+
+
+def first(folder: Path) -> Finding:
+    (found,) = diagnose([str(folder)], threads=1).runs.values()
+    return found[0]
+
+
+def judged(name: str, value: float, finding: Finding) -> tuple[bool, bool | None]:
+    """Whether the setting is named at high or medium confidence, and whether its interval holds the value."""
+    if name == "clean":
+        alarm = finding.cause in ("temperature", "truncated_sampling") and finding.confidence != "low"
+        return not alarm, None
+    cause = CAUSES.get(name, "truncated_sampling")
+    facts = {fact.name: fact for fact in finding.evidence}
+    named = finding.cause == cause and finding.confidence != "low" and name in facts
+    interval = facts[name].interval if named else None
+    return named, None if interval is None else interval[0] * 0.999 <= value <= interval[1] * 1.001
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    told: dict[str, list[tuple[bool, bool | None]]] = defaultdict(list)
+    others: list[str] = []
+    plans = [plan for plan in (*UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
+    for plan in plans:
+        world = World.of(plan, Path(sys.argv[1]), 1)
+        for name, value in SETTINGS:
+            with tempfile.TemporaryDirectory() as place:
+                record(world, name, value, Path(place))
+                finding = first(Path(place))
+            row = judged(name, value, finding)
+            told[f"{name} {value:g}" if name != "clean" else "clean"].append(row)
+            print(plan.name, name, value, *row, finding.cause, finding.confidence, finding.summary[:150], flush=True)
+            if not row[0] or row[1] is False:
+                others.append(f"- {plan.name}, {name} {value:g}: {finding.cause} ({finding.confidence})")
+    lines = [BEGIN, "", f"{len(plans)} models ({', '.join(f'`{plan.name}`' for plan in plans)}), {ROWS} responses and "
+             f"the {K} most likely tokens each:", "", "| setting of the sampler | named | interval holds it |",
+             "|---|---|---|"]  # fmt: skip
+    for key, rows in told.items():
+        held = [inside for _, inside in rows if inside is not None]
+        lines.append(
+            f"| {key} | {percent(sum(named for named, _ in rows), len(rows))} | {percent(sum(held), len(held))} |"
+        )
+    lines += ["", "`clean`: neither a temperature nor a truncation is found. Told as something else, or missed:", "",
+              *(others or ["- none"]), "", END]  # fmt: skip
+    print("\n".join(lines))
+    if "--write" in sys.argv:
+        before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+        DOCUMENT.write_text(before + "\n".join(lines) + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
