@@ -12,6 +12,7 @@ import pytest
 
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layers import LayerReport, read_layers
+from mismatchctl.frameworks.layers.model import layer_in
 from mismatchctl.frameworks.layers.noise import held_against, logit_noise
 from mismatchctl.render.figures.layers import layers_figure
 
@@ -174,3 +175,48 @@ def test_the_growth_over_the_layers_is_drawn() -> None:
     assert figure.data.rows == tuple(report.growth)
     assert "<path" in figure.svg
     assert layers_figure(report.model_copy(update={"growth": report.growth[:1]}), "growth") is None
+
+
+def records(folder: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (REPORTS / "sglang" / folder / "report.jsonl").read_text().splitlines()]
+
+
+def read(tmp_path: Path, lines: list[dict[str, Any]]) -> LayerReport:
+    file = tmp_path / "comparator_report.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [report] = read_layers(str(file))
+    return report
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_report_in_no_order_is_put_in_that_of_its_layers(seed: int, tmp_path: Path) -> None:
+    lines = records("error_from_layer")
+    report = read(tmp_path, [lines[place] for place in np.random.default_rng(seed).permutation(len(lines))])
+    assert place(report) == (0, 3)
+    assert report.first_apart is not None and report.first_apart.layer == 3 and report.last_good == 2
+    assert "no order of execution" in report.notes[0]
+
+
+def test_a_pass_backward_and_ranks_one_by_one_are_orders(tmp_path: Path) -> None:
+    lines = records("error_from_layer")
+    tensors = [line for line in lines if line["type"] == "comparison_tensor"]
+    for other in (tensors[::-1], tensors):
+        report = read(tmp_path, [*tensors, *other, lines[-1]])
+        assert place(report) == (0, 3) and "no order" not in " ".join(report.notes)
+
+
+def test_the_first_bad_tensor_may_be_missing(tmp_path: Path) -> None:
+    lines = records("error_from_layer")
+    bad = next(i for i, line in enumerate(lines) if line.get("diff") and not line["diff"]["passed"])
+    report = read(tmp_path, lines[:bad] + lines[bad + 1 :])
+    assert (place(report), report.last_good) == ((0, 3), 2)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.3.mlp", "transformer.h.3.attn", "blk.3.ffn", "model.layers[3].mlp", "layer3.attn", "blocks_3.mlp",
+     "Module.module.decoder.layers.3.mlp.ColumnParallelLinear.forward.0"],
+)  # fmt: skip
+def test_layers_are_spelled_in_many_ways(name: str) -> None:
+    assert layer_in(name) == 3
+    assert layer_in("layernorm.3") is None and layer_in("player3.x") is None

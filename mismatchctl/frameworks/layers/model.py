@@ -90,7 +90,7 @@ class LayerReport(_Model):
     next: str | None = None
 
 
-_LAYER = re.compile(r"(?:^|[._/])(?:layers?|h|blocks?|decoder_layers?)[._](\d{1,6})(?=$|[._/])")
+_LAYER = re.compile(r"(?:^|[._/])(?:(?:layers?|h|blocks?|blk|decoder_layers?)[._\[]|layer)(\d{1,6})(?=$|[._/\]])")
 
 
 def layer_in(name: str) -> int | None:
