@@ -269,8 +269,8 @@ def _summary(
         return f"Identical, and both wrong: {figures}."
     if side == "both":
         shared = f", much of it shared (correlation {correlation:.2f})" if correlation and correlation > 0.3 else ""
-        own = f"; but the gap between them is the {owner}'s" if owner else ""
-        return f"Both sides are off alike: {figures}{shared}{own}."
+        gap = f"; but the gap between them is the {owner}'s" if owner else ""
+        return f"Both sides are off alike: {figures}{shared}{gap}."
     word, own, other = ("rollout", rollout, train) if side == "rollout" else ("trainer", train, rollout)
     how = f", {own / other:,.3g} times as much" if other else ""
     return f"The {word} is wrong: {figures}{how}."
