@@ -262,3 +262,34 @@ def test_sound_footers_are_not_refused() -> None:
             footer.check_footer(file)
             assert file.tell() == 0
     assert len(files) > 100
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 5.0])
+def test_a_reference_that_no_model_gives_is_refused(tmp_path: Path, value: float) -> None:
+    """It has a value where it could be scored; what stands there is a log-prob."""
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    given = [[value] * len(row) for row in table["rollout_log_probs"].to_pylist()]
+    given[0] = [float("nan")] * len(given[0])
+    pq.write_table(table.append_column("reference_log_probs", pa.array(given)), tmp_path / "b.parquet")
+    code, words = run("analyze", tmp_path / "b.parquet")
+    assert code == 4 and "reference_log_probs" in words and "row 1" in words, words
+    assert run("diagnose", tmp_path / "b.parquet", "-q")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    {"reward": ["=x"] * 64, "worker": [{"a": 1}] * 64, "token_ids": [3] * 64}.items(),
+)
+def test_what_is_joined_is_of_its_kind(tmp_path: Path, column: str, values: list[Any]) -> None:
+    table = pq.read_table(make_dump(tmp_path / "a.parquet"))
+    ids = pa.array(range(len(table)))
+    pq.write_table(table.append_column("sequence_id", ids), tmp_path / "b.parquet")
+    pq.write_table(pa.table({"sequence_id": ids, column: pa.array(values)}), tmp_path / "c.parquet")
+    code, words = run("convert", tmp_path / "b.parquet", tmp_path / "d.parquet", "--join", tmp_path / "c.parquet")
+    assert code == 4 and "c.parquet" in words and column in words and not (tmp_path / "d.parquet").exists(), words
+
+
+def test_a_joined_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "d.parquet").write_bytes(forged(tmp_path))
+    code, words = run("convert", tmp_path / "a.parquet", tmp_path / "b.parquet", "--join", tmp_path / "d.parquet")
+    assert code == 4 and "d.parquet" in words, words

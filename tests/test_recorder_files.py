@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -200,7 +201,7 @@ def test_the_queue_is_bounded_and_nothing_in_it_is_dropped(tmp_path: Path, monke
         for step in range(2):
             recorder.write(step=step, **COLUMNS)
         more = pool.submit(lambda: [recorder.write(step=step, **COLUMNS) for step in range(2, 5)])
-        with pytest.raises(TimeoutError):  # one at the disk, two in the queue, and the next one waits
+        with pytest.raises(futures.TimeoutError):  # one at the disk, two in the queue, and the next one waits
             more.result(timeout=0.2)
         slow.set()
         more.result(timeout=30)

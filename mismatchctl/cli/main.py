@@ -58,10 +58,7 @@ class _Group(TyperGroup):
         super().__init__(**attributes)
         parameters: list[Any] = [one for command in self.commands.values() for one in command.params]
         for parameter in parameters:
-            described = getattr(parameter, "type_descriptor", None)  # typer before 0.28 has types of click instead
-            path = described.parameter_info if described else parameter.type
-            if hasattr(path, "readable"):
-                path.readable = False  # whoever opens the file says what is wrong with it, and what to do
+            parameter.type_descriptor.parameter_info.readable = False  # whoever opens a file says what is wrong with it
 
     def invoke(self, ctx: Any) -> Any:
         try:

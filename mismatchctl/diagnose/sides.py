@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
+from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause
 from mismatchctl.diagnose.causes import CAUSES
@@ -59,7 +60,7 @@ def sides_of(case: Case) -> Sides | None:
     if given is None or given.ndim != 1:
         return None
     reference = given.astype(np.float64)
-    sound = case.sound & np.isfinite(reference)
+    sound = case.sound & (reference >= LEAST_LOG_PROB) & (reference <= POSITIVE_TOLERANCE)
     if not sound.any():
         return None
     terms = _Terms(case, reference, sound)

@@ -92,6 +92,8 @@ def assemble(block: Block) -> TokenBatch:
         values = per_token(block.watched_tokens[column]) if column in block.watched_tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
+            if values.ndim == 1 and np.issubdtype(values.dtype, np.floating):  # what is missing there is no fault
+                _note(block, column, index, picked[column], _impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
     return _batch(block, Segments(offsets), picked)
 
@@ -156,10 +158,20 @@ def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, 
         "infinite": np.isinf(values) & ~gone,
     }
     if column != ADVANTAGES:
-        checks["log-prob below all"] = (
-            (values.astype(np.float64, copy=False) < LEAST_LOG_PROB) & (values > -np.inf) & ~gone
-        )
-        checks["log-prob above 0"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & ~gone
+        checks |= {reason: flags & ~gone for reason, flags in _impossible(values).items()}
+    _note(block, column, index, values, checks)
+
+
+def _impossible(values: Floats) -> dict[str, Bools]:
+    """Finite values that no log-prob has."""
+    return {
+        "log-prob below all": (values.astype(np.float64, copy=False) < LEAST_LOG_PROB) & (values > -np.inf),
+        "log-prob above 0": (values > POSITIVE_TOLERANCE) & (values < np.inf),
+    }
+
+
+def _note(block: Block, column: str, index: Ints | None, values: Floats, checks: Mapping[str, Bools]) -> None:
+    """Note what is wrong with the valid tokens' values of a column."""
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
         if len(bad) == 0:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.contract import PARTIAL, REQUIRED
+from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.dumps.foreign.reading import read_file
 from mismatchctl.dumps.foreign.registry import candidates
@@ -42,11 +43,23 @@ def joining(place: Path) -> Iterator[Joined]:
         paths = paths or list(_converted(place, folder))
         if not paths:
             raise DataError("holds nothing that can be joined", file=str(place))
-        try:
-            files = [stack.enter_context(pq.ParquetFile(path)) for path in paths]
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(place)) from error
+        with _decoding(place, "is no Parquet file"):
+            files = [_opened(stack.enter_context(pa.OSFile(str(path)))) for path in paths]
         yield Joined(place, files)
+
+
+def _opened(file: pa.NativeFile) -> pq.ParquetFile:
+    check_footer(file)
+    return pq.ParquetFile(file)
+
+
+@contextmanager
+def _decoding(place: Path, problem: str) -> Iterator[None]:
+    """Say what is wrong with what cannot be read."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError, OverflowError) as error:
+        raise DataError(f"{problem}: {str(error).splitlines()[0]}", file=str(place)) from error
 
 
 def _converted(place: Path, folder: Path) -> Iterator[Path]:
@@ -108,10 +121,12 @@ class Joined:
             raise DataError("has one row per token, and joining is by sequence", file=str(path))
         lengths = np.diff(known.offsets.to_numpy())
         for name in added:
-            values = [place and self._group(*place[:2])[self.columns[name]][place[2]].as_py() for place in places]
+            with _decoding(self._place, f"its {name} cannot be read"):
+                values = [place and self._group(*place[:2])[self.columns[name]][place[2]].as_py() for place in places]
             self._check(name, values, lengths, batch, path)
             column = pa.field(name, TYPES[name], nullable=name not in NEEDED)
-            batch = batch.append_column(column, pa.array(values, TYPES[name]))
+            with _decoding(self._place, f"its {name} is of another kind than {TYPES[name]}"):
+                batch = batch.append_column(column, pa.array(values, TYPES[name]))
         return batch
 
     def _find(self, keys: tuple[str, ...], key: Key, path: Path, partial: bool) -> tuple[int, int, int] | None:
@@ -127,7 +142,8 @@ class Joined:
         index: dict[Key, tuple[int, int, int]] = {}
         for number, file in enumerate(self._files):
             for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=[self.columns[name] for name in keys])
+                with _decoding(self._place, "cannot be read"):
+                    table = file.read_row_group(group, columns=[self.columns[name] for name in keys])
                 for row, key in enumerate(zip(*(_texts(table[self.columns[name]]) for name in keys), strict=True)):
                     if index.setdefault(key, (number, group, row)) != (number, group, row):
                         named = ", ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
@@ -143,8 +159,8 @@ class Joined:
         for row, (value, length) in enumerate(zip(values, lengths.tolist(), strict=True)):
             if value is None and name in PARTIAL:
                 continue
-            if value is None or len(value) != length or None in value:
-                have = "none" if value is None else "nulls" if None in value else f"{len(value)} values"
+            if not isinstance(value, list) or len(value) != length or None in value:
+                have = "none" if not isinstance(value, list) else "nulls" if None in value else f"{len(value)} values"
                 problem = f"{self._place} has {have} of sequence {batch['sequence_id'][row]}, which has {length} tokens"
                 raise DataError(problem, file=str(path), column=name, remedy="join values of the response's tokens")
 

@@ -72,16 +72,16 @@ class InlineRenderer(RendererBase):
     def draw_path_collection(
         self, gc: Any, master_transform: Any, paths: Any, all_transforms: Any, offsets: Any, offset_trans: Any,
         facecolors: Any, edgecolors: Any, linewidths: Any, linestyles: Any, antialiaseds: Any, urls: Any,
-        offset_position: Any, *, hatchcolors: Any = None,
+        offset_position: Any, **hatches: Any,
     ) -> None:  # fmt: skip
-        """Paths of one look become one element."""
+        """Paths of one look become one element; newer matplotlib gives colors of hatches too."""
         looks: dict[str, list[str]] = {}
         base: Any = self
         drawn = base._iter_collection_raw_paths(master_transform, paths, all_transforms)
         shapes = [path.transformed(transform) for path, transform in drawn]
         for x, y, shape, one, face in base._iter_collection(
             gc, shapes, offsets, offset_trans, facecolors, edgecolors, linewidths, linestyles, antialiaseds, urls,
-            offset_position, hatchcolors=hatchcolors,
+            offset_position, **hatches,
         ):  # fmt: skip
             moved = Path(shape.vertices + np.array([x, y]), shape.codes)
             looks.setdefault(_paint(one, face), []).append(self._data(moved))
