@@ -63,11 +63,12 @@ class World:
     prompts: torch.Tensor
     clean: Rollout
     train: torch.Tensor
+    names: list[str]
 
     @classmethod
     def of(cls, plan: Architecture, folder: Path, rows: int = MANY) -> World:
         """Train the model, or read it from the folder; `rows` prompts are answered with nothing wrong."""
-        text, kept = Text.of(plan.words, plan.texts), folder / f"{plan.name}.pt"
+        text, kept = Text.of(plan.words, plan.texts, plan.common), folder / f"{plan.name}.pt"
         order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
         prompts = torch.tensor([text.pieces[i][:PROMPT] for i in np.resize(order, MANY)])
         if kept.exists():
@@ -82,7 +83,7 @@ class World:
             model.load_state_dict(state)
             models.append(model)
         clean = decoded(models[0], prompts[:rows], ENGINE, PLAIN, 11)
-        return cls(plan, models[:-1], models[-1], prompts, clean, scored(models[0], clean, TRAINER))
+        return cls(plan, models[:-1], models[-1], prompts, clean, scored(models[0], clean, TRAINER), text.names)
 
     def sampled(
         self,
@@ -134,6 +135,35 @@ class World:
             rollout = decoded(self.versions[0], self.prompts[:SOME], ENGINE, PLAIN, 12)
             return dump(rollout, scored(self.versions[lag], rollout, TRAINER), self.versions[lag + 1], current=True)
         return old
+
+    def kept_prefix(self, lag: int) -> Planted:
+        """Four responses to each prompt; of half of the prompts the engine has kept the cache over some updates."""
+        parts, policy = [], self.versions[lag]
+        prompts = self.prompts[: SOME // 4].repeat_interleave(4, 0)
+        for seed, cached_by in ((31, None), (32, self.versions[0])):
+            rollout = decoded(policy, prompts, ENGINE, PLAIN, seed, cached_by=cached_by)
+            parts.append(dump(rollout, scored(policy, rollout, TRAINER), self.versions[-1]))
+            prompt = np.arange(SOME) // 4
+            parts[-1].columns |= {"prompt_id": prompt, "step": prompt // 5, "worker": np.arange(SOME) % WORKERS}
+        kept = prompt % 2 == 0
+        return joined(parts[1].rows(np.flatnonzero(kept)), parts[0].rows(np.flatnonzero(~kept)))
+
+    def tokenized_anew(self) -> Planted:
+        """Of every third response the trainer sees the same text, one of whose words has become its letters."""
+        tokens, train = self.clean.tokens.clone(), self.train.clone()
+        for row in range(0, len(tokens), 3):
+            length = int(self.clean.lengths[row])
+            words = [i for i in range(4, length - 12) if len(self.name(tokens[row, i])) > 1]
+            if words:
+                i = words[len(words) // 2]
+                letters = torch.tensor([ord(letter) for letter in self.name(tokens[row, i])])
+                tokens[row] = torch.cat([tokens[row, :i], letters, tokens[row, i + 1 :]])[: tokens.shape[1]]
+        train = scored(self.versions[0], replace(self.clean, tokens=tokens), TRAINER)
+        return dump(self.clean, train, self.versions[1])
+
+    def name(self, token: torch.Tensor) -> str:
+        """The text of a token; nothing for the end of a text."""
+        return self.names[int(token)] if int(token) < len(self.names) else ""
 
     def by_step(self, lags: list[int]) -> Planted:
         """Steps whose engine is so many updates behind."""
@@ -195,6 +225,7 @@ class Plant:
     make: Callable[[World], Planted]
     listed: bool = True
     moe: bool = False
+    words: bool = False
 
 
 WEIGHTS = "weights_differ quantized_rollout stale_policy"
@@ -205,20 +236,18 @@ def plants() -> list[Plant]:
     """All of them."""
     found: list[Plant] = []
 
-    def add(name: str, truth: str, make: Callable[[World], Planted], *, listed: bool = True, moe: bool = False) -> None:
-        found.append(Plant(name, frozenset(truth.split()), make, listed, moe))
+    def add(name: str, truth: str, make: Callable[[World], Planted], **only: bool) -> None:
+        found.append(Plant(name, frozenset(truth.split()), make, **only))
 
-    for t in (0.7, 0.9, 1.1, 1.3):
+    for t in (0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5):
         add(f"temperature {t}", "temperature", lambda w, t=t: w.sampled(process=Processors(temperature=t)))
-    for t in (0.7, 1.3):
+    for t in (0.7, 0.85, 1.15, 1.3):
         process = Processors(temperature=t)
         add(f"raw {t}", "raw_logprobs", lambda w, p=process: w.sampled(process=p, raw=True, other=p))
     for name, process in {
-        "top-p 0.9": Processors(top_p=0.9),
-        "top-p 0.98": Processors(top_p=0.98),
-        "top-k 8": Processors(top_k=8),
-        "top-k 40": Processors(top_k=40),
-        "min-p 0.05": Processors(min_p=0.05),
+        **{f"top-p {p}": Processors(top_p=p) for p in (0.8, 0.9, 0.95, 0.98)},
+        **{f"top-k {k}": Processors(top_k=k) for k in (8, 20, 40)},
+        **{f"min-p {p}": Processors(min_p=p) for p in (0.02, 0.05, 0.1)},
     }.items():
         add(name, "truncated_sampling other_vocabulary", lambda w, p=process: w.sampled(process=p))
     for name, process, truth in (
@@ -263,6 +292,9 @@ def plants() -> list[Plant]:
     add("half the prompt lost", "context_mismatch", lambda w: w.rescored(Numerics(blanked=PROMPT // 2)))
     add("one prompt token", "context_mismatch unexplained", lambda w: w.rescored(Numerics(blanked=1)), listed=False)
     add("router noise", "moe_routing unexplained", lambda w: w.rescored(Numerics(noise=0.1)), listed=False, moe=True)
+    add("kept prefix 0", NOISE, lambda w: w.kept_prefix(0))
+    add("kept prefix 5", "stale_prefix", lambda w: w.kept_prefix(5))
+    add("tokenized anew", "retokenized", lambda w: w.tokenized_anew(), words=True)
     for name, truth, listed, spoil in spoils():
         add(name, truth, lambda w, s=spoil: w.spoiled(s), listed=listed)
     return found
@@ -312,7 +344,7 @@ def main() -> None:
             "clean float32": lambda w: w.sampled(TRAINER),
             "clean both bfloat16": lambda w: w.rescored(ENGINE),
             "clean greedy": lambda w: w.sampled(process=Processors(temperature=0.02), raw=True),
-            **{plant.name: plant.make for plant in plants() if not plant.moe or plan.experts > 1},
+            **{plant.name: plant.make for plant in plants() if plan.experts > plant.moe and plan.words >= plant.words},
         }.items():
             path = folder / plan.name / f"{name}.parquet"
             if not path.exists():

@@ -38,10 +38,12 @@ class Architecture:
         router: "sigmoid" or "softmax".
         parallel: attention and feed-forward side by side, squared ReLU instead of SwiGLU.
         steps: of learning; few leave it unsure, many on few `texts` nearly deterministic.
+        common: words of the vocabulary, where tokens are words.
     """
 
     name: str
     words: bool
+    common: int = 800
     width: int = 64
     layers: int = 2
     heads: int = 4
@@ -63,9 +65,23 @@ SEEN = (
     Architecture(
         "softmax-moe-sure", words=True, width=48, experts=6, chosen=1, router="softmax", texts=250, steps=900, seed=4
     ),
+    Architecture("alibi-parallel", words=False, positions="alibi", parallel=True, width=56, steps=700, seed=3),
 )
 """The models that rules were tried on."""
-UNSEEN = (Architecture("alibi-parallel", words=False, positions="alibi", parallel=True, width=56, steps=700, seed=3),)
+UNSEEN = (
+    Architecture(
+        "alibi-moe",
+        words=True,
+        common=300,
+        width=56,
+        positions="alibi",
+        experts=8,
+        chosen=2,
+        router="softmax",
+        steps=700,
+        seed=22,
+    ),
+)
 """The models that figures are stated on."""
 
 
@@ -267,15 +283,16 @@ class Text:
 
     vocabulary: int
     pieces: list[list[int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, words: bool, most: int) -> Text:
+    def of(cls, words: bool, most: int, common: int = 800) -> Text:
         folder = Path(sysconfig.get_path("stdlib"))
         source = "\n\n".join(path.read_text(errors="ignore") for path in sorted(folder.glob("*.py"))[:120])
         blocks = [block for block in re.split(r"\n\s*\n", source) if len(block) > 60 and block.isascii()][:most]
         cut = [re.findall(r" *\w+|\s+|[^\w\s]", block) if words else list(block) for block in blocks]
         counts = Counter(token for block in cut for token in block)
-        names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(800) if len(token) > 1]]
+        names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(common) if len(token) > 1]]
         number = {token: index for index, token in enumerate(names)}
 
         def encoded(block: list[str]) -> Iterator[int]:
@@ -284,7 +301,7 @@ class Text:
 
         end = len(names)
         pieces = [[*encoded(block), end][:CONTEXT] for block in cut]
-        return cls(end + 1, [piece for piece in pieces if len(piece) > PROMPT + 4])
+        return cls(end + 1, [piece for piece in pieces if len(piece) > PROMPT + 4], names)
 
     def batch(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
         """Some pieces, padded at their ends, and which places are tokens."""
@@ -345,14 +362,26 @@ class Rollout:
 
 @torch.inference_mode()
 def decoded(
-    model: Model, prompts: Tensor, how: Numerics, process: Processors, seed: int, *, raw: bool = False
+    model: Model,
+    prompts: Tensor,
+    how: Numerics,
+    process: Processors,
+    seed: int,
+    *,
+    raw: bool = False,
+    cached_by: Model | None = None,
 ) -> Rollout:
-    """Sample responses with a cache; `raw` records log-probs from before the processors."""
+    """Sample responses with a cache; `raw` records log-probs from before the processors.
+
+    Of prompts all but the last token may be in the cache already, `cached_by` other weights.
+    """
     generator = torch.Generator().manual_seed(seed)
     engine, end = rounded(model, how.dtype), model.vocabulary - 1
     caches: list[list[Tensor]] = [[] for _ in model.blocks]
     rows = torch.arange(len(prompts))
-    logits = engine(prompts, caches, how)[:, -1]
+    if cached_by is not None:
+        rounded(cached_by, how.dtype)(prompts[:, :-1], caches, how)
+    logits = engine(prompts[:, caches[0][0].shape[2] if caches[0] else 0 :], caches, how)[:, -1]
     seen = F.one_hot(prompts, logits.shape[-1]).sum(1).float()
     counts, tokens, log_probs = torch.zeros_like(seen), [], []
     for _ in range(RESPONSE):

@@ -175,7 +175,7 @@ def test_the_temperature_is_estimated(temperature: float, kind: str, tmp_path: P
 @pytest.mark.parametrize("mass", [0.9, 0.95, 0.98])
 def test_the_mass_of_the_nucleus_is_estimated(mass: float, tmp_path: Path) -> None:
     first = found(planted.top_p(healthy(), mass), tmp_path)[0]
-    kept = next(fact.value for fact in first.evidence if fact.name == "kept_mass")
+    kept = next(fact.value for fact in first.evidence if fact.name == "top_p")
     assert isinstance(kept, float) and abs(kept - mass) < 0.01
 
 

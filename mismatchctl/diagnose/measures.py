@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ _FLIPS = 24
 _LONG = 4
 _LEVELS = 16
 _FLOOR = 8.0
+_UNLIKELY, _MISSING = -3.0, 0.02
 
 
 def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
@@ -28,6 +30,20 @@ def fact(name: str, value: float | str | None, meaning: str, *, against: bool = 
     ends = None if interval is None else (rounded(interval[0]), rounded(interval[1]))
     shown = value if value is None or isinstance(value, str) else rounded(value)
     return Fact(name=name, value=shown, interval=ends, supports=not against, meaning=meaning)
+
+
+def share_of(name: str, found: Bools, among: Bools, meaning: str) -> Fact:
+    """How many of some sequences show it, with the interval of 95 % (Wilson) of that share in all that were written."""
+    count, total = int((found & among).sum()), max(int(among.sum()), 1)
+    share, z = count / total, 1.96
+    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
+    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    return fact(name, share, meaning, interval=(max(middle - half, 0.0), min(middle + half, 1.0)))
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """An interval as text, with a space after it; nothing where nothing is known."""
+    return "" if interval is None else f"({interval[0]:.3g} to {interval[1]:.3g}) "
 
 
 def rounded(value: float) -> float | int:
@@ -219,6 +235,16 @@ def related(case: Case) -> float:
     if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
         return 1.0
     return float(np.corrcoef(one, other)[0, 1])
+
+
+@once
+def greedy(case: Case) -> bool:
+    """Whether tokens that sampling would take now and then are missing: the likeliest is always taken.
+
+    Then neither column sampled, and what ratios average to says nothing.
+    """
+    doubt = float(-np.expm1(np.minimum(case.r, 0.0)).sum())
+    return float((case.r < _UNLIKELY).sum()) < _MISSING * doubt
 
 
 def rare(case: Case) -> Bools:

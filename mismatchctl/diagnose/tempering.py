@@ -2,20 +2,108 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Ints
+from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.distributions import scale
 from mismatchctl.diagnose.measures import along_drift, calibration, coherence, rare, related
+from mismatchctl.measure.metrics.intervals import t_quantile
 
 _SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
 _LEARNING, _FAR = 0.45, 4.0
 _CERTAIN, _MANY, _UNRELATED = -0.5, 0.1, 0.6
-_RESAMPLES, _BEYOND = 50, 3.0
 _TAIL, _STEEP = (-12.0, -3.0), 0.75
+_NORMAL, _WIDEST = 1.96, 3.0
+"""Of an interval of 95 %; and the factor between its ends beyond which it says nothing."""
+_NOISE = 0.05
+"""Noise of the logits that low precision makes at most, tails and all: it draws an exponent away from 1."""
+_GROUPS = (0.15, 0.3, 0.5)
+_REFUTED_Z, _REFUTED, _FITS_Z, _DOUBTED_Z, _ENOUGH = 6.0, 0.5, 5.0, 3.0, 3000
+
+
+@dataclass(frozen=True)
+class Power:
+    """The distribution that sampled, as a power of the other side's.
+
+    Attributes:
+        exponent: of the other side's probabilities.
+        interval: 95 %, with all that noise of low precision may do; None: the tokens are too few to bound it.
+        misfit: how far one exponent for all contexts is from the truth: |mean| of ratio - 1 in the group of contexts
+            where it is largest, over the mean of |ratio - 1| in all.
+        misfit_z: the largest such mean in standard errors.
+    """
+
+    exponent: float
+    interval: tuple[float, float] | None
+    misfit: float
+    misfit_z: float
+
+
+def power(other: Float64s, sampled: Float64s, case: Case) -> Power | None:
+    """The exponent b in q = p^b / Z from sampled tokens, whatever their contexts.
+
+    Z is of the context. Sampled from q, p / q averages to 1 in every context: p / q - 1 is an instrument that no
+    function of the context moves, and log q = b log p - log Z gives b = E[(p / q - 1) log q] / E[(p / q - 1) log p].
+    The interval holds all b that the scatter between clusters does not refute (Anderson and Rubin), which is right
+    for weak instruments too. For the same reason ratios average to 1 among contexts of equal Z, if b is right for all.
+
+    Args:
+        other: log p of each sound token [N].
+        sampled: log q of each, the side that sampled [N].
+        case: whose clusters they are of.
+    """
+    ratio = np.expm1(np.clip(other - sampled, -20, 20))
+    weights = ratio * ratio
+    whole = float(weights.sum())
+    if not whole > 0:
+        return None
+    moved = ratio * (other - float((weights * other).sum()) / whole)
+    seen = ratio * (sampled - float((weights * sampled).sum()) / whole)
+    a, b = float(moved.sum()), float(seen.sum())
+    if a == 0 or b / a <= 0:
+        return None
+    noise = float((np.expm1(np.minimum(other, 0.0)) ** 2).sum()) * _NOISE**2
+    ends = [_not_refuted(moved, seen, case, a - drawn) for drawn in (0.0, noise)]
+    interval = None
+    if all(end is not None for end in ends):
+        low, high = (choose(end[side] for end in ends if end) for side, choose in ((0, min), (1, max)))
+        interval = (low, high) if low > 0 and high < _WIDEST * low else None
+    return Power(b / a, interval, *_misfit(other * (b / a) - sampled, ratio))
+
+
+def _not_refuted(moved: Float64s, seen: Float64s, case: Case, a: float) -> tuple[float, float] | None:
+    """Ends of the set of b whose sum of b moved - seen is within its error of 0; None: unbounded. `a` sums `moved`."""
+    clusters = np.bincount(case.clusters, weights=case.counts) > 0
+    used = int(clusters.sum())
+    if used < 2:
+        return None
+    sums = np.array([np.bincount(case.clusters, case.sums(part))[clusters] for part in (moved, seen)])
+    products = sums @ sums.T * used / (used - 1)
+    tokens = np.array([moved, seen])
+    single = tokens @ tokens.T  # as if tokens were alone: of few clusters the scatter may be small by chance
+    b = float(seen.sum())
+    z = t_quantile(_NORMAL, used - 1)
+    ends = []
+    for (aa, ab), (_, bb) in (products, single):
+        square, linear, constant = a * a - z * z * aa, a * b - z * z * ab, b * b - z * z * bb
+        root = linear * linear - square * constant
+        if square <= 0 or root < 0:
+            return None
+        ends += [(linear - math.sqrt(root)) / square, (linear + math.sqrt(root)) / square]
+    return float(min(ends)), float(max(ends))
+
+
+def _misfit(context: Float64s, ratio: Float64s) -> tuple[float, float]:
+    """Largest |mean| of ratio - 1 in a group of contexts (by log Z), over its usual size; and in standard errors."""
+    groups = np.searchsorted(np.quantile(context, _GROUPS), context)
+    counts, sums = np.bincount(groups), np.bincount(groups, ratio)
+    z = np.abs(sums) / np.maximum(np.sqrt(np.bincount(groups, ratio * ratio)), 1e-300)
+    means = np.abs(sums) / np.maximum(counts, 1)
+    return float(means.max() / max(float(np.abs(ratio).mean()), 1e-300)), float(z.max())
 
 
 @dataclass(frozen=True)
@@ -24,19 +112,21 @@ class Tempering:
 
     Attributes:
         temperature: 1 / exponent of the rollout's probabilities by the trainer's.
-        interval: 95 %.
+        interval: 95 %; None: nothing bounds it.
         likely, unlikely: coherence of the log ratios of near-certain and of unlikely tokens, -1 to 1.
         excess, z: E[ratio] - 1, 0 where the rollout column sampled.
         inverse_excess, inverse_z: E[1 / ratio] - 1, 0 where the trainer's column sampled.
         steepness: how far r falls with t among unlikely tokens, as a temperature's would (1) or not at all (0: logits
             that are bounded or shifted, but not scaled).
         steepness_error: its standard error.
+        misfit, misfit_z: how far one temperature for all contexts is from the truth; 0 where that is not known.
+        tokens: how many it was told from.
         certain: whether the model is sure of many tokens, which a bound on logits would move first.
         sure: whether nothing else looks like this.
     """
 
     temperature: float
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None
     likely: float
     unlikely: float
     excess: float
@@ -45,25 +135,43 @@ class Tempering:
     inverse_z: float
     steepness: float
     steepness_error: float
+    misfit: float
+    misfit_z: float
+    tokens: int
     certain: bool
     sure: bool
 
     @property
+    def refuted(self) -> bool:
+        """Whether no temperature fits all contexts."""
+        return self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED
+
+    @property
     def scaled(self) -> bool:
         """Whether unlikely tokens are scaled against each other too, as by a temperature."""
-        return self.steepness + 2 * self.steepness_error > _STEEP
+        return not self.refuted and self.steepness + 2 * self.steepness_error > _STEEP
+
+    @property
+    def bounded(self) -> bool:
+        """Whether likely tokens move as by a temperature, and others do not follow."""
+        return self.refuted or (not self.scaled and not 0 < self.misfit_z < _DOUBTED_Z)
 
     @property
     def plainly_scaled(self) -> bool:
-        """Whether nothing but a temperature is that steep."""
-        return self.certain and self.steepness - self.steepness_error > _STEEP
+        """Whether nothing but a temperature is that steep, or fits all contexts where others would have shown."""
+        fits = 0 < self.misfit_z < _FITS_Z and self.tokens >= _ENOUGH
+        return not self.refuted and (fits or (self.certain and self.steepness - self.steepness_error > _STEEP))
 
     @property
     def sampled_by(self) -> str:
         """`rollout` or `train`: whose column is the distribution that sampled; empty where that cannot be told."""
-        if (abs(self.z) < _FAR) == (abs(self.inverse_z) < _FAR):
-            return ""
-        return "rollout" if abs(self.z) < _FAR else "train"
+        return _sampled_by(self.z, self.inverse_z)
+
+
+def _sampled_by(z: float, inverse_z: float) -> str:
+    if (abs(z) < _FAR) == (abs(inverse_z) < _FAR):
+        return ""
+    return "rollout" if abs(z) < _FAR else "train"
 
 
 @once
@@ -79,7 +187,7 @@ def tempering(case: Case) -> Tempering | None:
     if read is not None:
         return Tempering(
             read.temperature, read.interval, likely, unlikely, *calibration(case),
-            steepness=1.0, steepness_error=0.0, certain=True, sure=True,
+            steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, tokens=len(case.x), certain=True, sure=True,
         )  # fmt: skip
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
@@ -89,14 +197,21 @@ def tempering(case: Case) -> Tempering | None:
     sure = min(abs(likely), abs(unlikely)) > _SURE
     if not sure and along_drift(case)[0] > _LEARNING:
         return None  # learning sharpens a policy, which looks like a temperature from afar
-    exponents, sequence = _exponents(case)
-    if len(exponents) < 20:
-        return None
-    temperature, interval = _envelope(exponents, sequence, colder=likely < 0)
-    if interval[0] <= 0:
+    colder = likely < 0
+    fitted = None if truncated else _fitted(case)
+    if fitted is not None and (fitted.exponent > 1) == colder:
+        temperature = 1 / fitted.exponent
+        interval = None if fitted.interval is None else (1 / fitted.interval[1], 1 / fitted.interval[0])
+        if interval is not None:  # which way it goes is known
+            interval = (interval[0], min(interval[1], 1.0)) if colder else (max(interval[0], 1.0), interval[1])
+    else:
+        interval, exponents = None, _exponents(case)
+        if len(exponents) < 20:
+            return None
+        temperature = 1 / float(np.quantile(exponents, 0.99 if colder else 0.01))
+    if not temperature > 0:
         return None  # no temperature: likely tokens on one side are unlikely on the other
     steepness, error = _steepness(case, temperature)
-    certain = float((case.t > _CERTAIN).mean()) > _MANY
     return Tempering(
         temperature,
         interval,
@@ -105,8 +220,35 @@ def tempering(case: Case) -> Tempering | None:
         *calibration(case),
         steepness,
         error,
-        certain,
+        misfit=0.0 if fitted is None else fitted.misfit,
+        misfit_z=0.0 if fitted is None else fitted.misfit_z,
+        tokens=len(case.x),
+        certain=float((case.t > _CERTAIN).mean()) > _MANY,
         sure=sure and not truncated,
+    )
+
+
+def _fitted(case: Case) -> Power | None:
+    """The rollout as a power of the trainer's distribution; None: neither column is what sampled."""
+    _, z, _, inverse_z = calibration(case)
+    by = _sampled_by(z, inverse_z)
+    if not by and abs(z) >= _FAR:
+        return None
+    one = None if by == "train" else power(case.t, case.r, case)
+    other = None if by == "rollout" else power(case.r, case.t, case)
+    if other is not None:
+        ends = other.interval
+        turned = None if ends is None else (1 / ends[1], 1 / ends[0])
+        other = Power(1 / other.exponent, turned, other.misfit, other.misfit_z)
+    if one is None or other is None:
+        return one or other
+    if one.interval is None or other.interval is None:
+        return one
+    return replace(  # either may have sampled: the interval is of both
+        one,
+        interval=(min(one.interval[0], other.interval[0]), max(one.interval[1], other.interval[1])),
+        misfit=min(one.misfit, other.misfit),
+        misfit_z=min(one.misfit_z, other.misfit_z),
     )
 
 
@@ -124,7 +266,7 @@ def _steepness(case: Case, temperature: float) -> tuple[float, float]:
     return (slope - 1) / expected, error / abs(expected)
 
 
-def _exponents(case: Case) -> tuple[Float64s, Ints]:
+def _exponents(case: Case) -> Float64s:
     """For unlikely tokens, a bound on the exponent b in rollout ~ train^b: logit(rollout) / logit(train).
 
     With q = p^b / Z and Z between p^b + (1 - p)^b (all the rest on one token) and what a spread-out rest makes of
@@ -133,27 +275,4 @@ def _exponents(case: Case) -> tuple[Float64s, Ints]:
     chosen = rare(case)
     p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)
     exponents: Float64s = (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
-    return exponents, case.where[chosen]
-
-
-def _envelope(exponents: Float64s, sequence: Ints, colder: bool) -> tuple[float, tuple[float, float]]:
-    """The far end of the exponents as a temperature, with an interval from resampled sequences.
-
-    The exponents are bounds: the truth lies beyond nearly all of them, by about as much as the last are apart.
-    """
-    level, last = (0.98, 0.99) if colder else (0.02, 0.01)
-    names, index = np.unique(sequence, return_inverse=True)
-    order = np.argsort(index, kind="stable")
-    bounds = np.searchsorted(index[order], np.arange(len(names) + 1))
-    generator = np.random.default_rng(0)
-    draws = []
-    for _ in range(_RESAMPLES):
-        chosen = generator.integers(len(names), size=len(names))
-        draws.append(np.quantile(np.concatenate([exponents[order[bounds[c] : bounds[c + 1]]] for c in chosen]), level))
-    near, far = (float(np.quantile(exponents, at)) for at in (level, last))
-    beyond = far + _BEYOND * (far - near)
-    reached = sorted([*np.quantile(draws, [0.025, 0.975]).tolist(), beyond])
-    low, high = (near, reached[-1]) if colder else (reached[0], near)
-    inner = float(np.quantile(draws, 0.025 if colder else 0.975))
-    low, high = (min(low, inner), high) if colder else (low, max(high, inner))
-    return 1 / far, (1 / high if high > 0 else 0.0, 1 / low if low > 0 else 0.0)
+    return exponents

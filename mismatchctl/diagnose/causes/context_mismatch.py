@@ -92,7 +92,10 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
         ),
         where={"positions": where, "sequences": percent(float((start > np.median(np.abs(case.x))).mean()))},
         examples=loudest(case, case.counts >= _LONG, start),
-        rivals={"edited_response": "prompt token ids of both sides, compared token by token"}
+        rivals={
+            "edited_response": "prompt token ids of both sides, compared token by token",
+            "stale_prefix": "the engine's prefix cache: is it flushed with every weight update?",
+        }
         | ({} if clear else {"weights_differ": "checksums of the weights; the engine's --quantization"}),
         everywhere=clear,
     )

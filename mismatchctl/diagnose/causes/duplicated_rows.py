@@ -6,11 +6,10 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, percent
+from mismatchctl.diagnose.measures import fact, greedy, percent
 
 _IMPROBABLE = 14.0
 """Nats: two samples of a sequence less probable than e^-14 do not agree by chance."""
-_UNLIKELY, _MISSING = -3.0, 0.02
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -31,9 +30,9 @@ def _test(case: Case) -> Diagnosis | None:
     share = count / eligible
     ids = case.column("sequence_id")
     same_id = np.array([ids[row] is not None and ids[row] == ids[first[number[row]]] for row in np.flatnonzero(again)])
-    greedy = _greedy(case)
+    likeliest = greedy(case)
     return Diagnosis(
-        "low" if greedy else "high",
+        "low" if likeliest else "high",
         f"{count} of {eligible} rows long enough to tell ({percent(share)}) repeat another row to the bit",
         share=share,
         k3=0.0,
@@ -44,16 +43,10 @@ def _test(case: Case) -> Diagnosis | None:
         where={"sequences": percent(share)},
         examples=np.flatnonzero(again)[:3],
         rivals={"numerical_noise": "was sampling greedy? Then equal prompts give equal rows: prompt ids tell"}
-        if greedy
+        if likeliest
         else {},
         leaves=case.without(again[case.sequence]),
     )
-
-
-def _greedy(case: Case) -> bool:
-    """Whether tokens that sampling would take now and then are missing: the likeliest is always taken."""
-    doubt = float(-np.expm1(np.minimum(case.r, 0.0)).sum())
-    return float((case.r < _UNLIKELY).sum()) < _MISSING * doubt
 
 
 def _values(case: Case, row: int) -> np.ndarray:

@@ -1,29 +1,30 @@
-"""Responses that were edited or tokenized anew after sampling: agreement up to a position, none after it."""
+"""Responses that were edited after sampling: agreement up to a position, none after it."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.misaligned import shifts
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
-from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
 from mismatchctl.result import Confidence
 
 _LEAST_SIDE = 4
 _T, _JUMP, _FAR, _FEW, _PERSISTENT = 6.0, 2.3, 0.4, 0.2, 0.4
-_GROSS, _RATE = 1.0, 0.3
+_GROSS, _RATE, _CAP = 1.0, 0.3, 5.0
 _SURE_SHARE, _LEAST_VARIANCE = 0.03, 0.03
 _NOISY = 0.12
 """Noise of the logits elsewhere beyond which a rise within a row needs no edit."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+@once
+def broken(case: Case) -> tuple[Bools, Ints] | None:
+    """Sequences that agree up to a place and not after it, and those places, [S] each; None: hardly any."""
     if not len(case.x) or case.noise == 0:
         return None
-    size = np.minimum(np.abs(case.x), 5.0)
+    size = np.minimum(np.abs(case.x), _CAP)
     if not _may_break(case, size):
         return None
     found, split = np.zeros(case.size, np.bool_), np.zeros(case.size, np.int64)
@@ -34,12 +35,19 @@ def _test(case: Case) -> Diagnosis | None:
         found, split = found | new, np.where(new, at, split)
     if found.sum() < (2 if case.noise < BFLOAT16_NOISE else 3):
         return None
+    return found, split
+
+
+def _test(case: Case) -> Diagnosis | None:
+    breaks = broken(case)
+    if breaks is None:
+        return None
+    found, split = breaks
     after = case.place >= split[case.where]
+    size = np.minimum(np.abs(case.x), _CAP)
     level = case.sums(size * after) / np.maximum(case.sums(after), 1)
     tokens = np.zeros(len(case.sound), np.bool_)
     tokens[case.index] = after & found[case.where]
-    shift, _ = shifts(case.without(~tokens), np.flatnonzero(found), 8)
-    moved = shift[found & (shift != 0)]
     share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
     examples = loudest(case, found, level)
     starts = np.cumsum(case.counts) - case.counts
@@ -47,14 +55,16 @@ def _test(case: Case) -> Diagnosis | None:
     left = (case.counts - split)[found]
     agrees = float(np.median(np.abs(case.x[~after & found[case.where]]))) if found.any() else 0.0
     evidence = [
-        fact("sequences", share, "share of sequences that agree up to a position and not after it"),
+        share_of(
+            "sequences",
+            found,
+            case.counts >= 2 * _LEAST_SIDE,
+            "share of sequences that agree up to a position and not after it",
+        ),
         fact("difference_before", agrees, "median |log ratio| before that position, nats"),
         fact("difference_after", float(level[found].mean()), "mean |log ratio| after it, nats"),
         fact("tokens_after", float(np.median(left)), "tokens from there to the end, median"),
     ]
-    if len(moved) > 0.3 * found.sum():
-        values, counts = np.unique(moved, return_counts=True)
-        evidence.append(fact("shift_after", int(values[np.argmax(counts)]), "the shift at which the rest agrees again"))
     rest = case.without(tokens)
     noisy = rest.spread > _NOISY and "truncated_sampling" not in case.explained
     evidence.append(fact("spread_of_the_rest", rest.spread, "noise of the logits elsewhere", against=noisy))

@@ -16,14 +16,16 @@ def _test(case: Case) -> Diagnosis | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = tempering(case)
-    if found is None or found.scaled or not found.sure:
+    if found is None or not found.bounded or not found.sure:
         return None
     side = "rollout" if found.likely > 0 else "trainer"
+    why = (
+        "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
+    )
     return Diagnosis(
         "medium",
         f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
-        "unlikely tokens keep their distances from each other, which a temperature would scale: large logits are "
-        "bounded there, and not on the other side",
+        f"{why}: large logits are bounded there, and not on the other side",
         evidence=(
             fact(
                 "steepness",
@@ -31,6 +33,11 @@ def _test(case: Case) -> Diagnosis | None:
                 "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound",
             ),
             fact("steepness_error", found.steepness_error, "its standard error"),
+            fact(
+                "worst_context_z",
+                found.misfit_z,
+                "E[ratio] - 1 in standard errors where it is largest, at the best temperature: 0 for a temperature",
+            ),
             fact("likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"),
             fact("unlikely", found.unlikely, "the same for unlikely tokens"),
         ),

@@ -7,13 +7,14 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+from mismatchctl.diagnose.causes.edited_response import broken
+from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
 
 FARTHEST = 32
 _NEARLY_ALL, _SURE_SHARE, _TRACE = 0.8, 0.1, 0.02
 _BAD, _CAP, _ENOUGH = 0.25, 1.0, 12
 _AS_CHANCE, _BETTER = 0.6, 0.65
-_FEWEST, _CLEAR = 2, 0.15
+_FEWEST, _MOST_OF, _CLEAR = 2, 0.5, 0.15
 _LUCK = 2.1
 """The best of 64 means of n unrelated differences is about this over the root of n below their usual one."""
 
@@ -52,8 +53,9 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     shift, agreement = shifts(case, candidates)
     found = shift != 0
-    if found.sum() < _FEWEST:
-        return None
+    breaks = broken(case)
+    if found.sum() < _FEWEST or (breaks is not None and (found & breaks[0]).sum() > _MOST_OF * found.sum()):
+        return None  # hardly any; or they agree at first, and are shifted from a position on
     values, counts = np.unique(shift[found], return_counts=True)
     order = np.argsort(-counts)
     if counts.max() < max(_FEWEST, 0.5 * found.sum()):
@@ -75,7 +77,9 @@ def _test(case: Case) -> Diagnosis | None:
             fact("shift", common, "rollout[i + shift] belongs to train[i]"),
             fact("shifts", listed(f"{values[i]:+d}: {counts[i]}" for i in order), "sequences by shift"),
             fact("agreement", float(np.median(agreement[found])), "mean difference at that shift over that at none"),
-            fact("sequences", share, "share of sequences long enough to tell that are shifted"),
+            share_of(
+                "sequences", found, case.counts > _ENOUGH, "share of sequences long enough to tell that are shifted"
+            ),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
         examples=loudest(case, found, case.means(np.abs(case.x))),

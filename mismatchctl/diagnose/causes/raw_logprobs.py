@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact
+from mismatchctl.diagnose.measures import between, fact
 from mismatchctl.diagnose.tempering import tempering
 
 
@@ -16,18 +16,19 @@ def _test(case: Case) -> Diagnosis | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     if found is None or found.sampled_by != "train" or case.reshaped or not found.scaled:
         return None
-    low, high = sorted(1 / max(end, 1e-9) for end in found.interval)
+    ends = None
+    if found.interval is not None:
+        ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     return Diagnosis(
         "high" if found.sure and found.plainly_scaled else "medium",
-        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.3g} ({low:.3g} "
-        f"to {high:.3g}) of "
-        "the recorded ones: the engine reports log-probs from before its temperature",
+        f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.4g} "
+        f"{between(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
             fact(
                 "temperature",
                 1 / found.temperature,
                 "of the trainer relative to the rollout column",
-                interval=(low, high),
+                interval=ends,
             ),
             fact("ratio_mean_minus_one", found.excess, "E[ratio] - 1: not 0, so the rollout column did not sample"),
             fact(

@@ -9,8 +9,9 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.distributions import COLUMNS
-from mismatchctl.diagnose.measures import fact
-from mismatchctl.diagnose.tempering import tempering
+from mismatchctl.diagnose.measures import between, fact
+from mismatchctl.diagnose.tempering import Tempering, tempering
+from mismatchctl.result import Fact
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -27,12 +28,10 @@ def _test(case: Case) -> Diagnosis | None:
         rivals["logit_softcap"] = "final_logit_softcapping of both configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
-    low, high = found.interval
     return Diagnosis(
         "high" if (found.sure and steep) or truncated else "medium",
-        f"the rollout is at temperature {found.temperature:.3g} ({low:.3g} to {high:.3g}) of the trainer's: "
-        f"likely tokens "
-        f"all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
+        f"the rollout is at temperature {found.temperature:.4g} {between(found.interval)}of the "
+        f"trainer's: likely tokens all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
         f"{'gain' if found.likely < 0 else 'lose'}",
         evidence=(
             fact("temperature", found.temperature, "of the rollout relative to the trainer", interval=found.interval),
@@ -42,6 +41,7 @@ def _test(case: Case) -> Diagnosis | None:
                 "how unlikely tokens are scaled against each other: 1 for a temperature, 0 for a bound or a shift",
                 against=not steep,
             ),
+            *_fits(found),
             fact("likely", found.likely, "coherence of log ratios of tokens above 0.6; 0 for noise, +-1 all one way"),
             fact("unlikely", found.unlikely, "the same for unlikely tokens; a temperature turns the sign"),
             fact(
@@ -62,6 +62,14 @@ def _test(case: Case) -> Diagnosis | None:
         leaves=replace(case, reshaped=True),
         everywhere=True,
     )
+
+
+def _fits(found: Tempering) -> list[Fact]:
+    """Whether one temperature is right for every context, where that was asked."""
+    if not found.misfit_z:
+        return []
+    meaning = "E[ratio] - 1 in standard errors in the contexts where it is largest: a temperature leaves 0 in all"
+    return [fact("worst_context_z", found.misfit_z, meaning, against=found.refuted)]
 
 
 CAUSE = Cause(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,8 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.distributions import COLUMNS, Cut, cut
 from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
+from mismatchctl.measure.metrics.intervals import t_quantile
+from mismatchctl.result import Fact
 
 _STRAY = 0.5
 """Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
@@ -18,6 +21,10 @@ _LIGHT, _LEAST_MASS = 0.8, 0.3
 """Mass kept above which other causes look alike; and what a sampler keeps at least of it."""
 _Z, _ONE_SIDED, _PLAINLY, _ZEROS = -6.0, -0.4, -0.7, 0.005
 _NEAR, _LEAST_NEAR, _MISSED = 20, 6, 0.05
+_OFTEN, _CONTRADICTED = 0.005, 0.15
+_CUT, _NOISY, _FEWEST, _NORMAL, _WIDEST, _LENGTHS_DIFFER = 0.1, 0.03, 30, 1.96, 3.0, 4.0
+"""Mass cut off beyond which noise does not tell it, and is not all of it; places that it takes; z of lists of different
+lengths."""
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -39,8 +46,8 @@ def _test(case: Case) -> Diagnosis | None:
     nucleus = zeros > _ZEROS
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _LEAST_MASS:
         return None  # zeros on tokens that no nucleus would have been cut down to
-    low, bound, high = _nucleus(case.t[certain]) if nucleus else np.quantile(case.x, (0.005, 0.005, 0.05)).tolist()
-    kept = float(np.exp(bound))
+    setting, told = _setting(case, case.t[certain] if nucleus else None)
+    kept = float(np.exp(np.quantile(case.x, _OFTEN)))
     below = float((case.x < 0).mean())
     evidence = [
         fact(
@@ -51,19 +58,9 @@ def _test(case: Case) -> Diagnosis | None:
         fact("z", z, "the same in standard errors"),
         fact("one_sided", below, "share of tokens that the trainer gives less; 0.5 for noise"),
         fact("exact_zeros", zeros, "share of tokens with a rollout log-prob of exactly 0", against=not nucleus),
-        fact(
-            "kept_mass",
-            kept,
-            "smallest probability mass that was kept",
-            interval=(float(np.exp(low)), float(np.exp(high))),
-        ),
+        fact("kept_mass", kept, "smallest probability mass that was kept, about"),
+        *told,
     ]
-    if nucleus:
-        setting = f"top-p of about {kept:.3g} (a nucleus of one token has log-prob 0, down to probability {kept:.3g})"
-    else:
-        setting = (
-            f"top-k (no exact zeros; the mass kept goes down to {kept:.3g}); k itself cannot be told from these columns"
-        )
     plain = nucleus or kept < _LIGHT
     return Diagnosis(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
@@ -104,6 +101,70 @@ def _read(case: Case, read: Cut) -> Diagnosis:
         leaves=replace(case, reshaped=True),
         everywhere=True,
     )
+
+
+def _setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
+    """Which setting it is, in words, and what is known of its value; `certain`: log p of tokens alone in a nucleus [N].
+
+    A ratio is the mass that was kept at its place. Top-p keeps no less than p, and without the least of its tokens
+    less than p: the sampled one is at least as likely. Top-k keeps k at every place, however much it cuts.
+    """
+    mass, p = np.exp(np.minimum(case.x, 0.0)), np.exp(np.minimum(case.t, 0.0))
+    ends = float(np.quantile(mass - p, 1 - _OFTEN)), float(np.quantile(mass, _OFTEN))
+    length, drift = _kept_tokens(case, 1 - mass)
+    nucleus = ends[0] - ends[1] < _CONTRADICTED
+    if certain is not None and nucleus:
+        low, p_low, high = (float(np.exp(value)) for value in _nucleus(certain))
+        said = f"top-p of about {p_low:.3g} (a nucleus of one token has log-prob 0, down to probability {p_low:.3g})"
+        return said, [fact("top_p", p_low, "of the sampler: the least probable token alone", interval=(low, high))]
+    if nucleus and drift < -_LENGTHS_DIFFER:
+        least, most = sorted(ends)
+        said = f"top-p between {least:.3g} and {most:.3g}, as the mass kept says"
+        meaning = "of the sampler, from the mass that it keeps"
+        return said, [fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
+    if drift > _LENGTHS_DIFFER:
+        return "min-p, as it keeps more tokens where it cuts less; its value cannot be told from these columns", []
+    if certain is not None:
+        return "top-p or min-p, as it keeps single tokens; which of them cannot be told from these columns", []
+    if length is None:
+        return "top-k (no exact zeros); k cannot be told where so little is cut", []
+    fewest, k, most_kept = length
+    said = f"{fewest:,} to {most_kept:,}; no exact zeros, as many at every place as far as can be told"
+    meaning = "E[1 / p] of the sampled tokens: as many as are kept"
+    return f"top-k of about {k:,} ({said})", [fact("top_k", k, meaning, interval=(fewest, most_kept))]
+
+
+def _kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None, float]:
+    """How many tokens are kept, with ends; and the z of those kept where less is cut over those where more is.
+
+    Sampled from q, 1 / q averages to the number of tokens that have any. Where little is cut [N] some of these are
+    rare, so that the mean is of few, and noise chooses the places: they count by the square of the mass.
+    """
+    length = _mean_kept(case, np.maximum(cut - _CUT, 0.0) ** 2)
+    weights = np.where(cut > _NOISY, cut, 0.0) ** 2
+    order = np.argsort(-cut)
+    half = np.zeros(len(cut), np.bool_)
+    half[order[: np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2) + 1]] = True
+    more, less = _mean_kept(case, weights * half), _mean_kept(case, weights * ~half)
+    drift = 0.0 if more is None or less is None else (less[0] - more[0]) / float(np.hypot(less[1], more[1]))
+    if length is None:
+        return None, drift
+    low, high = max(1, math.floor(length[0] - length[2])), math.ceil(length[0] + length[2])
+    return ((low, round(length[0]), high) if high < _WIDEST * low else None), drift
+
+
+def _mean_kept(case: Case, weights: Float64s) -> tuple[float, float, float] | None:
+    """Mean of 1 / q by weights [N], its standard error, and half of its interval of 95 %; None: of too few places."""
+    chosen = weights > 0
+    clusters = len(np.unique(case.clusters[case.where[chosen]]))
+    if chosen.sum() < _FEWEST or clusters < 2:
+        return None
+    kept = np.exp(-case.r)
+    value = float((weights * kept).sum() / weights.sum())
+    left = weights * (kept - value)
+    sums = np.bincount(case.clusters, case.sums(left))
+    error = math.sqrt(max(float(sums @ sums) * clusters / (clusters - 1), float(left @ left))) / float(weights.sum())
+    return value, error, error * t_quantile(_NORMAL, clusters - 1)
 
 
 def _nucleus(certain: Float64s) -> tuple[float, float, float]:

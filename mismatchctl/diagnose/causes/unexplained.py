@@ -10,7 +10,7 @@ from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
-from mismatchctl.diagnose.measures import calibration, counted, fact, loudest, percent, related
+from mismatchctl.diagnose.measures import calibration, counted, fact, greedy, loudest, percent, related
 from mismatchctl.result import Confidence
 
 _GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05
@@ -113,7 +113,7 @@ def _everywhere(case: Case) -> Diagnosis | None:
     _, z, _, inverse_z = calibration(case)
     if related(case) < UNRELATED:
         return _unrelated(case)
-    broken = abs(z) > _BROKEN
+    broken = abs(z) > _BROKEN and not greedy(case)
     bulk = case.noise > BFLOAT16_NOISE
     told = len(case.x) >= ENOUGH
     if not bulk and not broken:

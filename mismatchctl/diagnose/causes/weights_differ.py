@@ -29,7 +29,7 @@ def _test(case: Case) -> Diagnosis | None:
     level = rise > _RISE and rise_z > 4
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _ONE_WAY
     sure = shared > _SURE and z > _SURE_Z and sampled and len(case.x) >= ENOUGH and not level and not turned
-    confidence: Confidence = "high" if sure else "medium"
+    confidence: Confidence = "high" if sure else "low" if level else "medium"  # weights are as wrong at the start
     return Diagnosis(
         confidence,
         f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and the "
@@ -60,7 +60,7 @@ def _test(case: Case) -> Diagnosis | None:
         }
         | ({"position_mismatch": "rope_theta, sliding_window and position_ids of both sides"} if level else {})
         | ({"logit_softcap": "temperature and softcap of both sides: likely tokens all go one way"} if turned else {}),
-        everywhere=True,
+        everywhere=not level,
     )
 
 
