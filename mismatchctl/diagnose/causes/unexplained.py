@@ -176,7 +176,8 @@ def _rivals(case: Case, broken: bool) -> dict[str, str]:
     return {
         "weights_differ": "checksums of the weights on both sides; merge adapters; compare checkpoint names",
         "random_noise": "score a batch twice with the trainer: equal? Dropout, and router noise, are not",
-        "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids of both configurations",
+        "position_mismatch": "rope_theta, rope scaling, sliding_window and position_ids of both configurations; a row "
+        "scored alone and beside longer ones: equal? Where padding is attended to, it is not",
         "cache_quantization": "the same prompts with the cache in bfloat16",
     }
 
