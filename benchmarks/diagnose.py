@@ -95,8 +95,8 @@ BEFORE = (
     "vocabulary at first, greedy samples like those of `alibi-parallel`. Clean draws were doubled after a first look",
     "(1 of 24 at 32 rows), and an interval that held 2 of 5 was taken away. Its other figures are its first ones.",
     "Where they miss: positions that are off under ALiBi are called other weights, at high; a prefix cache kept over",
-    "updates is not seen in it; few steps or workers that are stale, in 8 rows, are noise. Another stranger may do as badly in",
-    "its own way.",
+    "updates is not seen in it; few steps or workers that are stale, in 8 rows, are noise. Another stranger may do as",
+    "badly in its own way.",
     "",
 )
 """First measures, which a rerun cannot give."""
