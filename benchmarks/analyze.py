@@ -96,6 +96,7 @@ def load_loops() -> None:
     from mismatchctl.measure.layers import table_of
 
     values = np.full(8, -1.0, np.float32)
+    values.flags.writeable = False  # as a file's are, which loops are compiled for apart
     ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))
     first = np.zeros(1, np.int64)
     COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))

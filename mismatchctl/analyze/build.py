@@ -5,35 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import Any, Literal
 
 import numpy as np
 
+from mismatchctl.analyze.clusters import Tables
 from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
-from mismatchctl.finite import capped, capped_all, rounded_all
-from mismatchctl.measure import ClusterTable, PairSums, Plan
+from mismatchctl.finite import capped, rounded_all
+from mismatchctl.measure import PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.close import Closed
-from mismatchctl.measure.columns import CLUSTERS, MISMATCH
+from mismatchctl.measure.columns import MISMATCH
 from mismatchctl.measure.facets import SPREAD
-from mismatchctl.measure.hashes import Value as Label
-from mismatchctl.measure.hashes import step_hash
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, SUMMED
-from mismatchctl.measure.layers import LAYERS
 from mismatchctl.measure.metrics import Estimate, Estimates, Row, pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.pairs import PAIRS
-from mismatchctl.measure.table import Axis, Of
 from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (
     Breakdown,
-    Clusters,
     Distribution,
     Groups,
     InputFile,
@@ -52,8 +46,6 @@ from mismatchctl.result import (
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
 """Significant digits of series over groups: metrics of the mismatch, of OTHERS, of corrections, errors. A thousand
 steps stay small."""
-CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
-"""Significant digits of the sums in the cluster table; of the layers of K3, of which only differences are tested."""
 GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
 """Metrics of corrections whose standard errors are kept per group too."""
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
@@ -101,7 +93,7 @@ def build_result(
     runs = {name: _run(name, plan, accumulator, dump) for name in sorted(accumulator.runs, key=natural_key)}
     if turns is not None:
         for name, totals in turns.runs.items():
-            runs[name].by |= _by(totals, turns, _Tables(plan, dump, name, turns.evaluator.columns))
+            runs[name].by |= _by(totals, turns, Tables(plan, dump, name, turns.evaluator.columns))
     provenance = Provenance(
         inputs=input_files(dump, tokens, problems),
         left_out=left_out(problems),
@@ -134,7 +126,7 @@ def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResu
         metrics=_values(whole.metrics),
         corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
-    tables = _Tables(plan, dump, name, accumulator.evaluator.columns)
+    tables = Tables(plan, dump, name, accumulator.evaluator.columns)
     steps = _groups(totals.steps, Row.joined(totals.groups), names, NOT_BY_STEP)
     return RunResult(
         overall=overall,
@@ -149,7 +141,7 @@ def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResu
     )
 
 
-def _by(totals: RunTotals, accumulator: Accumulator, tables: _Tables) -> dict[str, Groups]:
+def _by(totals: RunTotals, accumulator: Accumulator, tables: Tables) -> dict[str, Groups]:
     """A run by each value of each column."""
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
@@ -210,17 +202,20 @@ def _all_series(
 
 
 def _series(estimate: Estimate, order: Sequence[int], digits: int, with_errors: bool) -> Series:
-    values, errors, intervals, statuses = zip(*map(estimate.at, order), strict=True)
-    known = [_rounded(error, ERROR_DIGITS) if with_errors else None for error in errors]
-    between = [
-        None if interval is None or estimate.se is not None else tuple(_rounded(end, ERROR_DIGITS) for end in interval)
-        for interval in intervals
-    ]
+    value = estimate.value[order]
+    known = np.isfinite(value)
+    errors: list[float | None] = [None] * len(value)
+    if estimate.se is not None and with_errors:
+        errors = _rounded(np.where(known, estimate.se[order], np.nan), ERROR_DIGITS)
+    between: list[tuple[float, float] | None] = [None] * len(value)
+    if estimate.interval is not None and estimate.se is None:
+        low, high = (_rounded(np.where(known, ends, np.nan), ERROR_DIGITS) for ends in estimate.interval[order].T)
+        between = [None if one is None or two is None else (one, two) for one, two in zip(low, high, strict=True)]
     return Series(
-        value=[_rounded(value, digits) for value in values],
-        se=known if any(error is not None for error in known) else None,
-        interval=between if any(interval is not None for interval in between) else None,  # type: ignore[arg-type]
-        status=_statuses(statuses),
+        value=_rounded(value, digits),
+        se=errors if any(error is not None for error in errors) else None,
+        interval=between if any(ends is not None for ends in between) else None,
+        status=_statuses([estimate.status(cell) for cell in order]),
         heavy_tail=[place for place, cell in enumerate(order) if estimate.covers_at(cell)],
     )
 
@@ -232,11 +227,13 @@ def _statuses(statuses: Sequence[str]) -> str | dict[str, list[int]]:
     return {reason: [index for index, status in enumerate(statuses) if status == reason] for reason in reasons}
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
-    """A value with so many significant digits; a whole number stays exact."""
-    if value is None:
-        return None
-    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.{digits}g}")
+def _rounded(values: Float64s, digits: int) -> list[float | None]:
+    """Values with so many significant digits, those that are not finite as None; a whole number stays exact."""
+    finite = np.isfinite(values)
+    held = np.where(finite, values, 0.0) + 0.0
+    whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
+    kept = np.where(whole, held, rounded_all(held, digits)).tolist()
+    return [value if known else None for value, known in zip(kept, finite.tolist(), strict=True)]
 
 
 def _distribution(pair: PairSums) -> Distribution:
@@ -358,70 +355,6 @@ def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any
         rows = sorted({int(row) for index, row, _ in worst.place if index == file})
         found |= {(file, row): ids for row, ids in dump.token_ids(file, rows).items()}
     return found
-
-
-class _Tables:
-    """Cluster tables as a Result holds them: the columns of the mismatch, or with `every_cluster` all of them.
-
-    A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
-    """
-
-    def __init__(self, plan: Plan, dump: Dump, run: str, axis: Axis) -> None:
-        files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
-        has = {name for file in files for name in (*file.columns, *file.partition)}
-        self._cap = plan.most_clusters
-        self._by = next((name for name in ("prompt", "sequence") if f"{name}_id" in has), "content")
-        self._every = plan.every_cluster
-        self._columns = {
-            _column_title(of, name, plan): place
-            for place, (of, name) in enumerate(axis.names)
-            if plan.every_cluster or (of == MISMATCH and name != CLUSTERS.name)
-        }
-
-    def of_steps(self, table: ClusterTable, labels: Sequence[Label]) -> Clusters:
-        """The table of a run; rows know their step unless they are folded."""
-        if table.is_folded:
-            return self._clusters(table, [])
-        index = {int(step_hash(label)): number for number, label in enumerate(labels)}
-        return self._clusters(table, [index[scope] for scope in table.scopes.tolist()])
-
-    def of_values(self, tables: Sequence[ClusterTable]) -> Clusters | None:
-        """The tables of the values of a `--by` column in one; None where it would be too large."""
-        if any(table.is_folded for table in tables) or sum(map(len, tables)) > self._cap:
-            return None
-        numbered = [table.of_scope(np.uint64(number)) for number, table in enumerate(tables)]
-        merged = reduce(add, numbered)
-        return self._clusters(merged, merged.scopes.tolist())
-
-    def _clusters(self, table: ClusterTable, groups: list[int]) -> Clusters:
-        bounded = table.is_folded and not self._every
-        names = [name for name in self._columns if not (bounded and name in LAYERS)]
-        return Clusters(
-            by=self._by,  # type: ignore[arg-type]
-            columns=names,
-            hashes=[f"{cluster:016x}" for cluster in table.clusters.tolist()],
-            groups=groups,
-            folded=table.is_folded,
-            sums=rounded_sums(table.sums[:, [self._columns[name] for name in names]], names),
-        )
-
-
-def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
-    """Rows of a cluster table with as many digits as a Result keeps of each column."""
-    held = capped_all(sums)
-    coarse = np.array([name in LAYERS for name in names], np.bool_)
-    rounded = np.empty_like(held)
-    for chosen, digits in ((coarse, LAYER_DIGITS), (~coarse, CLUSTER_DIGITS)):
-        rounded[:, chosen] = rounded_all(held[:, chosen], digits)
-    rows: list[list[float]] = rounded.tolist()
-    return rows
-
-
-def _column_title(of: Of, name: str, plan: Plan) -> str:
-    """What a Result calls a column."""
-    if isinstance(of, int):
-        return f"{plan.corrections[of].name}/{name}"
-    return name if of == MISMATCH else f"{of}_{name}"
 
 
 def left_out(problems: Problems) -> list[LeftOut]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.analyze.build import rounded_sums
+from mismatchctl.analyze.clusters import rounded_sums
 from mismatchctl.batch import Float64s
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key, write_atomically

@@ -17,8 +17,6 @@ MOST_ROWS = 2 * BUCKETS
 """Rows of the tables that kernels count in, one for each cell and bucket: they stay in the cache beside the tokens."""
 _FEW = 1 << 13
 """Places up to which histograms are added by sorting; beyond, in a table of all places."""
-_STRETCH = 76
-"""Bins that are looked at at once for one that holds a token; SIGNED is a multiple of it."""
 
 
 @dataclass(frozen=True)
@@ -116,14 +114,11 @@ def table_buffers(rows: int) -> PairTables:
 
 def _emptied(tables: PairTables) -> Histogram:
     """What the tables hold, with rows for buckets; they are zero again afterwards, and lent to the next who asks."""
-    stretches = tables.sums.reshape(-1, _STRETCH, 2)
-    busy = np.flatnonzero(stretches.sum(axis=(1, 2)) != 0)
-    sums = stretches[busy]
-    stretch, where = np.nonzero(sums[..., 0])
-    found = Histogram(
-        busy[stretch] * _STRETCH + where, sums[stretch, where, 0].astype(np.int64), sums[stretch, where, 1]
-    )
-    stretches[busy] = 0.0
+    sums = tables.sums.reshape(-1, 2)
+    places = np.flatnonzero(sums[:, 0] != 0)  # of flags, it takes a fifth of the time
+    tokens, k3 = sums.take(places, axis=0).T  # a seventh of what indexing rows takes, which is why they are zeroed so
+    found = Histogram(places, tokens.astype(np.int64), k3.copy())
+    sums.view(np.complex128)[places] = 0.0
     whole = tables.sums.base
     if whole is not None and len(whole) == MOST_ROWS:
         _BUFFERS.free.append(PairTables(MOST_ROWS, whole))

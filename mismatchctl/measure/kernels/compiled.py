@@ -119,7 +119,7 @@ def reduce_tokens(
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """As the interface says."""
-    from mismatchctl.measure.kernels.loops import search
+    from mismatchctl.measure.kernels.searches import search
 
     found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
@@ -127,7 +127,7 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
     """As the interface says."""
-    from mismatchctl.measure.kernels.loops import AT_ONCE, count_outside
+    from mismatchctl.measure.kernels.searches import AT_ONCE, count_outside
 
     wide = np.full(-len(low) % AT_ONCE, np.inf)
     low, high = np.append(low, -wide), np.append(high, wide)

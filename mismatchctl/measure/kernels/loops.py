@@ -26,7 +26,7 @@ from mismatchctl.ratios import LOG_RATIO_BOUND
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
-def _compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
+def compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
     """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order."""
 
     def made(*, cache: bool) -> Loop:
@@ -38,9 +38,9 @@ def _compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
         return made(cache=False)
 
 
-_compiled_terms = partial(_compiled, fastmath=frozenset({"contract"}))
+_compiled_terms = partial(compiled, fastmath=frozenset({"contract"}))
 """A product may go into a sum unrounded."""
-_compiled_sums = partial(_compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
+compiled_sums = partial(compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
 """Sums of a sequence may be taken in several lanes at once."""
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
@@ -134,7 +134,7 @@ def make_terms(
         policy_prob[j] = probability + probability * excess
 
 
-@_compiled
+@compiled
 def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
     """The policy's probability anew where the reference's is too small for it to be made from that one."""
     unlikely = 0
@@ -147,7 +147,7 @@ def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
             policy_prob[j] = math.exp(policy[j])
 
 
-@_compiled
+@compiled
 def _ordered(bits: int) -> int:
     """Bits of a double as an integer that grows with the double, and back again.
 
@@ -156,7 +156,7 @@ def _ordered(bits: int) -> int:
     return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
 
 
-@_compiled_sums
+@compiled_sums
 def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
@@ -199,7 +199,7 @@ def _add_sums(
     maxima[2] = max(maxima[2], _double(farthest))
 
 
-@_compiled_sums
+@compiled_sums
 def _add_neighbours(x: Any, position: Any, out: Any) -> None:
     """Add number, product and sum of each log ratio and the one before it; an empty `position`: there are no gaps."""
     product = both = 0.0
@@ -220,7 +220,7 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
     out[2] += both
 
 
-@_compiled
+@compiled
 def _tally_ratios(x: Any, k3: Any, row: int, table: Any, where: Any) -> None:
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = _float_bits(float32(x[j]))
@@ -244,14 +244,14 @@ _LANES = 4
 """Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
 
 
-@_compiled
+@compiled
 def _bin(value: float, kind: _Bins) -> int:
     """As OctaveBins.of."""
     where: int = min(max((_float_bits(float32(value)) >> kind[0]) - kind[1], 0), kind[2])
     return where
 
 
-@_compiled
+@compiled
 def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes: Any, where: Any) -> None:
     """Tokens, log ratios, K3 and what certainty lacks by surprisal and sign: |log ratio| follows from these."""
     for j in range(len(x)):
@@ -261,7 +261,7 @@ def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes
         _add_to_row(lanes, j % _LANES * size + 4 * where[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
 
 
-@_compiled
+@compiled
 def _close_surprisal(lanes: Any, table: Any) -> None:
     """Add what was tallied of a bucket to its table, and begin anew."""
     size = len(lanes) // _LANES
@@ -282,7 +282,7 @@ _MORE_LIKELY = tuple(int(np.count_nonzero(place < BIN_OF_SURPRISAL)) for place i
 _CAPS = len(CAPS)
 
 
-@_compiled
+@compiled
 def _tally_layers(k3: Any, surprisal: Any, cluster: int, table: Any, where: Any) -> None:
     """Tokens and K3 by bin of probability and caps reached, as `layers.caps_reached`; `surprisal` knows the sign."""
     for j in range(len(k3)):
@@ -296,7 +296,7 @@ def _tally_layers(k3: Any, surprisal: Any, cluster: int, table: Any, where: Any)
         _add_to_row(table, 2 * (start + where[j]), (1.0, k3[j]))
 
 
-@_compiled
+@compiled
 def _tally_joint(policy_prob: Any, reference_prob: Any, joint: Any, where: Any) -> None:
     for j in range(len(policy_prob)):
         across, up = int32(reference_prob[j] * JOINT), int32(policy_prob[j] * JOINT)
@@ -305,7 +305,7 @@ def _tally_joint(policy_prob: Any, reference_prob: Any, joint: Any, where: Any) 
         joint[where[j]] += 1
 
 
-@_compiled
+@compiled
 def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
     """Sums of |x| and of K3, in an order of their own: a loop this short, left to the compiler, may vary."""
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
@@ -325,7 +325,7 @@ def _sum_in_lanes(x: Any, k3: Any) -> tuple[float, float]:
     return (a0 + a1) + (a2 + a3), (b0 + b1) + (b2 + b3)
 
 
-@_compiled
+@compiled
 def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> None:
     """Stretches of tokens that fall into one bin are summed first; without gaps, `first` is the place of x[0]."""
     start = 0
@@ -349,7 +349,7 @@ _TILE = 1024
 """Tokens per tile."""
 
 
-@_compiled
+@compiled
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, clusters: Any,
     sums: Any, maxima: Any, histograms: Any, by_surprisal: Any, by_position: Any,
@@ -383,72 +383,7 @@ def reduce_sequences(
             _close_surprisal(lanes, by_surprisal[bucket])
 
 
-@_compiled
-def _some_beyond(policy: Any, reference: Any, low: float, high: float) -> bool:
-    """Whether a log ratio is at most `low` or at least `high`: vector code, as it does not say which."""
-    hits = 0
-    for j in range(len(policy)):
-        x = float64(policy[j]) - float64(reference[j])
-        hits += (x <= low) | (x >= high)
-    return hits > 0
-
-
-_GLANCE = 32
-"""Tokens that are looked at at once for one beyond."""
-
-
-@_compiled
-def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
-    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many."""
-    count = 0
-    for i in sequences:
-        for start in range(offsets[i], offsets[i + 1], _GLANCE):
-            stop = min(start + _GLANCE, offsets[i + 1])
-            if _some_beyond(policy[start:stop], reference[start:stop], low, high):
-                for j in range(start, stop):
-                    x = float64(policy[j]) - float64(reference[j])
-                    if x <= low or x >= high:
-                        found[count] = j
-                        count += 1
-    return count
-
-
-AT_ONCE = 3
-"""Intervals that tokens are held against in one look at them."""
-
-
-@_compiled_sums
-def _add_outside(policy: Any, reference: Any, low: Any, high: Any, found: Any) -> None:
-    low_a, low_b, low_c = low[0], low[1], low[2]
-    high_a, high_b, high_c = high[0], high[1], high[2]
-    a = b = c = 0.0  # numbers of their own type would keep this from becoming vector code
-    for j in range(len(policy)):
-        x = float64(policy[j]) - float64(reference[j])
-        a += 1.0 if (x < low_a) | (x > high_a) else 0.0
-        b += 1.0 if (x < low_b) | (x > high_b) else 0.0
-        c += 1.0 if (x < low_c) | (x > high_c) else 0.0
-    found[0] += a
-    found[1] += b
-    found[2] += c
-
-
-@_compiled
-def count_outside(
-    policy: Any, reference: Any, offsets: Any, lowest: Any, highest: Any, low: Any, high: Any, found: Any
-) -> None:
-    """Add to `found` [S, N] the tokens of each sequence outside each interval, AT_ONCE of them and narrow ones first.
-
-    Intervals that hold the extremes of a sequence cost nothing.
-    """
-    for i in range(len(offsets) - 1):
-        own, other = policy[offsets[i] : offsets[i + 1]], reference[offsets[i] : offsets[i + 1]]
-        for first in range(0, len(low), AT_ONCE):
-            if lowest[i] < low[first] or highest[i] > high[first]:
-                few = slice(first, first + AT_ONCE)
-                _add_outside(own, other, low[few], high[few], found[i, few])
-
-
-@_compiled_sums
+@compiled_sums
 def add_levels(
     policy: Any, reference: Any, sound: Any, offsets: Any, cap: float, counts: Any, sizes: Any, certain: Any
 ) -> None:

@@ -77,10 +77,13 @@ class Estimate:
         covers = math.nan if self.covers is None else float(self.covers[cell])
         return covers if math.isfinite(covers) and math.isfinite(self.value[cell]) else None
 
+    def status(self, cell: int) -> str:
+        """Whether the value in one cell is ok, or why it is not there."""
+        return status_of(float(self.value[cell]), self.undefined, empty=bool(self.empty[cell]))
+
     def at(self, cell: int) -> tuple[float | None, float | None, tuple[float, float] | None, str]:
         """Value, standard error, interval and status in one cell; None for what is undefined."""
-        value = float(self.value[cell])
-        status = status_of(value, self.undefined, empty=bool(self.empty[cell]))
+        value, status = float(self.value[cell]), self.status(cell)
         if status != "ok":
             return None, None, None, status
         error = math.nan if self.se is None else float(self.se[cell])
