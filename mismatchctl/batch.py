@@ -8,7 +8,7 @@ valid token stay as empty segments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,8 @@ Bools = NDArray[np.bool_]
 
 BLOCK_TOKENS = 1 << 16
 """Tokens per block: small enough that the temporaries of a pass stay in the processor's cache."""
+_LONG = 64
+"""Tokens of a segment, on average, from which segments are copied one by one, not token by token."""
 BLOCK_SEQUENCES = 1 << 14
 """Sequences per block at most: each has hundreds of columns."""
 
@@ -73,6 +75,15 @@ class Segments:
         starts, lengths = self.offsets[:-1][chosen], self.lengths[chosen]
         ends = np.cumsum(lengths)
         return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
+
+    def picker(self, chosen: Ints) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """What takes values per token [T, ...] to those of some segments, by index, one segment after the other."""
+        starts, stops = self.offsets[:-1][chosen], self.offsets[1:][chosen]
+        if (stops - starts).sum() <= _LONG * len(chosen):
+            tokens = self.members(chosen)
+            return lambda values: values[tokens]
+        bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        return lambda values: np.concatenate([values[start:stop] for start, stop in bounds])
 
     def blocks(self, tokens: int = BLOCK_TOKENS, segments: int | None = None) -> Iterator[tuple[int, int]]:
         """Ranges of whole segments, so many and of about so many tokens at most; a longer one is a range of its own."""
@@ -238,20 +249,20 @@ class TokenBatch:
 
     def take(self, chosen: Ints) -> TokenBatch:
         """Some of the sequences, by index, in the order given."""
-        tokens = self.segments.members(chosen)
+        picked = self.segments.picker(chosen)
 
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
-            return None if values is None else values[tokens]
+            return None if values is None else picked(values)
 
         return replace(
             self,
             segments=self.segments.take(chosen),
-            rollout=self.rollout[tokens],
-            train=self.train[tokens],
+            rollout=picked(self.rollout),
+            train=picked(self.train),
             current=pick(self.current),
             position=pick(self.position),
             advantages=pick(self.advantages),
-            others={name: values[tokens] for name, values in self.others.items()},
+            others={name: picked(values) for name, values in self.others.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             trims={gate: values[chosen] for gate, values in self.trims.items()},
             rows=self.rows[chosen],

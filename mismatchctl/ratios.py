@@ -177,7 +177,7 @@ class Ratios:
 
     def take(self, chosen: Ints) -> Ratios:
         """Those of some of the sequences, by index, in the order given."""
-        policy, reference = (values[self.segments.members(chosen)] for values in self.given)
+        policy, reference = map(self.segments.picker(chosen), self.given)
         return type(self)(policy, reference, self.segments.take(chosen))
 
 

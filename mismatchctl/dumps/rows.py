@@ -105,15 +105,15 @@ class Rows:
 
     def take(self, chosen: Ints) -> Rows:
         """Some of the sequences, in the order given."""
-        where = self.segments.members(chosen)
+        pick = self.segments.picker(chosen)
         return replace(
             self,
             segments=self.segments.take(chosen),
-            rollout=self.rollout[where],
-            train=self.train[where],
-            mask=self.mask[where],
-            given_position=None if self.given_position is None else self.given_position[where],
-            tokens={name: values[where] for name, values in self.tokens.items()},
+            rollout=pick(self.rollout),
+            train=pick(self.train),
+            mask=pick(self.mask),
+            given_position=None if self.given_position is None else pick(self.given_position),
+            tokens={name: pick(values) for name, values in self.tokens.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             file=self.file[chosen],
             rows=self.rows[chosen],

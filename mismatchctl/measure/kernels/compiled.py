@@ -52,6 +52,13 @@ class CompiledRatios(Ratios):
         lowest: Float64s = -self.sums[1][1]
         return lowest
 
+    def take(self, chosen: Ints) -> CompiledRatios:
+        """Those of some of the sequences: the sums of each are its own."""
+        policy, reference = map(self.segments.picker(chosen), self.given)
+        taken = CompiledRatios(policy, reference, self.segments.take(chosen))
+        taken.sums = self.sums[0][:, chosen], self.sums[1][:, chosen]
+        return taken
+
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
         from mismatchctl.measure.kernels.loops import make_terms, mend_unlikely
