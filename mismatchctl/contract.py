@@ -135,9 +135,11 @@ VERSIONS: tuple[str, ...] = ("rollout_version", "train_version")
 """Of one per token, the sequence has the oldest."""
 TURN = "turn"
 """Read only where it is asked for."""
+REFERENCE = "reference_log_probs"
+"""The third column."""
 PARTIAL: tuple[str, ...] = (
     "ref_log_probs",
-    "reference_log_probs",
+    REFERENCE,
     *(column.name for column in COLUMNS if column.kind in NESTED),
     *VERSIONS,
     TURN,

@@ -123,7 +123,7 @@ def test_on_bad_skip_counts_what_it_leaves_out(tmp_path: Path) -> None:
 def test_json_is_the_result_and_nothing_else(dump: Path, tmp_path: Path) -> None:
     done = run("analyze", dump, "--json", "-c", "token_tis")
     printed = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(name))
-    assert set(printed["runs"]["healthy"]["overall"]["metrics"]["k3"]) == {"value", "se", "status"}
+    assert set(printed["runs"]["healthy"]["overall"]["metrics"]["k3"]) == {"value", "se", "interval", "status"}
     assert printed["runs"]["healthy"]["overall"]["corrections"]["token_tis"]["weight_mean"]["status"] == "ok"
     written = run("analyze", dump, "-o", tmp_path / "result.json", "-c", "token_tis")
     assert (tmp_path / "result.json").read_text() == done.stdout

@@ -122,7 +122,15 @@ def check_overall(expected: Expected, found: Overall, given: Sequence[Correction
             check_se(truth, value.se, where)
             check_status(truth, value.status, why[key], where)
             if value.interval is not None:
-                assert 0 <= value.interval[0] <= value.interval[1] <= section["abs_diff_max"].value or key not in PLAIN
+                assert value.interval[0] <= value.interval[1], where
+                assert value.se is not None or key not in PLAIN or within(value.interval, section["abs_diff_max"]), (
+                    where
+                )
+
+
+def within(interval: tuple[float, float], most: Value) -> bool:
+    """Quantiles of what is not negative lie between 0 and the largest."""
+    return most.value is not None and interval[0] >= 0 and interval[1] <= most.value
 
 
 def check_group(expected: Expected, found: Groups, index: int, given: Sequence[Correction], place: str) -> None:

@@ -50,10 +50,10 @@ def rank(
     why = _unrankable(sample, update)
     if why:
         return unranked.model_copy(update={"notes": [why]})
-    made = _measured(sample, corrections, limits, yours)
-    scale = len(sample) / len(made.products["none"]) / update
     sure = widened(len(sample))
     with np.errstate(all="ignore"):  # what overflows cannot be ranked
+        made = _measured(sample, corrections, limits, yours)
+        scale = len(sample) / len(made.products["none"]) / update
         choice = choose(made.products, scale, sure, made.beside)
     if not all(math.isfinite(error) for error in choice.mse.values()):
         return unranked.model_copy(update={"notes": [_TOO_LARGE]})

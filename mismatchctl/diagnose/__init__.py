@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from mismatchctl.contract import REFERENCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import LEAST_SAMPLE, Evidence, gather, sample_size
 from mismatchctl.diagnose.judge import findings
-from mismatchctl.diagnose.sides import REFERENCE, told_apart
+from mismatchctl.diagnose.sides import told_apart
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
 from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError

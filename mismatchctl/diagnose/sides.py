@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
-from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
+from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause
 from mismatchctl.diagnose.causes import CAUSES
@@ -26,7 +26,6 @@ from mismatchctl.dumps import Rows
 from mismatchctl.ratios import k3_of
 from mismatchctl.result import Confidence, Fact, Finding, Side, Sides, SidesGroup, SideShare, Value
 
-REFERENCE = "reference_log_probs"
 FLOOR = 1e-4
 """Root mean square errors below it are those of float32 arithmetic and of a reference stored in float32."""
 APART = 2.0

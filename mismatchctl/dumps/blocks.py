@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Extent, Floats, Ints, Segments, TokenBatch, extent_of
-from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REQUIRED, VERSIONS
+from mismatchctl.contract import BY_NAME, LEAST_LOG_PROB, PARTIAL, POSITIVE_TOLERANCE, REFERENCE, REQUIRED, VERSIONS
 from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.kinds import is_list
@@ -92,7 +92,7 @@ def assemble(block: Block) -> TokenBatch:
         values = per_token(block.watched_tokens[column]) if column in block.watched_tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
-            if values.ndim == 1 and np.issubdtype(values.dtype, np.floating):  # what is missing there is no fault
+            if column == REFERENCE:  # what is missing there is no fault
                 _note(block, column, index, picked[column], _impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
     return _batch(block, Segments(offsets), picked)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mismatchctl.contract import REFERENCE
 from mismatchctl.errors import ConfigError
 from mismatchctl.score.choose import Choice, chosen
 from mismatchctl.score.folder import Folder, Row, Settings, fingerprint
 from mismatchctl.score.replay import write_replay
-from mismatchctl.score.sequences import REFERENCE, RESPONSE, Piece, open_sequences, pieces
+from mismatchctl.score.sequences import RESPONSE, Piece, open_sequences, pieces
 
 if TYPE_CHECKING:
     from mismatchctl.score.checkpoint import Checkpoint

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.batch import Bools, Float64s
+from mismatchctl.contract import REFERENCE
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.score.sequences import REFERENCE, REFERENCE_TOP, Piece
+from mismatchctl.score.sequences import REFERENCE_TOP, Piece
 
 Row = tuple[Float64s, Float64s | None]
 """Log-probs of a sequence's tokens [T], and of the rollout's most likely ones at each place [T, k], if it has them."""

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
+from mismatchctl.contract import REFERENCE
 from mismatchctl.dumps import DumpFile
 from mismatchctl.dumps.arrays import Lists, numbers
 from mismatchctl.dumps.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.errors import DataError
 
-PROMPT, RESPONSE, MASK, REFERENCE = "prompt_token_ids", "token_ids", "response_mask", "reference_log_probs"
+PROMPT, RESPONSE, MASK = "prompt_token_ids", "token_ids", "response_mask"
 TOP_IDS, REFERENCE_TOP = "rollout_top_ids", "reference_top_log_probs"
 ROWS = 128
 """Sequences of a piece: what an interrupted run loses at most."""

@@ -13,6 +13,8 @@ from mismatchctl.diagnose.causes.numerical_noise import FLOAT32_NOISE
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 
 _START, _PROMPTS, _TOKENS = 24, 8, 3
+_LOUDER = math.log(1.4)
+"""By how much the starts of those prompts are louder than what follows: alike starts have alike noise, which is not."""
 _EXCESS, _LATE, _Z = 0.04, 0.4, 4.5
 """Variance between prompts that chance does not make at the start, its part late in responses, and its z."""
 
@@ -22,7 +24,8 @@ def _test(case: Case) -> Diagnosis | None:
     if prompts is None or case.reshaped or case.filled or case.noise < FLOAT32_NOISE:
         return None
     start = case.doubtful & (case.place < _START)
-    early, late = _between(case, start), _between(case, case.doubtful & ~start)
+    rest = case.doubtful & ~start
+    early, late = _between(case, start), _between(case, rest)
     if early is None or late is None:
         return None
     excess, z, levels = early
@@ -31,6 +34,11 @@ def _test(case: Case) -> Diagnosis | None:
     known = np.isfinite(levels)
     high = known & (levels > np.median(levels[known]) + math.sqrt(excess))
     mine = high[case.clusters] & (case.counts > 0)
+    first, then = (
+        case.sums(case.loudness * part)[mine].sum() / max(case.sums(part)[mine].sum(), 1) for part in (start, rest)
+    )
+    if not first - then > _LOUDER:
+        return None
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Diagnosis(
         "medium",
@@ -53,26 +61,37 @@ def _test(case: Case) -> Diagnosis | None:
 
 
 def _between(case: Case, part: Bools) -> tuple[float, float, np.ndarray] | None:
-    """Variance of the level of some tokens [N] between prompts beyond that within, its z, and the levels by cluster."""
+    """Variance of the level of some tokens [N] between prompts beyond that within, its z, and the levels by cluster.
+
+    The z is of the levels' ranks: a few loud sequences, which have far tails where experts differ, prove nothing.
+    """
     number = case.sums(part)
     told = number >= _TOKENS
-    level = case.sums(case.loudness * part) / np.maximum(number, 1)
-    size = int(case.clusters.max()) + 1 if case.size else 0
-    counts = np.bincount(case.clusters, told, size)
-    means = np.bincount(case.clusters, level * told, size) / np.maximum(counts, 1)
+    counts = np.bincount(case.clusters, told) if case.size else np.zeros(0)
     many = counts >= 2
-    freedom = float((counts[many] - 1).sum())
-    if many.sum() < _PROMPTS or freedom < _PROMPTS:
+    mine = told & many[case.clusters] if case.size else told
+    groups, freedom = int(many.sum()) - 1, int(mine.sum() - many.sum())
+    if groups < _PROMPTS - 1 or freedom < _PROMPTS:
         return None
-    left = (level - means[case.clusters]) * (told & many[case.clusters])
-    within = float(left @ left) / freedom
-    chance = within * float((1 / counts[many]).mean())
-    between = float(means[many].var(ddof=1))
-    if not chance > 0:
+    level = case.sums(case.loudness * part)[mine] / number[mine]
+    ranks = np.argsort(np.argsort(level, kind="stable")).astype(np.float64)
+    (between, chance, means), (ranked, by_chance, _) = (
+        _spread(values, case.clusters[mine], counts, many, freedom) for values in (level, ranks)
+    )
+    if not (chance > 0 and by_chance > 0):
         return None
-    groups = int(many.sum()) - 1
-    z = math.log(max(between, 1e-300) / chance) / math.sqrt(2 / groups + 2 / freedom)  # of log F
+    z = math.log(max(ranked, 1e-300) / by_chance) / math.sqrt(2 / groups + 2 / freedom)  # of log F
     return between - chance, z, np.where(many, means, np.nan)
+
+
+def _spread(
+    values: np.ndarray, cluster: np.ndarray, counts: np.ndarray, many: Bools, freedom: int
+) -> tuple[float, float, np.ndarray]:
+    """Variance between the means of clusters, what chance makes of it, and the means."""
+    means = np.bincount(cluster, values, len(counts)) / np.maximum(counts, 1)
+    left = values - means[cluster]
+    chance = float(left @ left) / freedom * float((1 / counts[many]).mean())
+    return float(means[many].var(ddof=1)), chance, means
 
 
 CAUSE = Cause(
