@@ -240,7 +240,6 @@ def permission(folder: Path) -> None:
         ("analyze", "a.parquet", "-q", "-o", "r.json", "--force"): 2,
         ("analyze", "a.parquet", "-q", "-o", "out/x.json"): 2,
         ("analyze", "a.parquet", "-q", "--html", "locked/x.html"): 2,
-        ("analyze", "a.parquet", "-q", "--figures", "out/figures"): 2,
         ("analyze", "a.parquet", "-q", "--cache", "out/cache"): 2,
         ("convert", "a.parquet", "out/c.parquet"): 2,
     }.items():

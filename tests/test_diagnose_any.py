@@ -31,7 +31,7 @@ def diagnosed(folder: Path) -> list[Finding]:
     return [finding for findings in diagnose([str(folder)], threads=1).runs.values() for finding in findings]
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(shapes())
 def test_random_dumps_can_be_diagnosed(shape: Shape) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -40,7 +40,7 @@ def test_random_dumps_can_be_diagnosed(shape: Shape) -> None:
             assert Finding.model_validate_json(finding.model_dump_json()) == finding
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     st.lists(st.lists(st.tuples(ANYTHING, ANYTHING, st.booleans()), max_size=40), min_size=1, max_size=12), st.data()
 )

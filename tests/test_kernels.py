@@ -89,7 +89,7 @@ def compared(
         np.testing.assert_allclose(table[..., SUMMED:], expected_table[..., SUMMED:], rtol=1e-12, atol=1e-10)
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 2500), min_size=1, max_size=8),
@@ -162,7 +162,7 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
         np.testing.assert_array_equal(ratios.log_ratio_at(found), x[expected])
 
 
-@settings(deadline=None, derandomize=True, max_examples=15)
+@settings(deadline=None, derandomize=True, max_examples=8)
 @given(seed=st.integers(0, 1000), count=st.integers(1, 7), scale=st.sampled_from([0.0, 0.01, 1.0]))
 def test_tokens_outside(kernel: Kernel, seed: int, count: int, scale: float) -> None:
     policy, reference = policies(seed, 60, scale, np.float32)

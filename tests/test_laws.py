@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("row_groups_apart")
 FEW = settings(
     deadline=None,
     derandomize=True,
-    max_examples=8,
+    max_examples=4,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
     suppress_health_check=list(HealthCheck),
 )
@@ -121,7 +121,7 @@ def test_splits_agree_on_any_numbers(anywhere: Callable[[], Path], shape: Shape)
                 assert other[key] == pytest.approx(value, rel=ORDER, abs=ORDER), key
 
 
-@settings(FEW, max_examples=4)
+@settings(FEW, max_examples=3)
 @given(shapes(current="all"), st.data())
 def test_same_files_give_the_same_bytes(anywhere: Callable[[], Path], shape: Shape, data: st.DataObject) -> None:
     rows, other = make_rows(shape), make_rows(replace(shape, seed=shape.seed + 1))

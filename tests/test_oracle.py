@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=12,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink
     suppress_health_check=list(HealthCheck),
 )
@@ -197,7 +197,7 @@ def test_every_number_agrees(dump: tuple[Shape, list[Correction]]) -> None:
     agrees(*dump)
 
 
-@settings(MANY, max_examples=8)
+@settings(MANY, max_examples=5)
 @given(dumps())
 def test_every_number_of_other_kernels_agrees(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch, dump: tuple[Shape, list[Correction]]

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
     deadline=None,
     derandomize=True,
-    max_examples=16,
+    max_examples=8,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
@@ -179,7 +179,7 @@ def test_random_studies_on_random_dumps(data: st.DataObject, binned: bool) -> No
     few_studies(data, binned=binned)
 
 
-@settings(MANY, max_examples=20)
+@settings(MANY, max_examples=10)
 @given(st.data())
 def test_random_ladders_on_random_dumps(data: st.DataObject) -> None:
     """Few bounds of a single gate on tokens are treated as many are."""
