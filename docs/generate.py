@@ -127,7 +127,8 @@ def metrics() -> str:
 
 
 def _columns(of: Pair | Facet) -> str:
-    return " and ".join(f"`{column}`" for column in sorted(of.needs))
+    either = " or ".join(f"`{column}`" for column in of.either) if isinstance(of, Facet) else ""
+    return " and ".join([*(f"`{column}`" for column in sorted(of.needs)), *([either] if either else [])])
 
 
 def _table(found: Iterable[Metric]) -> list[str]:

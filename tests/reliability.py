@@ -76,7 +76,9 @@ LIMITS = """
 - pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the
   process. One kind did, a footer that contradicts its schema: a footer is read before pyarrow sees it, and what
   cannot be read is refused; above 1 MB a process of its own reads it first. The bytes below the footer and those
-  of Arrow, whose arrays are validated whole, found no other. Read dumps of strangers where a crash does no harm.
+  of Arrow, whose arrays are validated whole, found no other. Footers of
+  Miles' own dashboard files, and of a Parquet file that an output would
+  replace, are not looked at first. Read dumps of strangers where a crash does no harm.
 - Of the versions above, 3.11 is what all tests run on; 3.10 and 3.12 with today's dependencies were not run again,
   nor were older versions of torch.
 - Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.
@@ -228,6 +230,7 @@ def document(folder: Path) -> str:
         "3 or 4: no traceback, no hang beyond 30 s, no more than 2 GB for inputs of a few kilobytes, no output that is",
         "there in part. Where that is not so, as far as it is known, stands under Limits.",
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
+        "Cases, kills and faults are of several commits, some before the last changes: run them again to be sure.",
         *("", "## Cases", "", *cases(logged(folder, "cases"), len(logged(folder, "earlier")))),
         *("", "## Bytes that a library decodes", "", *natives(logged(folder, "natives"))),
         *("", "## Guided by coverage", "", *guided(logged(folder, "guided"))),

@@ -92,7 +92,7 @@ def assemble(block: Block) -> TokenBatch:
         values = per_token(block.watched_tokens[column]) if column in block.watched_tokens else None
         if values is not None:
             picked[column] = values if index is None else values[index]
-            if column == REFERENCE:  # what is missing there is no fault
+            if column == REFERENCE and not _is_sound(column, extent_of(picked[column])):  # what is missing is no fault
                 _note(block, column, index, picked[column], _impossible(picked[column]))
     _check_values(block, np.diff(offsets) > 0)
     return _batch(block, Segments(offsets), picked)

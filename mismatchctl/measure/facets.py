@@ -28,7 +28,8 @@ class Facet:
 
     Attributes:
         name: what its metrics are found by.
-        needs: columns of the contract; of those that one text parts with a bar, one is enough.
+        needs: columns of the contract.
+        either: of these, one is enough; none: no more is needed.
         names: of its sums, in order.
         columns: its sums.
     """
@@ -37,10 +38,11 @@ class Facet:
     needs: frozenset[str]
     names: tuple[str, ...]
     columns: Callable[[TokenBatch, Ratios, Kernel], Columns]
+    either: tuple[str, ...] = ()
 
     def is_of(self, has: Collection[str]) -> bool:
         """Whether a dump with these columns has it."""
-        return all(any(name in has for name in need.split("|")) for need in self.needs)
+        return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
 
 BAND = (0.999, 1.002)
@@ -168,9 +170,10 @@ FACETS = (
     Facet(ROUTING, frozenset({"rollout_experts", "train_experts"}), ROUTING_NAMES, routing_columns),
     Facet(
         TOP,
-        frozenset({distributions.ROLLOUT_TOP, "|".join(distributions.OTHERS)}),
+        frozenset({distributions.ROLLOUT_TOP}),
         distributions.NAMES,
         lambda block, ratios, kernel: distributions.distribution_columns(block),
+        either=distributions.OTHERS,
     ),
 )
 """All facets; a dump has those whose columns it has."""

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.contract import REFERENCE
+from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import replaced_when_done
@@ -94,7 +95,9 @@ class Folder:
         if self._force or not path.exists():
             return None
         try:
-            metadata = pq.read_schema(path).metadata or {}
+            with pa.OSFile(str(path)) as file:
+                check_footer(file)
+                metadata = pq.read_schema(file).metadata or {}
         except (OSError, pa.ArrowException):
             metadata = {}
         made, mine = metadata.get(_KEY, b"{}").decode(), self._made(piece, chosen)
