@@ -1,6 +1,8 @@
 """Runs cases of the fuzz harness and says what is wrong with how each ended: nothing, or a few words.
 
-`python tests/fuzz_check.py FIRST COUNT [SEEDS]` prints one line of JSON for each seed.
+`python tests/fuzz_check.py FIRST COUNT [SEEDS]` prints one line of JSON for each seed. Some cases share a fork, which
+imports and opens what they need once; one that does not end well there, or was not reached, is run again in its own.
+`--alone` gives each its own from the start.
 """
 
 from __future__ import annotations
@@ -8,10 +10,13 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -19,43 +24,87 @@ from typing import Any
 
 import zygote
 from fuzzing import Case
-from fuzzing_verbs import VerbMaker, save
+from fuzzing_flags import FlagMaker
+from fuzzing_verbs import save
 from make_dump import make_dump
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""
+TOGETHER = 100
+"""Cases that share a fork."""
 FRAME = re.compile(r'File "[^"]*?(mismatchctl/[^"]*)", line (\d+)')
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A case that was run: CPU seconds, bytes of memory, and what is wrong."""
+    """A case that was run: CPU seconds, bytes of memory, exit code, checksum of stdout, and what is wrong."""
 
     seed: int
     kind: str
     argv: list[str]
     seconds: float
     memory: int
+    code: int
+    said: int
     wrong: str
 
 
-def checked(seeds: Iterable[int]) -> Iterator[Checked]:
-    """Run the case of each seed in a fork and a folder of its own."""
+def checked(seeds: Iterable[int], together: int = 1) -> Iterator[Checked]:
+    """Run the case of each seed in a folder of its own, so many in a fork."""
     saved_by_verbs()
-    for seed in seeds:
-        folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
-        try:
-            (folder / "case").mkdir()
-            ended = zygote.run(folder / "case", partial(played, seed, folder / "made"))
-            if not (folder / "made").exists():
-                yield Checked(seed, "?", [], ended.seconds, ended.memory, f"was not made: {ended.stderr[-300:]}")
-                continue
-            case, given = pickle.loads((folder / "made").read_bytes())
-            made = {path.relative_to(folder / "case") for path in (folder / "case").rglob("*")} - given
-            wrong = problem(case, ended, made, folder / "case")
-            yield Checked(seed, case.kind, case.argv, ended.seconds, ended.memory, wrong)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    waiting = [*seeds]
+    for at in range(0, len(waiting), together):
+        group = waiting[at : at + together]
+        well = {one.seed: one for one in in_one_fork(group) if not one.wrong} if together > 1 else {}
+        for seed in group:
+            yield well.get(seed) or alone(seed)
+
+
+def in_one_fork(seeds: Sequence[int]) -> list[Checked]:
+    """How cases ended that shared a fork; none of them where it did not end well itself."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        ended = zygote.run(folder, partial(one_by_one, seeds, folder))
+        fine = not (ended.left or ended.hung or ended.memory > zygote.MEMORY)
+        found = (folder / "found").read_text().splitlines() if fine and (folder / "found").exists() else []
+        return [Checked(**json.loads(line)) for line in found]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def one_by_one(seeds: Sequence[int], folder: Path) -> None:
+    """Run cases in this process, one after the other; what is wrong with each stands in a file."""
+    with open(folder / "found", "a") as found:
+        for seed in seeds:
+            own = folder / str(seed)
+            (own / "case").mkdir(parents=True)
+            begun = time.process_time()
+            code = zygote.played(own / "case", partial(played, seed, own / "made"), own)
+            used, memory = time.process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+            ended = zygote.Ended(code, *zygote.heard(own), used, memory, [])
+            print(json.dumps(asdict(judged(seed, ended, own))), file=found, flush=True)
+            shutil.rmtree(own)
+
+
+def alone(seed: int) -> Checked:
+    """How a case ended in a fork of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    try:
+        (folder / "case").mkdir()
+        return judged(seed, zygote.run(folder / "case", partial(played, seed, folder / "made")), folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def judged(seed: int, ended: zygote.Ended, folder: Path) -> Checked:
+    """What is wrong with how a case ended that was made and run in a folder."""
+    if not (folder / "made").exists():
+        wrong = f"was not made: {ended.stderr[-300:]}"
+        return Checked(seed, "?", [], ended.seconds, ended.memory, ended.code, 0, wrong)
+    case, given = pickle.loads((folder / "made").read_bytes())
+    made = {path.relative_to(folder / "case") for path in (folder / "case").rglob("*")} - given
+    wrong, said = problem(case, ended, made, folder / "case"), zlib.crc32(ended.stdout.encode())
+    return Checked(seed, case.kind, case.argv, ended.seconds, ended.memory, ended.code, said, wrong)
 
 
 def saved_by_verbs() -> None:
@@ -70,7 +119,7 @@ def saved_by_verbs() -> None:
 def played(seed: int, place: Path) -> None:
     """Make the case of a seed in this folder, say at a place what it is, and run it."""
     folder = Path.cwd()
-    case = VerbMaker(seed, folder).case()
+    case = FlagMaker(seed, folder).case()
     (folder / "out").mkdir(exist_ok=True)
     given = {path.relative_to(folder) for path in folder.rglob("*")}
     place.write_bytes(pickle.dumps((case, given)))
@@ -153,6 +202,7 @@ def strict(text: str) -> Any:
 
 if __name__ == "__main__":
     zygote.warm()
-    start, count, *more = map(int, sys.argv[1:])
-    for one in checked((*range(start, start + count), *more)):
+    words = [word for word in sys.argv[1:] if word != "--alone"]
+    start, count, *more = map(int, words)
+    for one in checked((*range(start, start + count), *more), 1 if "--alone" in sys.argv else TOGETHER):
         print(json.dumps(asdict(one)), flush=True)

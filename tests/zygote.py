@@ -41,6 +41,8 @@ HEAVY = ("ray", "device", "tensors", "torch", "clients")
 """Modules that are left to those who need them."""
 
 RESULT = Path(__file__).with_name("fuzz_result.json")
+KEPT = "torchinductor_"
+"""A cache of torch's among the temporary files, which it keeps for its next run."""
 HARMLESS = ("python", "pytest", "jemalloc_bg_thd", "polars-ooc-clea")
 """Threads that this process may have: its own, and two that libraries start and a fork can do without."""
 
@@ -84,34 +86,48 @@ def fork(folder: Path, act: Callable[[], None], said: Path) -> int:
     code = 1
     try:
         os.setsid()
-        os.chdir(folder)
-        for number, name in enumerate(("stdin", "stdout", "stderr")):
-            place = said / name if number else os.devnull
-            os.dup2(os.open(place, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         resource.setrlimit(resource.RLIMIT_CPU, (2 * SLOW, 3 * SLOW))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_DATA, (2 * MEMORY, 2 * MEMORY))
         (said / "tmp").mkdir(exist_ok=True)
         os.environ["TMPDIR"], tempfile.tempdir = str(said / "tmp"), None
-        act()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException:
-        traceback.print_exc()
+        code = played(folder, act, said)
     finally:
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stdout.flush()
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.flush()
+        flush()
         os._exit(code)
+
+
+def played(folder: Path, act: Callable[[], None], said: Path) -> int:
+    """Act in a folder, in this process; its words go to the folder `said`; the exit code."""
+    try:
+        os.chdir(folder)
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            opened = os.open(said / name if number else os.devnull, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            os.dup2(opened, number)
+            os.close(opened)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", closefd=False) for number in (1, 2))  # noqa: SIM115
+        act()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except KeyboardInterrupt:
+        return 130
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        flush()
+    return 0
+
+
+def flush() -> None:
+    """Let go of what is still to be said."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
 
 
 def command(argv: Sequence[str]) -> Callable[[], None]:
@@ -134,11 +150,17 @@ def wait(child: int, said: Path) -> Ended:
     if hung:
         os.kill(child, signal.SIGKILL)
     _, status, used = os.wait4(child, 0)
-    places = [said / name for name in ("stdout", "stderr")]
-    words = [place.read_text("utf-8", "replace") if place.exists() else "" for place in places]
-    left = sorted(path.name for path in said.glob("tmp/*"))
+    words = heard(said)
+    left = sorted(path.name for path in said.glob("tmp/*") if not path.name.startswith(KEPT))
     seconds = used.ru_utime + used.ru_stime
     return Ended(os.waitstatus_to_exitcode(status), *words, seconds, used.ru_maxrss * 1024, left, hung)
+
+
+def heard(said: Path) -> tuple[str, str]:
+    """What was said on stdout and on stderr."""
+    places = [said / name for name in ("stdout", "stderr")]
+    out, err = (place.read_text("utf-8", "replace") if place.exists() else "" for place in places)
+    return out, err
 
 
 def run(folder: Path, act: Callable[[], None]) -> Ended:

@@ -69,9 +69,10 @@ def _of_file(flags: Mapping[str, Any]) -> Iterator[Entry]:
 
 
 def _of_environment(flags: Mapping[str, Any]) -> Iterator[Entry]:
+    variables = sorted((name, text) for name, text in os.environ.items() if name.startswith(PREFIX))
     for verb in flags:
         prefix = f"{PREFIX}{verb.upper()}_"
-        for variable, text in sorted(os.environ.items()):
+        for variable, text in variables:
             if variable.startswith(prefix) and text:
                 yield variable, [verb], variable.removeprefix(prefix).lower(), text
 

@@ -22,6 +22,8 @@ LEAST_REST = 1e-6
 """A rest is at least so likely: float32 does not add up to 1 more exactly."""
 LEAST = -700.0
 """Log-probs below count as this, where exp is still above 0."""
+MOST = 1e-3
+"""Of a log-prob that was rounded; a place where one is larger holds no distribution."""
 
 
 def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
@@ -29,7 +31,7 @@ def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
     rollout, train = block.others.get(ROLLOUT_TOP), other(block.others)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in NAMES}
-    known = ~(np.isnan(rollout).any(axis=1) | np.isnan(train).any(axis=1))
+    known = (rollout <= MOST).all(axis=1) & (train <= MOST).all(axis=1)  # nor is there one where one is NaN
     values = {"top": np.ones(len(known)), **compared(rollout, train)}
     segments = block.segments
     return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in NAMES}
@@ -52,7 +54,7 @@ def compared(rollout: NDArray[Any], train: NDArray[Any]) -> dict[str, Float64s]:
         it is at most; `top_mass_rollout` and `top_mass_train`, the mass that the k hold; `top_agrees`, 1 where one
         token is the most likely of these k for both.
     """
-    a, b = (np.maximum(side.astype(np.float64), LEAST) for side in (rollout, train))
+    a, b = (np.clip(side.astype(np.float64), LEAST, MOST) for side in (rollout, train))
     p, q = np.where(rollout == -np.inf, 0.0, np.exp(a)), np.exp(b)
     mass_p, mass_q = p.sum(axis=1), q.sum(axis=1)
     rest_p, rest_q = (np.maximum(1 - mass, LEAST_REST) for mass in (mass_p, mass_q))

@@ -47,7 +47,7 @@ class Checkpoint:
                 use_safetensors=True,
                 trust_remote_code=False,
             )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except Exception as error:  # of a configuration that it believes, transformers raises what comes
             raise ConfigError(f"{folder}: transformers cannot load this checkpoint: {first_line(error)}") from error
         self._device = _device(device)
         self._model = model.to(self._device).eval()
