@@ -31,7 +31,7 @@ def distribution_columns(block: TokenBatch) -> dict[str, Float64s]:
     rollout, train = block.others.get(ROLLOUT_TOP), other(block.others)
     if rollout is None or train is None or rollout.shape != train.shape:
         return {name: np.zeros(len(block)) for name in NAMES}
-    known = (rollout <= MOST).all(axis=1) & (train <= MOST).all(axis=1)  # nor is there one where one is NaN
+    known: NDArray[Any] = np.all((rollout <= MOST) & (train <= MOST), axis=1)  # of NaN, neither is true
     values = {"top": np.ones(len(known)), **compared(rollout, train)}
     segments = block.segments
     return {name: segments.sum(segments.from_host(np.where(known, values[name], 0.0))) for name in NAMES}
