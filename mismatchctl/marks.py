@@ -67,8 +67,12 @@ def _signed_parquet(path: Path) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from mismatchctl.footer import check_footer
+
     try:
-        held = pq.read_metadata(path).metadata or {}
+        with pa.OSFile(str(path)) as file:
+            check_footer(file)
+            held = pq.read_metadata(file).metadata or {}
     except (OSError, pa.ArrowException):
         return False
     return all(name.encode() in held for name in PARQUET)

@@ -161,7 +161,7 @@ def of_files(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> 
         return f"written although it failed: {sorted(map(str, made))}"
     for path in made:
         try:
-            if path.suffix == ".json":
+            if path.suffix == ".json" and (folder / path).is_file():
                 strict((folder / path).read_text(encoding="utf-8"))
         except ValueError as error:
             return f"{path} is no strict JSON: {error}"

@@ -76,9 +76,7 @@ LIMITS = """
 - pyarrow decodes Parquet and Arrow in this process. A file that was forged to break it could end the
   process. One kind did, a footer that contradicts its schema: a footer is read before pyarrow sees it, and what
   cannot be read is refused; above 1 MB a process of its own reads it first. The bytes below the footer and those
-  of Arrow, whose arrays are validated whole, found no other. Footers of
-  Miles' own dashboard files, and of a Parquet file that an output would
-  replace, are not looked at first. Read dumps of strangers where a crash does no harm.
+  of Arrow, whose arrays are validated whole, found no other. Read dumps of strangers where a crash does no harm.
 - Of the versions above, 3.11 is what all tests run on; 3.10 and 3.12 with today's dependencies were not run again,
   nor were older versions of torch.
 - Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.

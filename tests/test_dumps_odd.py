@@ -14,8 +14,8 @@ import pytest
 from make_dump import make_dump
 from typer.testing import CliRunner
 
+from mismatchctl import footer
 from mismatchctl.cli.main import app
-from mismatchctl.dumps import footer
 
 ROOT = Path(__file__).parent.parent
 
@@ -212,10 +212,27 @@ def forged(folder: Path) -> bytes:
     return bytes(made)
 
 
-def test_a_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
-    (tmp_path / "d.parquet").write_bytes(forged(tmp_path))
-    code, words = run("analyze", tmp_path / "d.parquet", "-q")
-    assert code == 4 and "d.parquet" in words and "Traceback" not in words, words
+@pytest.mark.parametrize(
+    ("place", "command", "code"),
+    [
+        ("d.parquet", ["analyze", "d.parquet", "-q"], 4),
+        ("d.parquet", ["convert", "a.parquet", "b.parquet", "--join", "d.parquet"], 4),
+        ("d.parquet", ["convert", "a.parquet", "d.parquet"], 2),
+        ("dashboard_columns/rollout_0.parquet", ["convert", "dashboard_columns", "b.parquet"], 4),
+    ],
+    ids=["dump", "joined", "output", "miles"],
+)
+def test_a_footer_that_contradicts_itself_is_told(
+    place: str, command: list[str], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a file is read, or would be replaced."""
+    monkeypatch.chdir(tmp_path)
+    content = forged(tmp_path)
+    Path(place).parent.mkdir(exist_ok=True)
+    Path(place).write_bytes(content)
+    ended, words = run(*command)
+    assert ended == code and place in words and "Traceback" not in words, words
+    assert Path(place).read_bytes() == content and not Path("b.parquet").exists()
 
 
 def test_another_process_looks_at_a_large_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +304,3 @@ def test_what_is_joined_is_of_its_kind(tmp_path: Path, column: str, values: list
     pq.write_table(pa.table({"sequence_id": ids, column: pa.array(values)}), tmp_path / "c.parquet")
     code, words = run("convert", tmp_path / "b.parquet", tmp_path / "d.parquet", "--join", tmp_path / "c.parquet")
     assert code == 4 and "c.parquet" in words and column in words and not (tmp_path / "d.parquet").exists(), words
-
-
-def test_a_joined_footer_that_contradicts_itself_is_told(tmp_path: Path) -> None:
-    (tmp_path / "d.parquet").write_bytes(forged(tmp_path))
-    code, words = run("convert", tmp_path / "a.parquet", tmp_path / "b.parquet", "--join", tmp_path / "d.parquet")
-    assert code == 4 and "d.parquet" in words, words

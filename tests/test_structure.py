@@ -25,6 +25,7 @@ ORDER = (
     "escape",
     "finite",
     "numbers",
+    "footer",
     "files",
     "marks",
     "texts",
@@ -139,6 +140,13 @@ def parsers_called(path: Path) -> set[str]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
             found.add(node.func.id)
     return found
+
+
+def test_parquet_is_opened_behind_one_door() -> None:
+    """Whoever lets pyarrow read a footer has it checked first."""
+    opens = re.compile(r"\bpq\.(ParquetFile|read_\w+)\(")
+    users = [path for path in sources() if opens.search(path.read_text()) and path.name != "footer.py"]
+    assert users and [path for path in users if "check_footer(" not in path.read_text()] == []
 
 
 def test_texts_are_parsed_behind_one_door() -> None:

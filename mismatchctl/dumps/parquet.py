@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.dumps.contents import Contents, Span
-from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.kinds import is_list
+from mismatchctl.footer import check_footer
 
 _READ_BYTES = 1 << 20
 """How much of a column is fetched at a time where a row group is too big to be held in memory."""

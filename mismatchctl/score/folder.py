@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.contract import REFERENCE
-from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import replaced_when_done
+from mismatchctl.footer import check_footer
 from mismatchctl.score.sequences import REFERENCE_TOP, Piece
 
 Row = tuple[Float64s, Float64s | None]

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.contract import PARTIAL, REQUIRED
-from mismatchctl.dumps.footer import check_footer
 from mismatchctl.dumps.foreign.batches import parquet_writer
 from mismatchctl.dumps.foreign.reading import read_file
 from mismatchctl.dumps.foreign.registry import candidates
 from mismatchctl.dumps.foreign.rows import NEEDED, PER_TOKEN, TYPES
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
+from mismatchctl.footer import check_footer
 from mismatchctl.frameworks import column_aliases
 
 KEYS = ("step", "sequence_id")

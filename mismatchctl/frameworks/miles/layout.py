@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.errors import DataError
+from mismatchctl.footer import check_footer
 from mismatchctl.frameworks.layout import File, Layout, Row, array
 from mismatchctl.frameworks.slime.rollouts import response_of
 from mismatchctl.frameworks.slime.zigzag import check_whole
@@ -53,8 +54,9 @@ def _dashboard_rows(file: File) -> Iterator[Row]:
     if file.path.name.startswith("rollout_eval_"):
         return  # nothing is trained on it
     try:
-        with pq.ParquetFile(file.path) as opened:
-            for batch in opened.iter_batches(256):
+        with pa.OSFile(str(file.path)) as place:
+            check_footer(place)
+            for batch in pq.ParquetFile(place).iter_batches(256):
                 for row in batch.to_pylist():
                     response = response_of(row["tokens"], row["response_length"], row["loss_mask"])
                     yield {**row, **response, "step": file.step, "sequence_id": row["sample_index"]}
