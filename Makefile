@@ -43,6 +43,7 @@ bench: $(TEST_INSTALLED)  ## what an analysis, a sweep, a GPU, formats and recor
 	$(BIN)/python benchmarks/baselines.py --write docs/benchmarks-baselines.md
 	$(BIN)/python benchmarks/pairs.py --write docs/benchmarks-pairs.md
 	$(BIN)/python benchmarks/pages.py --write docs/benchmarks-pages.md
+	$(BIN)/python benchmarks/third_column.py --tokens 30e6 --write docs/benchmarks-third-column.md
 
 reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the machine, into docs/reliability.md
 	$(BIN)/python tests/reliability.py --write docs/reliability.md

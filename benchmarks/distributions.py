@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from sides import percent  # noqa: E402
 from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
-from strangers import PROMPT, RESPONSE, SEEN, UNSEEN, Processors, decoded, rounded  # noqa: E402
+from strangers import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN, Processors, decoded, rounded  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.recorder import Recorder  # noqa: E402
@@ -38,6 +38,7 @@ SETTINGS: tuple[tuple[str, float], ...] = (
     ("clean", 1.0),
 )
 CAUSES = {"temperature": "temperature", "top_k": "truncated_sampling", "top_p": "truncated_sampling"}
+TRIED = tuple(plan.name for plan in (*UNSEEN, *SEEN))
 DOCUMENT = ROOT / "docs" / "third-column.md"
 BEGIN, END = "<!-- benchmarks/distributions.py writes from here -->", "<!-- to there -->"
 
@@ -97,32 +98,53 @@ def judged(name: str, value: float, finding: Finding) -> tuple[bool, bool | None
     return named, None if interval is None else interval[0] * 0.999 <= value <= interval[1] * 1.001
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    told: dict[str, list[tuple[bool, bool | None]]] = defaultdict(list)
-    others: list[str] = []
-    plans = [plan for plan in (*UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
-    for plan in plans:
-        world = World.of(plan, Path(sys.argv[1]), 1)
+@dataclass
+class Told:
+    """What was said of the dumps of some models: by setting, and what was not right."""
+
+    models: list[str] = field(default_factory=list)
+    settings: dict[str, list[tuple[bool, bool | None]]] = field(default_factory=lambda: defaultdict(list))
+    others: list[str] = field(default_factory=list)
+
+    def add(self, world: World) -> None:
+        """Record and judge each setting."""
+        self.models.append(world.plan.name)
         for name, value in SETTINGS:
             with tempfile.TemporaryDirectory() as place:
                 record(world, name, value, Path(place))
                 finding = first(Path(place))
             row = judged(name, value, finding)
-            told[f"{name} {value:g}" if name != "clean" else "clean"].append(row)
-            print(plan.name, name, value, *row, finding.cause, finding.confidence, finding.summary[:150], flush=True)
+            self.settings[f"{name} {value:g}" if name != "clean" else "clean"].append(row)
+            print(world.plan.name, name, value, *row, finding.cause, finding.confidence, flush=True)
             if not row[0] or row[1] is False:
-                others.append(f"- {plan.name}, {name} {value:g}: {finding.cause} ({finding.confidence})")
-    lines = [BEGIN, "", f"{len(plans)} models ({', '.join(f'`{plan.name}`' for plan in plans)}), {ROWS} responses and "
-             f"the {K} most likely tokens each:", "", "| setting of the sampler | named | interval holds it |",
-             "|---|---|---|"]  # fmt: skip
-    for key, rows in told.items():
-        held = [inside for _, inside in rows if inside is not None]
-        lines.append(
-            f"| {key} | {percent(sum(named for named, _ in rows), len(rows))} | {percent(sum(held), len(held))} |"
-        )
-    lines += ["", "`clean`: neither a temperature nor a truncation is found. Told as something else, or missed:", "",
-              *(others or ["- none"]), "", END]  # fmt: skip
+                what = "its interval does not hold it" if row[0] else f"{finding.cause} ({finding.confidence})"
+                self.others.append(f"- {world.plan.name}, {name} {value:g}: {what}")
+
+    def lines(self, title: str) -> list[str]:
+        """As Markdown."""
+        models = ", ".join(f"`{name}`" for name in self.models)
+        lines = [f"{title} {models}; {ROWS} responses and the {K} most likely tokens each.", ""]
+        lines += ["| setting of the sampler | named | interval holds it |", "|---|---|---|"]
+        for key, rows in self.settings.items():
+            held = [inside for _, inside in rows if inside is not None]
+            lines.append(
+                f"| {key} | {percent(sum(named for named, _ in rows), len(rows))} | {percent(sum(held), len(held))} |"
+            )
+        return [*lines, "", "Told as something else, or missed:", "", *(self.others or ["- none"]), ""]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    plans = [plan for plan in (*FRESH, *UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
+    lines = [BEGIN, "", "`clean`: neither a temperature nor a truncation is found.", ""]
+    for title, tried in (("No rule was tried on", False), ("Rules were mended on", True)):
+        told = Told()
+        for plan in plans:
+            if (plan.name in TRIED) is tried:
+                told.add(World.of(plan, Path(sys.argv[1]), 1))
+        if told.models:
+            lines += told.lines(title)
+    lines.append(END)
     print("\n".join(lines))
     if "--write" in sys.argv:
         before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)

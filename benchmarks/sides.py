@@ -286,7 +286,7 @@ def main() -> None:
             make(plan, folder)
         return
     lines = [BEGIN, ""]
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: plan.name in TRIED):
         rows = list(judged(plan, folder)) if (folder / "sides" / plan.name).is_dir() else []
         if rows:
             title = "Rules were tried on" if plan.name in TRIED else "No rule was tried on"

@@ -83,6 +83,11 @@ UNSEEN = (
     ),
 )
 """The models that figures are stated on."""
+FRESH = (
+    Architecture("gqa-deep", words=True, common=500, width=64, layers=4, shared=2, steps=450, seed=31),
+    Architecture("softmax-moe-bytes", words=False, width=56, experts=6, chosen=2, router="softmax", steps=600, seed=32),
+)
+"""Models that came after the rules for recorded distributions."""
 
 
 @dataclass(frozen=True)

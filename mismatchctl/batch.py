@@ -221,8 +221,11 @@ class TokenBatch:
             values = self.log_probs(policy)
             if values is None:
                 return np.zeros(len(self), np.bool_)
-            if policy in ("ref", "reference"):  # the others are complete, or the sequence would not be here
-                known &= np.isfinite(self.segments.sum(values))
+            if policy not in ("ref", "reference"):  # complete, or the sequence would not be here
+                continue
+            with np.errstate(over="ignore", invalid="ignore"):
+                if not np.isfinite(values.sum()):  # a sixth of the time of sums by sequence
+                    known &= np.isfinite(self.segments.sum(values))
         return known
 
     def sequences(self, start: int, stop: int) -> TokenBatch:

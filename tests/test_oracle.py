@@ -20,11 +20,11 @@ from oracle_estimates import CONTEXT, Truth
 from random_dumps import Files, Rows, Shape, corrections, make_rows, shapes, write
 
 from mismatchctl.analyze import analyze
-from mismatchctl.analyze.build import GROUP_ERRORS, NOT_BY_STEP, OTHER_ERRORS, REPEATED
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
+from mismatchctl.measure.metrics.kept import GROUP_ERRORS, NOT_BY_STEP, OTHER_ERRORS, REPEATED
 from mismatchctl.result import Groups, Overall, RunResult, Series, Value
 
 Expected = list[dict[str, Truth]]

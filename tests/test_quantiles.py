@@ -16,7 +16,7 @@ from mismatchctl.measure.cell import PairCollector, PairSums
 from mismatchctl.measure.histogram import Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Places
 from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_with_intervals, worst_share
+from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_of, worst_share
 from mismatchctl.measure.table import hash_values
 from mismatchctl.ratios import Ratios
 
@@ -39,11 +39,11 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
 
 
 def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([value for value, _ in quantiles_with_intervals(pair, shares, largest)])
+    return np.array([value for value, _ in quantiles_of(pair, shares, largest)])
 
 
 def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([interval for _, interval in quantiles_with_intervals(pair, shares, largest)])
+    return np.array([interval for _, interval in quantiles_of(pair, shares, largest)])
 
 
 def exact(x: Floats, share: float) -> float:

@@ -20,11 +20,9 @@ from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
 from mismatchctl.measure.close import Closed
 from mismatchctl.measure.columns import MISMATCH
-from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, SUMMED
-from mismatchctl.measure.metrics import Estimate, Estimates, Row, pair_metrics
-from mismatchctl.measure.metrics.facets import FACET_METRICS
-from mismatchctl.measure.pairs import PAIRS
+from mismatchctl.measure.metrics import Estimate, Estimates, Row
+from mismatchctl.measure.metrics.kept import BY_VALUE, OTHERS
 from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (
     Breakdown,
@@ -46,31 +44,8 @@ from mismatchctl.result import (
 VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, ERROR_DIGITS = 9, 5, 7, 3
 """Significant digits of series over groups: metrics of the mismatch, of OTHERS, of corrections, errors. A thousand
 steps stay small."""
-GROUP_ERRORS = frozenset(("rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean"))
-"""Metrics of corrections whose standard errors are kept per group too."""
 GROUP_TAILS = frozenset(("k3", "ess_token", "ess_sequence", "chi2_token", "chi2_sequence"))
 """Metrics of the mismatch of which is kept, per group, where their tail is heavy."""
-OTHER_ERRORS = frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("k3", "ratio_mean"))
-"""The same of OTHERS."""
-REPEATED = frozenset(
-    pair.key(key)
-    for pair in PAIRS[1:]
-    for key in (
-        *(f"khat_{level}_{what}" for level in ("token", "sequence") for what in ("limit", "tail")),
-        *(f"{side}_{ppl}" for side in ("train", "rollout") for ppl in ("log_ppl", "ppl")),
-        *("ppl_ratio", "log_ppl_diff_min", "log_ppl_diff_max", "khat_token", "khat_sequence"),
-    )
-)
-"""Metrics of other pairs kept overall only: step by step they repeat others, or need more tokens than a step has."""
-_SPREAD = frozenset(metric.key for metric in FACET_METRICS[SPREAD])
-NOT_BY_STEP = (
-    REPEATED
-    | frozenset(pair.key(key) for pair in PAIRS[1:] for key in ("autocorr_lag1", "inflation", "k3_worst_share"))
-    | _SPREAD - {"beyond_2", "parity_tokens"}
-)
-"""Those, and more that steps go without, of which there may be a thousand."""
-OTHERS = frozenset(metric.key for pair in PAIRS[1:] for metric in pair_metrics(pair)) | _SPREAD
-"""Metrics of other pairs than the mismatch, and of the spread of ratios."""
 MEASURED = (*REQUIRED, "response_mask", "current_log_probs", "advantages")
 """Columns whose storage types are kept: they decide what can be compared."""
 COARSER = 8
@@ -127,7 +102,7 @@ def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResu
         corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
     tables = Tables(plan, dump, name, accumulator.evaluator.columns)
-    steps = _groups(totals.steps, Row.joined(totals.groups), names, NOT_BY_STEP)
+    steps = _groups(totals.steps, Row.joined(totals.groups), names)
     return RunResult(
         overall=overall,
         groups=steps,
@@ -146,7 +121,7 @@ def _by(totals: RunTotals, accumulator: Accumulator, tables: Tables) -> dict[str
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
         closed = (Closed.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
-        rows = Row.joined([accumulator.evaluator.evaluate(cell) for cell in closed])
+        rows = Row.joined([accumulator.evaluator.evaluate(cell, BY_VALUE) for cell in closed])
         by[column] = _groups(list(cells), rows, [correction.name for correction in plan.corrections])
         by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
     return by
@@ -163,18 +138,25 @@ def _values(estimates: Estimates) -> dict[str, Value]:
     return values
 
 
-def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str], without: frozenset[str] = REPEATED) -> Groups:
-    """Estimates of the cells of these labels, in the labels' natural order, but for some metrics of OTHERS."""
+def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
+    """Estimates of the cells of these labels, in the labels' natural order."""
     order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
-    metrics = {key: estimate for key, estimate in rows.metrics.items() if key not in OTHERS}
-    others = {
-        key: replace(estimate, interval=None) for key, estimate in rows.metrics.items() if key in OTHERS - without
+    metrics = {
+        key: _series(
+            estimate if key in GROUP_TAILS else replace(estimate, covers=None),
+            order,
+            OTHER_DIGITS if key in OTHERS else VALUE_DIGITS,
+        )
+        for key, estimate in sorted(rows.metrics.items(), key=lambda item: item[0] in OTHERS)
     }
     return Groups(
         labels=[labels[cell] for cell in order],
-        metrics=_all_series(metrics, order, VALUE_DIGITS) | _all_series(others, order, OTHER_DIGITS, OTHER_ERRORS),
+        metrics=metrics,
         corrections={
-            name: _all_series(estimates, order, CORRECTION_DIGITS, GROUP_ERRORS)
+            name: {
+                key: _series(replace(estimate, covers=None), order, CORRECTION_DIGITS)
+                for key, estimate in estimates.items()
+            }
             for name, estimates in zip(names, rows.corrections, strict=True)
         },
     )
@@ -186,26 +168,11 @@ def _label_key(label: Any) -> tuple[Any, ...]:
     return (2,) if label is None else (1, *natural_key(str(label)))
 
 
-def _all_series(
-    estimates: Estimates, order: Sequence[int], digits: int, with_errors: frozenset[str] | None = None
-) -> dict[str, Series]:
-    """Every metric over groups; standard errors of all, or of those named."""
-    return {
-        key: _series(
-            found if with_errors is None and key in GROUP_TAILS else replace(found, covers=None),
-            order,
-            digits,
-            with_errors is None or key in with_errors,
-        )
-        for key, found in estimates.items()
-    }
-
-
-def _series(estimate: Estimate, order: Sequence[int], digits: int, with_errors: bool) -> Series:
+def _series(estimate: Estimate, order: Sequence[int], digits: int) -> Series:
     value = estimate.value[order]
     known = np.isfinite(value)
     errors: list[float | None] = [None] * len(value)
-    if estimate.se is not None and with_errors:
+    if estimate.se is not None:
         errors = _rounded(np.where(known, estimate.se[order], np.nan), ERROR_DIGITS)
     between: list[tuple[float, float] | None] = [None] * len(value)
     if estimate.interval is not None and estimate.se is None:

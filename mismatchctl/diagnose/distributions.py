@@ -104,8 +104,9 @@ def cut(case: Case) -> Cut | None:
     k = _least_kept(a, kept)
     if k is not None:
         return Cut(f"top-k of {k}, as many as each of its lists holds", "top_k", k, (k, k), mass)
-    found = min(_nucleus(b, kept), _floor(a, b, kept, gone), key=lambda one: one[0])
-    contradiction, name, low, high = found
+    contradiction, name, low, high = _nucleus(b, kept)
+    if contradiction > _SLACK:  # else top-p: of min-p one end alone is sharp, as any of those cut off may be listed
+        contradiction, name, low, high = _floor(a, b, kept, gone)
     if contradiction > _SLACK:
         return Cut("by a rule that is neither top-k, top-p nor min-p", "", mass, (mass, mass), mass)
     low, high = sorted((low, high))

@@ -315,7 +315,9 @@ def told_apart(
     pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
     strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(TOGETHER * sides.gap_rms, FELT)
-    ask = alike or len(found) > strongest
+    rest = found[1:] if strongest else found
+    one = strongest and sides.side in ("rollout", "trainer")  # then what is found at low confidence is there, too
+    ask = alike or any(finding.confidence != "low" or not one for finding in rest)
     shown = {side: _causes(pair, evidence, files) if ask else set() for side, pair in pairs.items()}
 
     def side_of(finding: Finding, first: bool) -> Side:

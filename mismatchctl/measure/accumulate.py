@@ -14,6 +14,7 @@ from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
+from mismatchctl.measure.metrics.kept import BY_STEP
 from mismatchctl.measure.reduce import require_few
 from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts
 
@@ -100,7 +101,7 @@ class Accumulator:
                 self.factors += [(run, str(step), *found) for found in closing.factors(number)]
         closed = closing.close(whole, np.arange(len(whole)))
         totals.steps += steps
-        totals.groups.append(self.evaluator.evaluate(closed))
+        totals.groups.append(self.evaluator.evaluate(closed, BY_STEP))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
         self._extend(totals, "", None, closed, salts)
         if not self.plan.by:

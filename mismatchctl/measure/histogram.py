@@ -64,21 +64,28 @@ class Histogram:
             starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
             return Histogram(places[starts], np.add.reduceat(tokens[order], starts), np.add.reduceat(k3[order], starts))
         tables = table_buffers(BUCKETS)
-        counted, summed = tables.sums.reshape(-1, 2).T
+        sums = tables.sums.view(np.complex128).reshape(-1)
         for own in filled:
-            counted[own.places] += own.tokens
-            summed[own.places] += own.k3
+            added = np.empty(len(own.places), np.complex128)
+            added.real, added.imag = own.tokens, own.k3
+            sums[own.places] += added
         return _emptied(tables)
+
+    def _told_apart(self) -> tuple[Ints, Ints]:
+        """The bucket and the signed bin of each place [N]; they ascend, so nothing need be divided."""
+        starts = np.arange(BUCKETS + 1) * SIGNED
+        bucket = np.repeat(np.arange(BUCKETS), np.diff(np.searchsorted(self.places, starts)))
+        return bucket, self.places - starts[bucket]
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
         """Tokens and K3 by signed bin, [SIGNED] each."""
-        where = self.places % SIGNED
+        _, where = self._told_apart()
         tokens = np.bincount(where, self.tokens, SIGNED).astype(np.int64)
         return tokens, np.bincount(where, self.k3, SIGNED).astype(np.float64)
 
     def magnitudes(self) -> tuple[Ints, Ints, Float64s]:
         """Buckets [B] and magnitude bins [M] that hold a token, and tokens by both [B, M]."""
-        bucket, signed = np.divmod(self.places, SIGNED)
+        bucket, signed = self._told_apart()
         signed -= MAGNITUDES
         buckets, row = _numbered(bucket, BUCKETS)
         filled, column = _numbered(np.where(signed < 0, -1 - signed, signed), MAGNITUDES)
@@ -128,10 +135,11 @@ def _emptied(tables: PairTables) -> Histogram:
 def histograms_of(tables: PairTables, rows: Rows) -> dict[int, Histogram]:
     """The histogram of each cell whose rows these are; the tables are given back."""
     found = _emptied(tables)
-    row, where = np.divmod(found.places, SIGNED)
-    places = rows.buckets[row] * SIGNED + where
+    count = len(rows.cells)
+    bounds = np.searchsorted(found.places, np.arange(count + 1) * SIGNED)  # of each row
+    places = found.places + np.repeat((rows.buckets - np.arange(count)) * SIGNED, np.diff(bounds))
     cells = np.unique(rows.cells)
-    ends = np.searchsorted(rows.cells[row], cells, side="right").tolist()
+    ends = bounds[np.searchsorted(rows.cells, cells, side="right")].tolist()
     return {
         cell: Histogram(places[start:end], found.tokens[start:end], found.k3[start:end])
         for cell, start, end in zip(cells.tolist(), [0, *ends[:-1]], ends, strict=True)

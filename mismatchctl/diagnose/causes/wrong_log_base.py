@@ -9,6 +9,7 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.distributions import cut
 from mismatchctl.diagnose.measures import better_as, cannot_be_logs, could_be_better, fact, loudest, percent
 
 _BASES = {"base 2": math.log(2), "base 10": math.log(10)}
@@ -25,6 +26,8 @@ Reading = tuple[str, str, float]
 
 
 def _test(case: Case) -> Diagnosis | None:
+    if cut(case) is not None:
+        return None  # recorded lists tell what makes rollout log-probs larger
     best, (side, reading, factor) = _best(case)
     share = float(best.mean())
     if best.sum() < 3 or share < _LEAST_SHARE:

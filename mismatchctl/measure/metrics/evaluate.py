@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from mismatchctl.measure import MISMATCH, PAIRS, Pair, Plan
 from mismatchctl.measure.close import Closed, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
-from mismatchctl.measure.metrics.histograms import quantiles_with_intervals
+from mismatchctl.measure.metrics.histograms import quantiles_of
 from mismatchctl.measure.metrics.intervals import intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
@@ -27,11 +26,30 @@ STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside 
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What is wanted of some cells: all, but for metrics of facets and other pairs that are left out, or go unsure.
+
+    Attributes:
+        without: metrics that are left out.
+        unsure: metrics that go without errors and intervals.
+        sure: metrics of corrections that have errors; None: all.
+    """
+
+    without: frozenset[str] = frozenset()
+    unsure: frozenset[str] = frozenset()
+    sure: frozenset[str] | None = None
+
+
+EVERYTHING = Kept()
+
+
+@dataclass(frozen=True)
 class Section:
-    """Metrics of one pair of policies, or of one correction by its number."""
+    """Metrics of one pair of policies, or of one correction by its number; some without errors and intervals."""
 
     metrics: tuple[Metric, ...]
     of: Of
+    unsure: frozenset[str]
 
 
 def pair_metrics(pair: Pair) -> tuple[Metric, ...]:
@@ -83,22 +101,25 @@ class Evaluator:
         self.plan = plan
         self.columns = closed_axis(plan)
 
-    @cached_property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self, kept: Kept) -> Iterator[Section]:
         """What is evaluated."""
         facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
-        sections = [Section((*BASE, *PAIR, *facets), MISMATCH)]
+        own = (*BASE, *PAIR, *(metric for metric in facets if metric.key not in kept.without))
+        yield Section(own, MISMATCH, kept.unsure)
         for pair in self.plan.pairs[1:]:
-            sections.append(Section((*PAIR, *SPLITS.get(pair.name, ())), pair.name))
+            own = (*(metric for metric in PAIR if pair.key(metric.key) not in kept.without), *SPLITS.get(pair.name, ()))
+            unsure = (metric.key for metric in own if kept.unsure & {metric.key, pair.key(metric.key)})
+            yield Section(own, pair.name, frozenset(unsure))
         for index, correction in enumerate(self.plan.corrections):
-            sections.append(Section(correction_metrics(correction, self.plan.losses), index))
-        return tuple(sections)
+            own = tuple(correction_metrics(correction, self.plan.losses))
+            unsure = (metric.key for metric in own if kept.sure is not None and metric.key not in kept.sure)
+            yield Section(own, index, frozenset(unsure))
 
-    def evaluate(self, cells: Closed) -> Row:
-        """Estimates of all metrics, and of each correction in order."""
+    def evaluate(self, cells: Closed, kept: Kept = EVERYTHING) -> Row:
+        """Estimates of all metrics that are kept, and of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
-        done = {section.of: self._section(section, cells, totals, largest) for section in self.sections}
+        done = {section.of: self._section(section, cells, totals, largest) for section in self.sections(kept)}
         metrics = _with_z(done[MISMATCH])
         for pair in self.plan.pairs[1:]:
             shares = {metric.key for metric in SPLITS.get(pair.name, ())}
@@ -121,14 +142,14 @@ class Evaluator:
         others = [metric for metric in section.metrics if metric.formula is None and metric.extreme is None]
         with np.errstate(all="ignore"):
             values = {metric.key: _values(metric, reader, maxima) for metric in smooth}
-            uncertain = [metric for metric in smooth if metric.formula and metric.uncertain]
+            uncertain = [m for m in smooth if m.formula and m.uncertain and m.key not in section.unsure]
             errors = _errors(uncertain, reader, cells, values)
             found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
         for index, metric in enumerate(others):
             values[metric.key] = np.array([own[index][0] for own in found])
         nothing = _Error(None, None, None)
         for index, metric in enumerate(others):
-            if metric.quantile is not None:
+            if metric.quantile is not None and metric.key not in section.unsure:
                 errors[metric.key] = _Error(None, np.array([own[index][1] for own in found]), None)
         empty = totals[:, reader.position("tokens")] == 0
         return {
@@ -151,8 +172,10 @@ class Evaluator:
         pair = cells.pairs[cell].get(str(section.of))
         own = Tails({name: float(values[cell]) for name, values in maxima.items()}, pair)
         totals = _Reader(reader.totals[cell], reader.axis, reader.of)
-        shares = tuple(metric.quantile for metric in metrics if metric.quantile is not None)
-        read = quantiles_with_intervals(pair, shares, _largest_difference(own.maxima)) if pair is not None else []
+        asked = [metric for metric in metrics if metric.quantile is not None]
+        shares = tuple(metric.quantile for metric in asked if metric.quantile is not None)
+        sure = any(metric.key not in section.unsure for metric in asked)
+        read = quantiles_of(pair, shares, _largest_difference(own.maxima), sure=sure) if pair is not None else []
         found, nothing = iter(read), (math.nan, (math.nan, math.nan))
         return [
             (float(metric.tail(totals, own)), nothing[1]) if metric.tail is not None else next(found, nothing)

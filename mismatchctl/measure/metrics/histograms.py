@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.measure import PairSums
-from mismatchctl.measure.bins import magnitude_edges
+from mismatchctl.measure.bins import fold_signs, magnitude_edges
 
 RESAMPLES = 200
 INTERVAL = 0.90
@@ -32,8 +32,8 @@ def _draws(buckets: int) -> Float64s:
     return drawn.astype(np.float64)
 
 
-def quantiles_with_intervals(
-    pair: PairSums, shares: Sequence[float], largest: float
+def quantiles_of(
+    pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True
 ) -> list[tuple[float, tuple[float, float]]]:
     """Quantiles of |log ratio| over tokens, and the interval of each by resampling buckets of clusters.
 
@@ -41,12 +41,13 @@ def quantiles_with_intervals(
         pair: whose histogram is read.
         shares: of the tokens, below each quantile.
         largest: the largest |log ratio|, which no quantile exceeds.
+        sure: whether intervals are wanted.
 
     Returns:
         For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
         fewer than two buckets).
     """
-    buckets, filled, counts = pair.histogram.magnitudes()
+    buckets, filled, counts = pair.histogram.magnitudes() if sure else _in_one(pair)
     if not len(filled):
         return [(np.nan, (np.nan, np.nan))] * len(shares)
     cumulative, middles = np.cumsum(counts.T, axis=0), np.minimum(_middles()[filled], largest)
@@ -59,6 +60,13 @@ def quantiles_with_intervals(
         low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
     ends = zip(low.tolist(), high.tolist(), strict=True)
     return list(zip(values.tolist(), ends, strict=True))
+
+
+def _in_one(pair: PairSums) -> tuple[Ints, Ints, Float64s]:
+    """As `Histogram.magnitudes`, with all buckets as one."""
+    tokens = fold_signs(pair.histogram.by_bin()[0])
+    filled = np.flatnonzero(tokens)
+    return np.zeros(1, np.int64), filled, tokens[None, filled].astype(np.float64)
 
 
 def _reached(draws: Float64s, cumulative: Float64s, shares: Sequence[float]) -> Ints:
