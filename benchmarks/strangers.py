@@ -66,9 +66,6 @@ SEEN = (
         "softmax-moe-sure", words=True, width=48, experts=6, chosen=1, router="softmax", texts=250, steps=900, seed=4
     ),
     Architecture("alibi-parallel", words=False, positions="alibi", parallel=True, width=56, steps=700, seed=3),
-)
-"""The models that rules were tried on."""
-UNSEEN = (
     Architecture(
         "alibi-moe",
         words=True,
@@ -80,6 +77,15 @@ UNSEEN = (
         router="softmax",
         steps=700,
         seed=22,
+    ),
+)
+"""The models that rules were tried on."""
+UNSEEN = (
+    Architecture(
+        "mqa-parallel", words=True, common=1500, layers=3, heads=8, shared=8, parallel=True, steps=600, seed=31
+    ),
+    Architecture(
+        "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
     ),
 )
 """The models that figures are stated on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar
 
@@ -56,11 +56,18 @@ class Case:
         """The case as it stands in the dump."""
         rollout, train = rows.rollout.astype(np.float64), rows.train.astype(np.float64)
         case = cls(evidence, rows, rollout, train, rows.mask & np.isfinite(rollout) & np.isfinite(train))
-        return replace(case, whole_k3=float(case.k3.sum()))
+        return case.relabelled(whole_k3=float(case.k3.sum()))
 
     def without(self, tokens: Bools) -> Case:
         """The case without some tokens [T]; itself where there is none, so that what was measured of it stays."""
         return replace(self, sound=self.sound & ~tokens) if tokens.any() else self
+
+    def relabelled(self, **labels: Any) -> Case:
+        """The same tokens and log-probs with more known of them: what was measured of them stays."""
+        other = replace(self, **labels)
+        measured = {name: value for name, value in self.__dict__.items() if name not in _FIELDS}
+        other.__dict__.update(measured)
+        return other
 
     def repaired(self, *, rollout: Float64s | None = None, train: Float64s | None = None) -> Case:
         """The case with other log-probs; those that are not finite are sound no more."""
@@ -211,11 +218,16 @@ class Case:
         return self.size == self.evidence.sequences
 
 
+_FIELDS = frozenset(field.name for field in fields(Case))
+
 Found = TypeVar("Found")
 
 
 def once(measure: Callable[[Case], Found]) -> Callable[[Case], Found]:
-    """A statistic of a case that several tests ask for: computed the first time, then kept with the case."""
+    """A statistic of a case that several tests ask for: computed the first time, then kept with the case.
+
+    It is of tokens and log-probs alone, not of what is known of the case.
+    """
     key = f"_{measure.__name__}"
 
     @wraps(measure)

@@ -32,7 +32,7 @@ def findings(evidence: Evidence, files: Sequence[str], growth: Growth | None = N
     if evidence.sample is None or not evidence.tokens:
         return []
     with np.errstate(all="ignore"):
-        found = _divided(_searched(replace(Case.of(evidence, evidence.sample.rows), growth=growth)))
+        found = _divided(_searched(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)))
     ranked = sorted(
         found, key=lambda row: (CONFIDENCES.index(row.diagnosis.confidence), -round(row.diagnosis.share, 2))
     )
@@ -60,7 +60,7 @@ def _searched(case: Case) -> list[_Found]:
             waiting, tested = [*tested, *waiting], []
         told = diagnosis.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
-        case = replace(rest, explained=explained, filled=case.filled or (told and diagnosis.everywhere))
+        case = rest.relabelled(explained=explained, filled=case.filled or (told and diagnosis.everywhere))
     return found
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.evidence import LEVEL_TERMS, Value, level_sums
+from mismatchctl.diagnose.evidence import Cells as AllCells
 
 _BINS = 32
 _FREE = 12
@@ -119,13 +120,19 @@ def cells_of(case: Case, column: str) -> Cells:
     gone = case.left_out.get(column, frozenset())
     cells = case.evidence.cells
     if case.complete:
-        rollout = _flattened(case) if case.reshaped else case.rollout
-        cells = level_sums(case.rows, rollout, case.train, case.sound, [column])
+        cells = _flattened(case) if case.reshaped else _counted(case)
     return {(step, value): sums for (name, step, value), sums in cells.items() if name == column and value not in gone}
 
 
-def _flattened(case: Case) -> Float64s:
-    """The rollout's log-probs [T] without what a temperature or truncation usually does at each of the trainer's."""
+@once
+def _counted(case: Case) -> AllCells:
+    """The cells of all columns, of the sound tokens of a sample."""
+    return _of_sample(case, case.rollout)
+
+
+@once
+def _flattened(case: Case) -> AllCells:
+    """The same without what a temperature or truncation usually does at each of the trainer's log-probs."""
     rollout = case.rollout.copy()
     edges = np.quantile(case.t, np.linspace(0, 1, _BINS + 1)[1:-1])
     bins = np.searchsorted(edges, case.t)
@@ -133,7 +140,12 @@ def _flattened(case: Case) -> Float64s:
         inside = bins == number
         if inside.any():
             rollout[case.index[inside]] += np.median(case.x[inside])
-    return rollout
+    return _of_sample(case, rollout)
+
+
+def _of_sample(case: Case, rollout: Float64s) -> AllCells:
+    columns = dict.fromkeys(name for name, _, _ in case.evidence.cells)
+    return level_sums(case.rows, rollout, case.train, case.sound, columns)
 
 
 def deviations(cells: Cells) -> list[Deviation]:

@@ -174,7 +174,6 @@ def _sampled_by(z: float, inverse_z: float) -> str:
     return "rollout" if abs(z) < _FAR else "train"
 
 
-@once
 def tempering(case: Case) -> Tempering | None:
     """Find a temperature: likely tokens all go one way and unlikely ones all go the other.
 
@@ -228,6 +227,7 @@ def tempering(case: Case) -> Tempering | None:
     )
 
 
+@once
 def _fitted(case: Case) -> Power | None:
     """The rollout as a power of the trainer's distribution; None: neither column is what sampled."""
     _, z, _, inverse_z = calibration(case)

@@ -37,12 +37,13 @@ def _test(case: Case) -> Diagnosis | None:
     fresh, again = before == 0, before > 0
     if min(fresh.sum(), again.sum()) < _ENOUGH:
         return None
-    size = np.clip(case.standard, -4, 4)
-    apart, z = _difference(case, size, again)
     up, down = float(np.median(case.scaled[again])), float(np.median(case.scaled[fresh]))
     small = abs(up - down) < _OF_NOISE * case.noise
     small |= min(abs(up), abs(down)) < _OF_OTHER * max(abs(up), abs(down))  # a penalty moves both: one is lower
-    if abs(z) < _Z or abs(apart) < _APART or up * down >= 0 or small:
+    if up * down >= 0 or small:
+        return None
+    apart, z = _difference(case, np.clip(case.standard, -4, 4), again)
+    if abs(z) < _Z or abs(apart) < _APART:
         return None
     often = before > 2
     steeper = float(np.median(case.scaled[often])) / up if often.sum() > _ENOUGH and up else None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
@@ -47,7 +45,7 @@ def _test(case: Case) -> Diagnosis | None:
             "temperature": "the sampling temperature of both sides",
             "weights_differ": "checksums of the weights: a sharper policy looks similar",
         },
-        leaves=replace(case, reshaped=True),
+        leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 

@@ -26,16 +26,18 @@ def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints
     |difference| (capped at 1 nat a token) there over that at most other shifts, where unrelated tokens meet: a
     sequence is shifted if it agrees as badly as that where it stands, and better elsewhere than chance allows.
     """
-    chosen = np.isin(case.where, candidates)
-    where, r, t = case.where[chosen], case.r[chosen], case.t[chosen]
-    steps = [0, *(sign * k for k in range(1, min(farthest, len(where) - 1) + 1) for sign in (1, -1))]
+    tokens = case.segments.members(candidates)
+    r, t, lengths = case.r[tokens], case.t[tokens], case.counts[candidates]
+    starts = np.cumsum(lengths) - lengths
+    steps = [0, *(sign * k for k in range(1, min(farthest, len(tokens) - 1) + 1) for sign in (1, -1))]
     level = np.full((len(steps), case.size), np.nan)
     for row, k in enumerate(steps):
-        a, b = (slice(k, None), slice(None, len(where) - k)) if k >= 0 else (slice(None, k), slice(-k, None))
-        same = where[a] == where[b]
-        count = np.bincount(where[b], same, case.size)
-        total = np.bincount(where[b], np.minimum(np.abs(r[a] - t[b]), _CAP) * same, case.size)
-        np.divide(total, count, out=level[row], where=count >= _ENOUGH)
+        pairs = lengths - abs(k)
+        told = pairs >= _ENOUGH
+        apart = np.abs(r[max(k, 0) : len(r) + min(k, 0)] - t[max(-k, 0) : len(t) - max(k, 0)])
+        running = np.append(0.0, np.cumsum(np.minimum(apart, _CAP, out=apart)))
+        first, number = starts[told], pairs[told]
+        level[row, candidates[told]] = (running[first + number] - running[first]) / number
     known = np.isfinite(level).sum(axis=0) > 2
     level[:, ~known] = 1.0
     chance = np.nanmedian(level, axis=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatchctl.batch import Bools, Float64s
+from mismatchctl.batch import Bools
 from mismatchctl.contract import POSITIVE_TOLERANCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
@@ -15,6 +15,8 @@ from mismatchctl.dumps import Rows
 LOWEST = -200.0
 """No sampled token has a log-prob below this."""
 _LEAST_SHARE, _Z = 0.1, 5.0
+_SHORT, _FAR, _TIMES = 3, 1.0, 20.0
+"""Tokens of which no median is usual; nats, and times that median, beyond which a last token is far off."""
 _KINDS = {"nonfinite": "NaN, infinite or null", "positive": "above 0", "sentinel": f"below {LOWEST:g}"}
 
 
@@ -58,24 +60,21 @@ def _counts(case: Case, name: str) -> bool:
 def _ends(case: Case) -> Bools | None:
     """Last tokens that are far off where those before them are not; None where they are no worse."""
     size = np.abs(case.x)
-    usual = np.full(case.size, np.inf)
-    for sequence, part in _parts(case, size):
-        usual[sequence] = np.median(part)
-    far = size > np.maximum(20 * usual[case.where], 1.0)
-    left = case.counts[case.where] - case.place
-    last, before = far & (left == 1), far & (left == 2)
+    long = np.flatnonzero(case.counts > _SHORT)
+    least = _LEAST_SHARE * len(long)
+    ends = case.segments.offsets[1:][long]
+    if (size[ends - 1] > _FAR).sum() < least:
+        return None
+    some = long[np.maximum(size[ends - 1], size[ends - 2]) > _FAR]
+    usual = np.array([np.median(size[slice(*case.segments.offsets[row : row + 2])]) for row in some.tolist()])
+    ends = case.segments.offsets[1:][some]
+    last, before = (size[ends - k] > np.maximum(_TIMES * usual, _FAR) for k in (1, 2))
     difference = int(last.sum()) - int(before.sum())
-    if difference < _LEAST_SHARE * (case.counts > 3).sum() or difference < _Z * np.sqrt(last.sum() + before.sum()):
+    if difference < least or difference < _Z * np.sqrt(last.sum() + before.sum()):
         return None
     found = np.zeros(len(case.sound), np.bool_)
-    found[case.index[last]] = True
+    found[case.index[ends[last] - 1]] = True
     return found
-
-
-def _parts(case: Case, values: Float64s) -> list[tuple[int, Float64s]]:
-    """The values of each sequence that has more than three sound tokens."""
-    bounds = np.cumsum(case.counts)
-    return [(s, values[bounds[s] - case.counts[s] : bounds[s]]) for s in np.flatnonzero(case.counts > 3).tolist()]
 
 
 def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray) -> Diagnosis:

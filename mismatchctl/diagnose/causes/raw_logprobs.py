@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
@@ -44,7 +42,7 @@ def _test(case: Case) -> Diagnosis | None:
         rivals={
             "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
         },
-        leaves=replace(case, reshaped=True),
+        leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 

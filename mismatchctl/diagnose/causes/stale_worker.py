@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -57,7 +56,7 @@ def _of_column(case: Case, column: str) -> Diagnosis | None:
         where={column: listed(names), "sequences": percent(float(mine.mean()))},
         examples=loudest(case, mine, case.means(np.abs(case.x))),
         rivals=_rivals(case, column),
-        leaves=replace(case.without(tokens), left_out=case.left_out | {column: frozenset(names)}),
+        leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(names)}),
     )
 
 

@@ -59,13 +59,13 @@ def _levels(case: Case, candidates: Ints) -> Float64s:
     place = np.arange(_HEAD)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(starts[:, None] + place, len(case.x) - 1)
-    rollout, train = (np.where(inside, values[at], np.nan) for values in (case.r, case.t))
+    rollout, train, weights = case.r[at], case.t[at], inside.astype(np.float64)
+    heads = inside.sum(axis=1)
     found = np.empty((len(candidates), len(candidates)))
-    for row in range(len(candidates)):
-        apart = np.minimum(np.abs(rollout[row] - train), 1.0)
-        known = np.isfinite(apart)
-        number = known.sum(axis=1)
-        found[row] = np.where(number >= _LEAST, np.where(known, apart, 0.0).sum(axis=1) / np.maximum(number, 1), np.inf)
+    for row, head in enumerate(heads.tolist()):
+        apart = np.abs(train[:, :head] - rollout[row, :head])
+        np.minimum(apart, 1.0, out=apart)
+        found[row] = np.einsum("ij,ij->i", apart, weights[:, :head]) / np.minimum(heads, head)
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
@@ -59,7 +57,7 @@ def _test(case: Case) -> Diagnosis | None:
         where={"tokens": "all"},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         rivals=rivals,
-        leaves=replace(case, reshaped=True),
+        leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 

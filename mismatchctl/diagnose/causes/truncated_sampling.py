@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -74,7 +73,7 @@ def _test(case: Case) -> Diagnosis | None:
         rivals={}
         if plain
         else {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"},
-        leaves=replace(case, reshaped=True),
+        leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 
@@ -98,7 +97,7 @@ def _read(case: Case, read: Cut) -> Diagnosis:
         where={"tokens": "all"},
         examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
         rivals={} if read.name else {"other_vocabulary": "which tokens have no probability: banned ones look the same"},
-        leaves=replace(case, reshaped=True),
+        leaves=case.relabelled(reshaped=True),
         everywhere=True,
     )
 

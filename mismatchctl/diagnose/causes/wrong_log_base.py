@@ -86,10 +86,12 @@ def _factor(case: Case) -> float | None:
     likely, unlikely = (np.log(_quotients(case, unsure & part)) for part in (case.t > _LIKELY, case.t < _UNLIKELY))
     if min(len(likely), len(unlikely)) < _ENOUGH:
         return None
-    doubt = _STEADY + 3 * math.hypot(_error(likely), _error(unlikely))
     factor = float(np.median(np.append(likely, unlikely)))
+    if abs(factor) < _SCALED:
+        return None
+    doubt = _STEADY + 3 * math.hypot(_error(likely), _error(unlikely))
     known = (math.log(base) * sign for base in _BASES.values() for sign in (1, -1))
-    if abs(np.median(likely) - np.median(unlikely)) > doubt or abs(factor) < _SCALED:
+    if abs(np.median(likely) - np.median(unlikely)) > doubt:
         return None
     return None if min(abs(factor - base) for base in known) < doubt else math.exp(factor)
 
