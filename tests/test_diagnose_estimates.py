@@ -115,3 +115,22 @@ def test_prompts_whose_prefix_stayed_in_the_cache_are_named(tmp_path: Path) -> N
     first = found(dump, tmp_path)[0]
     assert (first.cause, first.confidence) == ("stale_prefix", "medium")
     assert {row.cause for row in first.rivals} == {"context_mismatch"}
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_the_interval_of_a_share_of_swapped_rows_holds_those_whose_other_row_is_elsewhere(
+    share: float, tmp_path: Path
+) -> None:
+    """Of a dump's rows half are drawn: of most swapped ones the row that they hold is not there."""
+    whole = planted.swapped(healthy(), share)
+    dump = whole.rows(np.sort(np.random.default_rng(4).permutation(len(whole))[: len(whole) // 2]))
+    first = found(dump, tmp_path)[0]
+    fact = told(first, "sequences")
+    low, high = fact.interval or (1, 0)
+    assert first.cause == "swapped_rows"
+    assert low <= share <= high < low + 0.3
+
+
+def test_zeros_of_one_decimal_are_no_truncation(tmp_path: Path) -> None:
+    causes = [row.cause for row in found(planted.rounded(healthy(), "rollout", "1"), tmp_path)]
+    assert causes[0] == "low_precision_logging" and "truncated_sampling" not in causes

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, greedy, percent
+from mismatchctl.diagnose.measures import fact, greedy, percent, share_of
 
 _IMPROBABLE = 14.0
 """Nats: two samples of a sequence less probable than e^-14 do not agree by chance."""
@@ -24,7 +24,8 @@ def _test(case: Case) -> Diagnosis | None:
     again &= surprise > _IMPROBABLE
     for row in np.flatnonzero(again).tolist():  # equal hashes are equal rows but for one chance in 2^64
         again[row] = np.array_equal(_values(case, row), _values(case, int(first[number[row]])))
-    count, eligible = int(again.sum()), int((surprise > _IMPROBABLE).sum())
+    long = surprise > _IMPROBABLE
+    count, eligible = int(again.sum()), int(long.sum())
     if count == 0:
         return None
     share = count / eligible
@@ -37,7 +38,7 @@ def _test(case: Case) -> Diagnosis | None:
         share=share,
         k3=0.0,
         evidence=(
-            fact("duplicates", share, "share of rows that repeat another one, log-probs and all"),
+            share_of("duplicates", again, long, "share of rows that repeat another one, log-probs and all"),
             fact("same_id", float(same_id.mean()), "share of these that carry the same sequence_id"),
         ),
         where={"sequences": percent(share)},

@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, listed, percent
+from mismatchctl.diagnose.measures import fact, listed, percent, share_of
 from mismatchctl.dumps import Rows
 from mismatchctl.result import Fact
 
@@ -42,7 +42,7 @@ def _test(case: Case) -> Diagnosis | None:
     if len(others) and float((others == 0).mean()) > _OFTEN:
         return None  # engines that often agree to the bit do so throughout some rows
     evidence += (
-        fact("identical_sequences", float(same.mean()), "share of sequences that agree to the bit throughout"),
+        share_of("identical_sequences", same, case.counts >= _LONG, "share of long sequences that agree to the bit"),
     )
     where = {"sequences": percent(float(same.mean()))}
     workers = case.column("worker")

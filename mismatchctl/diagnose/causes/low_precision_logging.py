@@ -13,6 +13,8 @@ _BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
 _LEAST_SHARE, _ALL = 0.02, 0.995
 _DECIMALS = range(1, 6)
+_FIRST = 2048
+"""Values of which so many may have more decimals that no other needs a look."""
 _UNSURE = -0.25
 """Log-probs nearer to 0 are differences of large logits: few of their bits can be set, whatever stored them."""
 _MOST = 0.25
@@ -57,12 +59,17 @@ def _decimals(values: Float64s) -> int | None:
     used = values[values < -1e-3]
     if len(used) < 50:
         return None
+    some, stray = used[:_FIRST], (1 - _ALL) * len(used)
     for digits in _DECIMALS:
-        scaled = used * 10.0**digits
-        slack = np.abs(scaled) * 2.0**-23 + 1e-9
-        if np.mean(np.abs(scaled - np.round(scaled)) <= slack) >= _ALL and len(np.unique(used)) > 10:
+        if _off(some, digits) <= stray and _off(used, digits) <= stray and len(np.unique(used)) > 10:
             return digits
     return None
+
+
+def _off(values: Float64s, digits: int) -> int:
+    """How many values have more decimals, beyond what float32 makes of them."""
+    scaled = values * 10.0**digits
+    return int((np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9).sum())
 
 
 def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, spacing: Float64s) -> Diagnosis:

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
+from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 
 _IMPROBABLE = 20.0
 """A common beginning of this many nats is not sampled twice."""
@@ -60,7 +60,7 @@ def _covers_prompt(case: Case) -> Diagnosis | None:
         f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
         share=case.share(tokens),
         evidence=(
-            fact("sequences", float(sequences.mean()), "share of sequences that begin with a constant log-prob"),
+            share_of("sequences", sequences, case.counts > 0, "share of sequences that begin with a constant log-prob"),
             fact("tokens_each", float(runs.length.mean()), "tokens in such a beginning"),
             fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
         ),

@@ -38,11 +38,13 @@ def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints
         running = np.append(0.0, np.cumsum(np.minimum(apart, _CAP, out=apart)))
         first, number = starts[told], pairs[told]
         level[row, candidates[told]] = (running[first + number] - running[first]) / number
-    known = np.isfinite(level).sum(axis=0) > 2
-    level[:, ~known] = 1.0
-    chance = np.nanmedian(level, axis=0)
-    best = np.nanargmin(level, axis=0)
-    agreement = level[best, np.arange(case.size)] / np.maximum(chance, 1e-9)
+    number = np.isfinite(level).sum(axis=0)
+    known = number > 2
+    level[:, ~known], number[~known] = 1.0, len(steps)
+    ordered, every = np.sort(level, axis=0), np.arange(case.size)  # NaN comes last
+    chance = (ordered[(number - 1) // 2, every] + ordered[number // 2, every]) / 2
+    best = np.where(np.isnan(level), np.inf, level).argmin(axis=0)
+    agreement = level[best, every] / np.maximum(chance, 1e-9)
     limit = np.minimum(_BETTER, 1 - _LUCK / np.sqrt(np.maximum(case.counts, 1)))
     found = known & (level[0] > _AS_CHANCE * chance) & (agreement < limit)
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)

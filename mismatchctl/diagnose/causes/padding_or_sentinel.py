@@ -9,7 +9,7 @@ from mismatchctl.contract import POSITIVE_TOLERANCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.evidence import Tally
-from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
+from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 from mismatchctl.dumps import Rows
 
 LOWEST = -200.0
@@ -85,8 +85,10 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
         phrases.append(f"{tally.tokens:,} valid tokens have a {side} log-prob {_KINDS[kind]}")
     where = {}
     if len(ended):
+        meaning = "share of sequences that end in tokens one side has no log-prob for"
+        rows = np.isin(np.arange(case.size), ended)
+        evidence.append(share_of("ends", rows, case.counts > 0, meaning))
         share = len(ended) / max(int((case.counts > 0).sum()), 1)
-        evidence.append(fact("ends", share, "share of sequences that end in tokens one side has no log-prob for"))
         values = cleaned.rollout[tail]
         common = values[0] if len(values) and np.all(values == values[0]) else None
         constant = "" if common is None else f" (rollout says {common:g})"
@@ -102,9 +104,7 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
         ),
         evidence=tuple(evidence),
         where=where,
-        examples=loudest(cleaned, np.isin(np.arange(case.size), ended), cleaned.means(np.abs(cleaned.x)))
-        if len(ended)
-        else None,
+        examples=loudest(cleaned, rows, cleaned.means(np.abs(cleaned.x))) if len(ended) else None,
         places=places,
         rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
         leaves=cleaned.without(tail),

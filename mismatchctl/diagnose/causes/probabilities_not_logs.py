@@ -9,7 +9,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import better_as, cannot_be_logs, fact, loudest, percent
 
-_LEAST_SHARE = 0.05
+_LEAST_SHARE, _FEWEST = 0.05, 3
 _SMALLEST = 1e-30
 
 
@@ -17,13 +17,15 @@ def _test(case: Case) -> Diagnosis | None:
     for side in ("rollout", "train"):
         given = case.rollout if side == "rollout" else case.train
         sound = given[case.index]
-        as_logs = np.log(np.clip(given, _SMALLEST, None))
         inside = case.means((sound < 0) | (sound > 1.0 + 1e-3)) == 0
+        if inside.sum() < _FEWEST:
+            continue
+        as_logs = np.log(np.clip(given, _SMALLEST, None))
         rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
         found = better_as(case, rollout, train) & inside
         if cannot_be_logs(sound):
             found |= inside & (case.counts > 0)
-        if found.sum() >= 3 and found.mean() >= _LEAST_SHARE:
+        if found.sum() >= _FEWEST and found.mean() >= _LEAST_SHARE:
             return _diagnosis(case, side, found, rollout, train)
     return None
 

@@ -7,10 +7,10 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
-from mismatchctl.diagnose.measures import along_drift, calibration, fact, loudest, percent, systematic
+from mismatchctl.diagnose.measures import TIED, along_drift, calibration, fact, loudest, percent, systematic
 from mismatchctl.result import Confidence
 
-_CLEAR, _LARGE, _Z, _FAR, _SLIGHT = 0.012, 0.08, 6.0, 6.0, 0.03
+_CLEAR, _TRACE, _Z, _FAR, _SLIGHT = 0.012, 0.04, 6.0, 6.0, 0.03
 _ALONG = 0.6
 _COARSEST = 0.4
 """Noise of the logits beyond which no quantization that anybody serves with goes: 4 bits make less."""
@@ -24,9 +24,9 @@ def _test(case: Case) -> Diagnosis | None:
     if shared < _CLEAR or z < _Z or not along_z or _reach(along, along_z) > _ALONG:
         return None  # only where learning is excluded is it told from other weights
     excess, ratio_z, _, _ = calibration(case)
-    if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _LARGE / 2):
+    if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _TRACE):
         return None
-    confidence: Confidence = "high" if shared > _LARGE and case.noise < _COARSEST / 4 else "medium"
+    confidence: Confidence = "high" if shared > TIED and case.noise < _COARSEST / 4 else "medium"
     return Diagnosis(
         confidence,
         f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
@@ -39,7 +39,12 @@ def _test(case: Case) -> Diagnosis | None:
         ),
         where={"tokens": "all"},
         examples=loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
-        rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"},
+        rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
+        | (
+            {}
+            if shared > TIED
+            else {"position_mismatch": "rope_theta, ALiBi slopes, window and position_ids of both sides"}
+        ),
         everywhere=True,
     )
 

@@ -116,7 +116,7 @@ def _summary(signs: _Signs) -> str:
 
 def _evidence(signs: _Signs) -> Iterator[Fact]:
     if signs.lags:
-        meaning = "train_version minus rollout_version"
+        meaning = "train_version minus rollout_version, as recorded: nothing is estimated"
         yield fact("version_lag", _range(signs.lags), meaning, against=not signs.behind)
     if len(signs.lags) > 1:
         meaning = "factor by which |log ratio| grows with each version of lag"

@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import counted, fact, listed, percent
+from mismatchctl.diagnose.measures import counted, fact, listed, percent, share_of
 
 _BAD, _LEAST, _HEAD, _MOST = 0.2, 10, 32, 384
 _MATCH, _FEWEST, _SURE = 0.35, 2, 0.5
@@ -43,6 +43,14 @@ def _test(case: Case) -> Diagnosis | None:
         share=case.share(tokens),
         evidence=(
             fact("rows", int(matched.sum()), "rows whose rollout log-probs fit those of another row"),
+            share_of(
+                "sequences",
+                found,
+                case.counts >= _LEAST,
+                "share of sequences that hold another's; of some the other row may be elsewhere: at most all that "
+                "disagree throughout",
+                perhaps=off > _BAD,
+            ),
             fact("difference_own", float(np.median(own[matched])), "mean |log ratio| as they stand (at most 1), nats"),
             fact("difference_other", float(np.median(reached[matched])), "the same beside the row that they fit"),
             fact("pairs", listed(pairs, 6), "which row holds whose log-probs"),

@@ -24,6 +24,7 @@ _OFTEN, _CONTRADICTED = 0.005, 0.15
 _CUT, _NOISY, _FEWEST, _NORMAL, _WIDEST, _LENGTHS_DIFFER = 0.1, 0.03, 30, 1.96, 3.0, 4.0
 """Mass cut off beyond which noise does not tell it, and is not all of it; places that it takes; z of lists of different
 lengths."""
+_NO_FLOOR = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -37,7 +38,7 @@ def _test(case: Case) -> Diagnosis | None:
     if max(likely, unlikely) < _PLAINLY:
         bounded = np.expm1(np.minimum(case.x, _STRAY))
         excess, z = float(bounded.mean()), case.clustered_z(bounded)
-    certain = (case.r == 0) & (case.t < -1e-4)
+    certain = (case.r == 0) & (case.t < min(-1e-4, float(case.r[case.r < 0].max(initial=-np.inf))))
     zeros = float(certain.mean())
     one_sided = likely < _ONE_SIDED and unlikely < _ONE_SIDED
     if z > _Z or not (one_sided or zeros > _ZEROS):
@@ -122,9 +123,9 @@ def _setting(case: Case, certain: Float64s | None) -> tuple[str, list[Fact]]:
         meaning = "of the sampler, from the mass that it keeps"
         return said, [fact("top_p", (least + most) / 2, meaning, interval=(least, most))]
     if drift > _LENGTHS_DIFFER:
-        return "min-p, as it keeps more tokens where it cuts less; its value cannot be told from these columns", []
+        return f"min-p, as it keeps more tokens where it cuts less; {_NO_FLOOR}", []
     if certain is not None:
-        return "top-p or min-p, as it keeps single tokens; which of them cannot be told from these columns", []
+        return f"top-p or min-p, as it keeps single tokens; which of them is not told; if min-p, {_NO_FLOOR}", []
     if length is None:
         return "top-k (no exact zeros); k cannot be told where so little is cut", []
     fewest, k, most_kept = length

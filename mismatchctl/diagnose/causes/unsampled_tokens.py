@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
-from mismatchctl.diagnose.measures import fact, loudest, percent, suspicious_runs
+from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 
 _ONE_SIDED, _LONG, _DENIED = 0.85, 8, 2.0
 _MANY = 0.01
@@ -40,7 +40,7 @@ def _test(case: Case) -> Diagnosis | None:
         share=case.share(tokens),
         evidence=(
             fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),
-            fact("sequences", float(sequences.mean()), "share of sequences that hold such tokens"),
+            share_of("sequences", sequences, case.counts > 0, "share of sequences that hold such tokens"),
             fact("constant", value, "the constant, nats"),
             fact("run_length", float(runs.length.mean()), "tokens in a row"),
             fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),

@@ -8,10 +8,10 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED
 from mismatchctl.diagnose.causes.position_mismatch import rising
-from mismatchctl.diagnose.measures import calibration, coherence, fact, loudest, percent, related, systematic
+from mismatchctl.diagnose.measures import TIED, calibration, coherence, fact, loudest, percent, related, systematic
 from mismatchctl.result import Confidence
 
-_CLEAR, _SURE, _Z, _SURE_Z = 0.02, 0.05, 5.0, 8.0
+_CLEAR, _Z, _SURE_Z = 0.02, 5.0, 8.0
 _FAR, _SLIGHT = 6.0, 0.01
 _RISE, _ONE_WAY = 1.4, 0.5
 
@@ -28,7 +28,8 @@ def _test(case: Case) -> Diagnosis | None:
     likely, _, unlikely, _ = coherence(case)
     level = rise > _RISE and rise_z > 4
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _ONE_WAY
-    sure = shared > _SURE and z > _SURE_Z and sampled and len(case.x) >= ENOUGH and not level and not turned
+    placed = shared < TIED or level
+    sure = z > _SURE_Z and sampled and len(case.x) >= ENOUGH and not placed and not turned
     confidence: Confidence = "high" if sure else "low" if level else "medium"  # weights are as wrong at the start
     return Diagnosis(
         confidence,
@@ -58,7 +59,7 @@ def _test(case: Case) -> Diagnosis | None:
             "other_model": "checkpoint names and adapters of both sides: checksums of the weights tell",
             "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
         }
-        | ({"position_mismatch": "rope_theta, sliding_window and position_ids of both sides"} if level else {})
+        | ({"position_mismatch": "rope_theta, ALiBi slopes, window and position_ids of both sides"} if placed else {})
         | ({"logit_softcap": "temperature and softcap of both sides: likely tokens all go one way"} if turned else {}),
         everywhere=not level,
     )
