@@ -12,6 +12,8 @@ from mismatchctl.result import Confidence
 
 _LONG, _Z, _SURE, _FAR = 36, 2.5, 6.0, 5.0
 _SYSTEMATIC = 0.02
+_ROUNDED = 2.0
+"""Times bfloat16's noise that it may seem to be where sure tokens were rounded."""
 _USUAL, _COARSEST = 0.07, 0.2
 """Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
 
@@ -28,8 +30,9 @@ def _test(case: Case) -> Diagnosis | None:
     balanced = abs(ratio_z) < _FAR
     share, _ = tail(case)  # a cache moves every token: where few hold most of the K3, experts were chosen differently
     plausible = case.noise < (_COARSEST if grows else _USUAL) and len(case.x) >= ENOUGH and share < ROUTED_TAIL
+    rounded = "low_precision_logging" in case.explained and case.noise < _ROUNDED * BFLOAT16_NOISE
     confidence: Confidence = "low"
-    if balanced and plausible:
+    if balanced and plausible and not rounded:
         confidence = "high" if grows and z > _SURE and case.noise < _USUAL else "medium"
     return Diagnosis(
         confidence,
@@ -71,7 +74,8 @@ def _test(case: Case) -> Diagnosis | None:
             "smaller?",
             "random_noise": "score a batch twice with the trainer: equal? Dropout is not",
             "weights_differ": "checksums of the weights on both sides",
-        },
+        }
+        | ({"low_precision_logging": "the same log-probs with all their digits"} if rounded else {}),
         everywhere=True,
     )
 
