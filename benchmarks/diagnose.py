@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +25,12 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  # noqa: E402
 from stranger_dumps import Plant, plants  # noqa: E402
 from strangers import SEEN, UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
+from mismatchctl.diagnose.cause import CONFIDENCES  # noqa: E402
 from mismatchctl.diagnose.causes import CAUSES  # noqa: E402
 from mismatchctl.result import Finding  # noqa: E402
 
@@ -43,64 +47,20 @@ ESTIMATES = {
     "top-k": ("truncated_sampling", "top_k"),
     "growing": ("growing_mismatch", "onset"),
     "shift of": ("misaligned", "sequences"),
+    "edited": ("edited_response", "sequences"),
+    "swapped": ("swapped_rows", "sequences"),
+    "tokenized anew": ("retokenized", "sequences"),
+    "no end": ("padding_or_sentinel", "ends"),
 }
-"""Plants by the beginning of their names: the cause, and the fact of it whose interval should hold what was planted."""
-PLANTED = {"growing": 4.0, "shift of 5 %": 0.05}
-"""Values that are not in the name of a plant."""
+"""Plants by the beginning of their names: the cause, and the fact of it whose interval should hold what was planted.
+
+Shares of rows are those of the whole dump that the rows were drawn of.
+"""
+ONSET, LEAST_TOKENS = 4.0, 12
+"""Where `growing` was planted, and tokens of a row that a share is of."""
 CLEAN = ("clean", "clean float32", "clean both bfloat16", "clean greedy")
 QUIET = {"numerical_noise", "identical"}
 DRAWS = 12
-ESTIMATED = (
-    "## How settings are estimated",
-    "",
-    "- A temperature (or what raw log-probs hide) is the exponent b in q = p^b / Z, whose Z is of each context and",
-    "  unknown. What sampled from q has E[p / q] = 1 in every context, so that p / q - 1 is an instrument that no",
-    "  function of the context moves: b = E[(p / q - 1) log q] / E[(p / q - 1) log p], whatever the contexts are. Its",
-    "  interval holds every b that the scatter between clusters does not refute, and all that noise in the trainer's",
-    "  column does to it: errors in log p draw the exponent away from 1, by twice the K3 of that noise at most, which",
-    "  is counted as a spread of 0.05 in the logits. Experts that flip more than that are not in the interval.",
-    "- If one b is right for all, ratios average to 1 among the contexts of each Z. A soft cap, penalties and other",
-    "  weights do not leave it so: that, not only how unlikely tokens scale, tells a temperature from them.",
-    "- k is E[1 / q]: sampled from q, 1 / q averages to the number of tokens that have any probability, in every",
-    "  context. Places count by the mass that was cut off. Where fewer tokens are kept the less is cut, it is top-p;",
-    "  where more are, min-p.",
-    "- p is where the log-probs of tokens that were alone in their nucleus end; without such, it lies between the mass",
-    "  that was kept and the same without the sampled token.",
-    "- Shares of rows that are shifted, edited or tokenized anew have Wilson's interval, an onset that of the fit of",
-    "  the growth. Of rows that hold each other's log-probs only those are counted whose other row is in the sample,",
-    "  which bounds their share from below: it has no interval. A lag is what the version columns say.",
-    "- min-p has no estimate without recorded lists of both sides' likeliest tokens, nor has k where less than a tenth",
-    "  of the mass is cut, nor a temperature beside a truncation.",
-    "",
-)
-"""Why estimates are what they are."""
-BEFORE = (
-    "## What these models said before rules were tried on them",
-    "",
-    "The honest measure of a model is its first one. Three of the models above were strangers once; what they showed",
-    "then changed rules, and they count among the models that rules were tried on since:",
-    "",
-    "- `gqa-unsure` hardly attends to its context and is sure of nothing. Findings at high were true in 75 % (141 of",
-    "  187), at medium in 54 % (45 of 84): temperatures were called other weights, and settings that it does not feel",
-    "  were noise. Likely tokens are told by rank since then.",
-    "- `softmax-moe-sure` makes a noise of 0.043 to 0.048 in bfloat16, twice the bound of the rules, with the far tail",
-    "  of experts chosen differently. Of clean dumps of this model and `alibi-parallel`, 25 to 38 % raised an alarm at",
-    "  medium or high, and 17 % of those with 32 rows at high; findings at high were true in 96 % (318 of 332), at",
-    "  medium in 36 % (75 of 210).",
-    "- `alibi-parallel`: findings at high were true in 98.6 % (204 of 207), at medium in 69.6 % (39 of 56), and 25 %",
-    "  of its clean dumps of 128 rows raised an alarm: greedy samples, whose ratios do not average to 1, were called",
-    "  another vocabulary. Noise that rises along the response was called other weights.",
-    "",
-    "`alibi-moe` has one rule that followed a look at it: 3 of its 24 clean dumps of 128 rows were called another",
-    "vocabulary at first, greedy samples like those of `alibi-parallel`. Clean draws were doubled after a first look",
-    "(1 of 24 at 32 rows), and an interval that held 2 of 5 was taken away. Its other figures are its first ones, and",
-    "from before `stale_prefix` was made to ask for starts that are louder than what follows.",
-    "Where they miss: positions that are off under ALiBi are called other weights, at high; a prefix cache kept over",
-    "updates is not seen in it; few steps or workers that are stale, in 8 rows, are noise. Another stranger may do as",
-    "badly in its own way.",
-    "",
-)
-"""First measures, which a rerun cannot give."""
 _FELT = 1.5
 LABELS = {
     "precision_noise": "numerical_noise",
@@ -111,13 +71,17 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A dump that was diagnosed: the plant, its rows, and what was found; `truth` are the right names."""
+    """A dump that was diagnosed: the plant, its rows, and what was found.
+
+    `truth` are the right names, `share` the rows of the whole dump that were changed.
+    """
 
     model: str
     plant: str
     listed: bool
     rows: int
     truth: frozenset[str]
+    share: float
     found: list[Finding]
 
     @property
@@ -132,15 +96,20 @@ class Judged:
 
 def judged(plans: Iterable[Architecture], folder: Path) -> Iterator[Judged]:
     """Draws of the dumps of some models."""
-    for plan in plans:
-        clean = folder / plan.name / "clean.parquet"
-        if not clean.exists():
-            continue
-        sound = pq.read_table(clean)
-        for plant in plants():
-            path = folder / plan.name / f"{plant.name}.parquet"
-            if path.exists():
-                yield from _draws(plan, plant, pq.read_table(path), sound)
+    there = [
+        (plan, plant.name, folder)
+        for plan in plans
+        for plant in plants()
+        if (folder / plan.name / f"{plant.name}.parquet").exists()
+    ]
+    with ProcessPoolExecutor() as pool:
+        for rows in pool.map(_of_plant, *zip(*there, strict=True)):
+            yield from rows
+
+
+def _of_plant(plan: Architecture, name: str, folder: Path) -> list[Judged]:
+    tables = [pq.read_table(folder / plan.name / f"{one}.parquet") for one in (name, "clean")]
+    return list(_draws(plan, next(plant for plant in plants() if plant.name == name), *tables))
 
 
 def _shows(table: pa.Table, clean: pa.Table) -> bool:
@@ -158,27 +127,30 @@ def _draws(plan: Architecture, plant: Plant, table: pa.Table, clean: pa.Table) -
     felt = plant.listed or _shows(table, clean)
     sizes = SIZES if plan in UNSEEN else FEWER
     often = plan in UNSEEN and any(plant.name.startswith(kind) for kind in ESTIMATES)
+    long = np.array([len(row) >= LEAST_TOKENS for row in table["token_ids"].to_pylist()])
+    share = float(_changed(table, clean)[long].mean())
     for rows, draws in sizes.items():
         order = np.random.default_rng(rows).permutation(table.num_rows)
         for draw in range(min(OFTEN.get(rows, draws) if often else draws, table.num_rows // rows)):
             chosen = np.sort(order[draw * rows : (draw + 1) * rows])
             part, truth = table.take(chosen), plant.truth
-            if not _touched(part, clean):  # a plant in few rows, none of which was drawn
+            if not _changed(part, clean).any():  # a plant in few rows, none of which was drawn
                 truth = frozenset({"numerical_noise", "moe_routing"})
             elif not felt:
                 truth |= {"numerical_noise", "moe_routing"}
-            yield Judged(plan.name, plant.name, plant.listed, rows, truth, findings(part))
+            yield Judged(plan.name, plant.name, plant.listed, rows, truth, share, findings(part))
 
 
-def _touched(part: pa.Table, clean: pa.Table) -> bool:
-    """Whether some row is not as it was before something was planted; duplicates: a row that is there twice."""
+def _changed(part: pa.Table, clean: pa.Table) -> np.ndarray:
+    """Rows [S] that are not as they were before something was planted; duplicates: those that are there again."""
     ids = part["sequence_id"].to_numpy()
-    if len(set(ids.tolist())) < len(ids):
-        return True
-    if ids.max() >= clean.num_rows:
-        return True
-    same = clean.take(ids)
-    return any(not part[name].equals(same[name]) for name in ("rollout_log_probs", "train_log_probs"))
+    changed = ids >= clean.num_rows
+    changed[np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])] = True
+    same = clean.take(np.minimum(ids, clean.num_rows - 1))
+    for name in ("rollout_log_probs", "train_log_probs"):
+        rows = zip(part[name].to_pylist(), same[name].to_pylist(), strict=True)
+        changed |= np.array([one != other for one, other in rows])
+    return changed
 
 
 def findings(table: pa.Table) -> list[Finding]:
@@ -191,18 +163,26 @@ def findings(table: pa.Table) -> list[Finding]:
 def false_alarms(plans: Iterable[Architecture], folder: Path) -> dict[int, Counter[str]]:
     """Clean dumps with workers, steps and version lags that mean nothing: alarms by rows."""
     table: dict[int, Counter[str]] = defaultdict(Counter)
-    for plan in plans:
-        for name in CLEAN:
-            path = folder / plan.name / f"{name}.parquet"
-            whole = pq.read_table(path) if path.exists() else None
-            for rows in SIZES if plan in UNSEEN else FEWER:
-                for draw in range(DRAWS if whole is not None and rows <= whole.num_rows else 0):
-                    found = findings(_shuffled(whole, rows, np.random.default_rng(1000 * draw + rows)))
-                    alarms = [finding for finding in found if finding.cause not in QUIET]
-                    table[rows]["dumps"] += 1
-                    table[rows]["medium"] += any(finding.confidence != "low" for finding in alarms)
-                    table[rows]["high"] += any(finding.confidence == "high" for finding in alarms)
+    there = [
+        (plan, name, folder) for plan in plans for name in CLEAN if (folder / plan.name / f"{name}.parquet").exists()
+    ]
+    with ProcessPoolExecutor() as pool:
+        for rows, level in chain.from_iterable(pool.map(_alarms, *zip(*there, strict=True))):
+            table[rows]["dumps"] += 1
+            table[rows]["medium"] += level > 0
+            table[rows]["high"] += level > 1
     return table
+
+
+def _alarms(plan: Architecture, name: str, folder: Path) -> list[tuple[int, int]]:
+    """Rows of each draw of a clean dump, and its worst alarm: 0 none, 1 at medium, 2 at high."""
+    whole, found = pq.read_table(folder / plan.name / f"{name}.parquet"), []
+    for rows in SIZES if plan in UNSEEN else FEWER:
+        for draw in range(DRAWS if rows <= whole.num_rows else 0):
+            told = findings(_shuffled(whole, rows, np.random.default_rng(1000 * draw + rows)))
+            levels = [CONFIDENCES.index(row.confidence) for row in told if row.cause not in QUIET]
+            found.append((rows, max((2 - level for level in levels), default=0)))
+    return found
 
 
 def _shuffled(table: pa.Table, rows: int, random: np.random.Generator) -> pa.Table:
@@ -265,7 +245,7 @@ def coverage(rows: list[Judged]) -> list[str]:
             found = [finding for finding in row.found if finding.cause == cause]
             if not f"{row.plant} ".startswith(f"{kind} ") or not found:
                 continue
-            value = PLANTED[row.plant] if row.plant in PLANTED else float(row.plant.split(" ")[1])
+            value = _planted(row, name)
             ends = [fact.interval for fact in found[0].evidence if fact.name == name and fact.interval is not None]
             untold += not ends
             told[row.rows] += [low <= value <= high for low, high in ends]
@@ -274,6 +254,13 @@ def coverage(rows: list[Judged]) -> list[str]:
         if whole[1] + untold:
             lines.append(f"| {kind} ({name}) | {' | '.join(cells)} | {percent(*whole)} | {untold} |")
     return lines
+
+
+def _planted(row: Judged, name: str) -> float:
+    """What the interval of a fact should hold."""
+    if name in ("sequences", "ends"):
+        return row.share
+    return ONSET if name == "onset" else float(row.plant.split(" ")[1])
 
 
 def folders(folder: Path) -> list[str]:
@@ -357,79 +344,18 @@ def section(title: str, plans: tuple[Architecture, ...], folder: Path) -> list[s
 def main() -> None:
     dumps = Path(sys.argv[1])
     lines = [
-        "# How causes are told apart",
-        "",
-        "<!-- Written by benchmarks/diagnose.py; run it again after a change of a test. -->",
-        "",
-        "`mismatchctl diagnose` looks at the rows of a dump as they are, masked tokens too, and tests one cause "
-        "after the",
-        "other; what a cause explains is taken out before the next test, and what is left is held against the "
-        "noise that",
-        "float32 and bfloat16 make: beyond it, the rest is a finding of its own, `unexplained`. The shares of "
-        "the K3 that",
-        "findings explain add up, with what is unexplained and what is noise, to 100 %. Counts and the levels "
-        "by step and",
-        "worker are of all tokens; everything else is read from a sample of whole rows, chosen by a hash of "
-        "their content:",
-        "a 32nd of the dump, at least 65,536 tokens and at most 262,144.",
-        "",
+        *INTRODUCTION,
         "| cause | how it shows |",
         "|---|---|",
         *(f"| `{cause.id}` | {cause.shows} |" for cause in sorted(CAUSES, key=lambda cause: cause.id)),
         "",
-        "Two identities decide what no threshold could: if the rollout column is the distribution that sampled, "
-        "and the",
-        "trainer's has at least its support, E[ratio] = 1; if the trainer's column is what sampled, E[1 / ratio] = 1.",
-        "",
-        "## What confidence means",
-        "",
-        "`high`: of such findings, 95 in 100 are meant to be true on dumps that nobody tuned to; `medium`: 70 "
-        "in 100; `low`:",
-        "a possibility, one line. Counter-evidence caps it: a rival that fits as well, lags without effect, too "
-        "few rows. It",
-        "was measured by training small models (`benchmarks/strangers.py`), sampling from them with an engine "
-        "that decodes",
-        "in bfloat16 with a cache, scoring the same tokens truly with one prefill, and planting one cause in each dump",
-        "(`benchmarks/stranger_dumps.py`). No rule was tried on the first model below: it was trained for the last",
-        "measure alone, with another seed, width, vocabulary and router. The figures of the others flatter, as rules",
-        "were tried on them; of their settings, rules saw temperatures 0.7, 0.9, 1.1 and 1.3, top-p 0.9 and 0.98,",
-        "top-k 8 and 40 and min-p 0.05.",
-        "",
+        *CONFIDENCE,
         *ESTIMATED,
         *(folders(Path(sys.argv[2])) if len(sys.argv) > 2 else []),
         *section("Models that no rule was tried on", UNSEEN, dumps),
         *section("Models that rules were tried on", SEEN, dumps),
         *BEFORE,
-        "## Limits",
-        "",
-        "- int8 weights over bfloat16 leave a trace too small to tell from bfloat16's own: noise, which says so.",
-        "- The noise that bfloat16 makes (0.022 of the logits, at most) was measured on small models, and no dump "
-        "tells how",
-        "  large its model is. Up to three times as much, balanced, is `unexplained` at low confidence; with a "
-        "tail as experts",
-        "  make it, it is noise at medium; without one, from 3,000 tokens on, `cache_quantization` at medium, with "
-        "its rivals.",
-        "  So a few wrong tokens in a dump that is as loud, scattered and not all on last tokens, are low at most.",
-        "- Weights that differ can be off more in the first tokens than in later ones, to 1.4 times; a lost prompt "
-        "made 2.1 at",
-        "  the least. Below 1.7 `context_mismatch` is low at most.",
-        "- Older, quantized, adapted and other weights look alike (`weights_differ`) without versions or "
-        "current log-probs.",
-        "- Dropout, noise of a router and other numerics that grow no structure are `unexplained` or, near "
-        "fp8's level,",
-        "  `cache_quantization` at medium confidence: score a batch twice.",
-        "- With 8 rows most causes that act on all tokens show only as `unexplained`.",
-        "- Whatever acts on every token (temperature, truncation) hides small mismatches under it. Fix it, and "
-        "diagnose again.",
-        "- Log-probs that were sampled from a truncated or tempered distribution but recorded raw, with a trainer at",
-        "  temperature 1, agree: nothing in these columns shows it.",
-        "- A prefix cache kept over a weight update is told by prompts that differ from each other at the start of",
-        "  their responses alone: it takes ids of prompts with several responses each, and prompts that one side",
-        "  truncates look the same. Without them it is noise, or `context_mismatch`.",
-        "- Text tokenized anew into as many tokens as before agrees again without a shift: it is",
-        "  `edited_response`, or nothing.",
-        "- Two wrong columns at once (shifted and in another base) are told as one, or not at all.",
-        "",
+        *LIMITS,
     ]
     (ROOT / "docs" / "diagnose.md").write_text("\n".join(lines), encoding="utf-8")
 

@@ -1,0 +1,119 @@
+"""What docs/diagnose.md says beside the tables that benchmarks/diagnose.py makes."""
+
+INTRODUCTION = (
+    "# How causes are told apart",
+    "",
+    "<!-- Written by benchmarks/diagnose.py; run it again after a change of a test. -->",
+    "",
+    "`mismatchctl diagnose` looks at the rows of a dump as they are, masked tokens too, and tests one cause after the",
+    "other; what a cause explains is taken out before the next test, and what is left is held against the noise that",
+    "float32 and bfloat16 make: beyond it, the rest is a finding of its own, `unexplained`. The shares of the K3 that",
+    "findings explain add up, with what is unexplained and what is noise, to 100 %. Counts and the levels by step and",
+    "worker are of all tokens; everything else is read from a sample of whole rows, chosen by a hash of their content:",
+    "a 32nd of the dump, at least 65,536 tokens and at most 262,144.",
+    "",
+)
+
+CONFIDENCE = (
+    "Two identities decide what no threshold could: if the rollout column is the distribution that sampled, and the",
+    "trainer's has at least its support, E[ratio] = 1; if the trainer's column is what sampled, E[1 / ratio] = 1.",
+    "",
+    "## What confidence means",
+    "",
+    "`high`: of such findings, 95 in 100 are meant to be true on dumps that nobody tuned to; `medium`: 70 "
+    "in 100; `low`:",
+    "a possibility, one line. Counter-evidence caps it: a rival that fits as well, lags without effect, too "
+    "few rows. It",
+    "was measured by training small models (`benchmarks/strangers.py`), sampling from them with an engine that decodes",
+    "in bfloat16 with a cache, scoring the same tokens truly with one prefill, and planting one cause in each dump",
+    "(`benchmarks/stranger_dumps.py`). No rule was tried on the first model below: it was trained for the last",
+    "measure alone, with another seed, width, vocabulary and router. The figures of the others flatter, as rules",
+    "were tried on them; of their settings, rules saw temperatures 0.7, 0.9, 1.1 and 1.3, top-p 0.9 and 0.98,",
+    "top-k 8 and 40 and min-p 0.05.",
+    "",
+)
+
+ESTIMATED = (
+    "## How settings are estimated",
+    "",
+    "- A temperature (or what raw log-probs hide) is the exponent b in q = p^b / Z, whose Z is of each context and",
+    "  unknown. What sampled from q has E[p / q] = 1 in every context, so that p / q - 1 is an instrument that no",
+    "  function of the context moves: b = E[(p / q - 1) log q] / E[(p / q - 1) log p], whatever the contexts are. Its",
+    "  interval holds every b that the scatter between clusters does not refute, and all that noise in the trainer's",
+    "  column does to it: errors in log p draw the exponent away from 1, by twice the K3 of that noise at most, which",
+    "  is counted as a spread of 0.05 in the logits. Experts that flip more than that are not in the interval.",
+    "- If one b is right for all, ratios average to 1 among the contexts of each Z. A soft cap, penalties and other",
+    "  weights do not leave it so: that, not only how unlikely tokens scale, tells a temperature from them.",
+    "- k is E[1 / q]: sampled from q, 1 / q averages to the number of tokens that have any probability, in every",
+    "  context. Places count by the mass that was cut off. Where fewer tokens are kept the less is cut, it is top-p;",
+    "  where more are, min-p.",
+    "- p is where the log-probs of tokens that were alone in their nucleus end; without such, it lies between the mass",
+    "  that was kept and the same without the sampled token.",
+    "- Shares of rows that are shifted, edited or tokenized anew have Wilson's interval, an onset that of the fit of",
+    "  the growth. Of rows that hold each other's log-probs only those are counted whose other row is in the sample,",
+    "  which bounds their share from below: it has no interval. A lag is what the version columns say.",
+    "- min-p has no estimate without recorded lists of both sides' likeliest tokens, nor has k where less than a tenth",
+    "  of the mass is cut, nor a temperature beside a truncation.",
+    "",
+)
+"""Why estimates are what they are."""
+
+BEFORE = (
+    "## What these models said before rules were tried on them",
+    "",
+    "The honest measure of a model is its first one. Three of the models above were strangers once; what they showed",
+    "then changed rules, and they count among the models that rules were tried on since:",
+    "",
+    "- `gqa-unsure` hardly attends to its context and is sure of nothing. Findings at high were true in 75 % (141 of",
+    "  187), at medium in 54 % (45 of 84): temperatures were called other weights, and settings that it does not feel",
+    "  were noise. Likely tokens are told by rank since then.",
+    "- `softmax-moe-sure` makes a noise of 0.043 to 0.048 in bfloat16, twice the bound of the rules, with the far tail",
+    "  of experts chosen differently. Of clean dumps of this model and `alibi-parallel`, 25 to 38 % raised an alarm at",
+    "  medium or high, and 17 % of those with 32 rows at high; findings at high were true in 96 % (318 of 332), at",
+    "  medium in 36 % (75 of 210).",
+    "- `alibi-parallel`: findings at high were true in 98.6 % (204 of 207), at medium in 69.6 % (39 of 56), and 25 %",
+    "  of its clean dumps of 128 rows raised an alarm: greedy samples, whose ratios do not average to 1, were called",
+    "  another vocabulary. Noise that rises along the response was called other weights.",
+    "",
+    "`alibi-moe` has one rule that followed a look at it: 3 of its 24 clean dumps of 128 rows were called another",
+    "vocabulary at first, greedy samples like those of `alibi-parallel`. Clean draws were doubled after a first look",
+    "(1 of 24 at 32 rows), and an interval that held 2 of 5 was taken away. Its other figures are its first ones, and",
+    "from before `stale_prefix` was made to ask for starts that are louder than what follows.",
+    "Where they miss: positions that are off under ALiBi are called other weights, at high; a prefix cache kept over",
+    "updates is not seen in it; few steps or workers that are stale, in 8 rows, are noise. Another stranger may do as",
+    "badly in its own way.",
+    "",
+)
+"""First measures, which a rerun cannot give."""
+
+LIMITS = (
+    "## Limits",
+    "",
+    "- int8 weights over bfloat16 leave a trace too small to tell from bfloat16's own: noise, which says so.",
+    "- The noise that bfloat16 makes (0.022 of the logits, at most) was measured on small models, and no dump "
+    "tells how",
+    "  large its model is. Up to three times as much, balanced, is `unexplained` at low confidence; with a "
+    "tail as experts",
+    "  make it, it is noise at medium; without one, from 3,000 tokens on, `cache_quantization` at medium, with "
+    "its rivals.",
+    "  So a few wrong tokens in a dump that is as loud, scattered and not all on last tokens, are low at most.",
+    "- Weights that differ can be off more in the first tokens than in later ones, to 1.4 times; a lost prompt "
+    "made 2.1 at",
+    "  the least. Below 1.7 `context_mismatch` is low at most.",
+    "- Older, quantized, adapted and other weights look alike (`weights_differ`) without versions or "
+    "current log-probs.",
+    "- Dropout, noise of a router and other numerics that grow no structure are `unexplained` or, near fp8's level,",
+    "  `cache_quantization` at medium confidence: score a batch twice.",
+    "- With 8 rows most causes that act on all tokens show only as `unexplained`.",
+    "- Whatever acts on every token (temperature, truncation) hides small mismatches under it. Fix it, and "
+    "diagnose again.",
+    "- Log-probs that were sampled from a truncated or tempered distribution but recorded raw, with a trainer at",
+    "  temperature 1, agree: nothing in these columns shows it.",
+    "- A prefix cache kept over a weight update is told by prompts that differ from each other at the start of",
+    "  their responses alone: it takes ids of prompts with several responses each, and prompts that one side",
+    "  truncates look the same. Without them it is noise, or `context_mismatch`.",
+    "- Text tokenized anew into as many tokens as before agrees again without a shift: it is",
+    "  `edited_response`, or nothing.",
+    "- Two wrong columns at once (shifted and in another base) are told as one, or not at all.",
+    "",
+)
