@@ -55,7 +55,10 @@ def _wilson(count: int, total: int) -> tuple[float, float]:
 
 def between(interval: tuple[float, float] | None) -> str:
     """An interval as text, with a space after it; nothing where nothing is known."""
-    return "" if interval is None else f"({interval[0]:.3g} to {interval[1]:.3g}) "
+    if interval is None:
+        return ""
+    digits = next((digits for digits in (3, 4, 5) if f"{interval[0]:.{digits}g}" != f"{interval[1]:.{digits}g}"), 3)
+    return f"({interval[0]:.{digits}g} to {interval[1]:.{digits}g}) "
 
 
 def rounded(value: float) -> float | int:

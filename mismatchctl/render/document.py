@@ -171,7 +171,8 @@ class Card(Part):
     """A finding, a check, a piece of advice: a mark with its level, a title and its text, and lines below.
 
     Lines are (heading, text, how many lines of a terminal it may take; 0: any). `details` stand folded on a page, and
-    in a terminal where all is asked for. `tag` is what the title is filed under.
+    in a terminal where all is asked for. `tag` is what the title is filed under. Of title and text a terminal shows
+    `most` lines; 0: all.
     """
 
     kind = "card"
@@ -183,6 +184,7 @@ class Card(Part):
     lines: Sequence[tuple[str, str, int]] = ()
     details: Sequence[tuple[str, str]] = ()
     note: str = ""
+    most: int = 0
 
 
 def under(heading: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:

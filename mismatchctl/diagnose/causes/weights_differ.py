@@ -14,6 +14,7 @@ from mismatchctl.result import Confidence
 _CLEAR, _Z, _SURE_Z = 0.02, 5.0, 8.0
 _FAR, _SLIGHT = 6.0, 0.01
 _RISE, _ONE_WAY = 1.4, 0.5
+_POSITIONS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -33,9 +34,9 @@ def _test(case: Case) -> Diagnosis | None:
     confidence: Confidence = "high" if sure else "low" if level else "medium"  # weights are as wrong at the start
     return Diagnosis(
         confidence,
-        f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and the "
-        f"noise ({case.noise:.2g} in the logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
-        "makes: the two sides have different weights",
+        f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
+        "of the log ratio belongs to the token alone, wherever it stands, and the noise "
+        f"({case.noise:.2g} in the logits) is {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes",
         evidence=(
             fact("systematic", shared, "share of the variance that is the same for a token everywhere: weights differ"),
             fact("z", z, "the same in standard errors"),
@@ -53,13 +54,13 @@ def _test(case: Case) -> Diagnosis | None:
         ),
         where={"tokens": "all"},
         examples=loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
-        rivals={
+        rivals=({"position_mismatch": _POSITIONS} if placed else {})
+        | {
             "stale_policy": "rollout_version and train_version, as each side knows them; current_log_probs tell too",
             "quantized_rollout": "the engine's --quantization, and the dtype of the checkpoint that it loads",
             "other_model": "checkpoint names and adapters of both sides: checksums of the weights tell",
             "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
         }
-        | ({"position_mismatch": "rope_theta, ALiBi slopes, window and position_ids of both sides"} if placed else {})
         | ({"logit_softcap": "temperature and softcap of both sides: likely tokens all go one way"} if turned else {}),
         everywhere=not level,
     )

@@ -18,7 +18,7 @@ def card(finding: Finding, folder: str = "", *, told: bool = True, place: int = 
         f"{place}. {finding.title}" if place else finding.title,
         "" if told else finding.summary, f"{finding.cause}{share}" if told or place else "",
         list(_gist(finding, folder)) if told else [], list(_details(finding, folder)),
-        note=f"{finding.confidence} confidence{share}",
+        note=f"{finding.confidence} confidence{share}", most=int(not told and finding.confidence == "low"),
     )  # fmt: skip
 
 

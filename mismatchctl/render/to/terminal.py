@@ -193,6 +193,8 @@ class Terminal:
                 text.append(self.glyphs.text(f"  {card.tag}"), style="not bold dim")
             if card.text:
                 text.append(self.glyphs.text(f": {card.text}"), style="not bold")
+            if card.most and not self.whole:
+                text = self._cut(text, self.console.width - marked - 4, card.most)
             rows.add_row(Text(card.mark, style=STYLES.get(card.level, "")), text)
             lines = [(heading, said, 0) for heading, said in card.details] if self.whole else []
             below = lines or card.lines
@@ -202,6 +204,12 @@ class Terminal:
             if below and any(heading for heading, _, _ in below) and place < len(cards) - 1:
                 self.console.print()
         self.console.print()
+
+    def _cut(self, text: Text, room: int, most: int) -> Text:
+        """So many lines of a text, with a sign where there is more."""
+        more = self.glyphs.text(" …")
+        kept = "\n".join(wrap(text.plain, max(room, _LEAST_TEXT), max_lines=most, placeholder=more))
+        return text if kept == text.plain else text[: len(kept) - len(more)] + more
 
     def _lines(self, lines: Sequence[tuple[str, str, int]], marked: int) -> Grid:
         rows = Grid.grid(padding=(0, 2, 0, 0))
