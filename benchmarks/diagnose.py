@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from diagnose_cost import cost_section  # noqa: E402
 from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  # noqa: E402
 from stranger_dumps import Plant, plants  # noqa: E402
 from strangers import SEEN, UNSEEN, Architecture  # noqa: E402
@@ -295,7 +296,9 @@ def folders(folder: Path) -> list[str]:
 def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
     return [
         f"- `{plan.name}`: {'words' if plan.words else 'bytes'}, {plan.layers} layers of {plan.width}, "
-        f"{plan.positions}, "
+        f"{plan.heads} heads"
+        + (f" ({plan.shared} share keys and values)" if plan.shared > 1 else "")
+        + f", {plan.positions}, "
         + ("squared ReLU beside attention" if plan.parallel else "SwiGLU")
         + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else "")
         + f", {plan.steps} steps on {plan.texts:,} texts at most"
@@ -355,6 +358,7 @@ def main() -> None:
         *section("Models that no rule was tried on", UNSEEN, dumps),
         *section("Models that rules were tried on", SEEN, dumps),
         *BEFORE,
+        *cost_section(dumps, UNSEEN[0].name),
         *LIMITS,
     ]
     (ROOT / "docs" / "diagnose.md").write_text("\n".join(lines), encoding="utf-8")

@@ -15,6 +15,9 @@ from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 _START, _PROMPTS, _TOKENS = 24, 8, 3
 _LOUDER = math.log(1.4)
 """By how much the starts of those prompts are louder than what follows: alike starts have alike noise, which is not."""
+_OTHER_WEIGHTS = 0.005
+"""Median difference (in logits) at those starts that older weights make at the least; arithmetic may make less, as
+where experts of the prompt are chosen differently."""
 _EXCESS, _LATE, _Z = 0.04, 0.4, 4.5
 """Variance between prompts that chance does not make at the start, its part late in responses, and its z."""
 
@@ -37,7 +40,8 @@ def _test(case: Case) -> Diagnosis | None:
     first, then = (
         case.sums(case.loudness * part)[mine].sum() / max(case.sums(part)[mine].sum(), 1) for part in (start, rest)
     )
-    if not first - then > _LOUDER:
+    size = float(np.median(np.abs(case.scaled[start & mine[case.where]])))
+    if not first - then > _LOUDER or size < _OTHER_WEIGHTS:
         return None
     names = list(dict.fromkeys(prompts[mine].tolist()))
     return Diagnosis(
@@ -49,6 +53,7 @@ def _test(case: Case) -> Diagnosis | None:
         evidence=(
             fact("between_prompts", excess, "variance of the level between prompts at the start, beyond chance"),
             fact("z", z, "the same in standard errors"),
+            fact("size", size, "median difference (in logits) at the start of responses to those prompts"),
             fact("late", late[0], "the same of later tokens: older weights in all of the cache would stay"),
         ),
         where={
