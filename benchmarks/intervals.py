@@ -13,14 +13,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from gate_calibration import Run, percent, sample_of, table, write
 
+from mismatchctl.measure.bins import magnitude_edges
+from mismatchctl.measure.metrics.histograms import Quantile, quantiles_of
 from mismatchctl.measure.metrics.intervals import intervals
 from mismatchctl.resample import Sample, find_metric
 
 SIZES = (8, 16, 32, 64)
+SHARES = (0.5, 0.9, 0.99, 0.999)
 METRICS = ("k3", "abs_diff_mean", "ratio_mean", "ess_token", "chi2_token", "ess_sequence", "chi2_sequence")
 SILENT = 0.13
 """Misses without a warning that are too many: 10 %, and 3 points."""
@@ -46,6 +50,25 @@ def of_draws(whole: Sample, key: str, size: int, draws: int) -> tuple[np.ndarray
     return *intervals(metric.metric.scale, value, se, effective, np.full(draws, float(size))), truth
 
 
+def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple[float, float, float, float]]]:
+    """Of each share: how often the interval of the quantile holds that of the whole run, and what is said where not."""
+    sizes = np.maximum(np.abs(run.log_ratio), 2.0**-40)
+    filled, place = np.unique(np.searchsorted(magnitude_edges(), sizes, side="right") - 1, return_inverse=True)
+    counts = np.zeros((run.count, len(filled)), np.int64)
+    np.add.at(counts, (run.prompts, place), 1)
+
+    def read(rows: np.ndarray) -> list[Quantile]:
+        histogram = SimpleNamespace(magnitudes=lambda: (np.arange(len(rows)), filled, counts[rows]))
+        return quantiles_of(SimpleNamespace(histogram=histogram), SHARES, float(sizes.max()))
+
+    truth, random = read(np.arange(run.count)), np.random.default_rng(size)
+    found = [read(random.integers(run.count, size=size)) for _ in range(draws)]
+    for share, true, *each in zip(SHARES, truth, *found, strict=True):
+        held = np.array([one.interval[0] <= true.value <= one.interval[1] for one in each])
+        heavy = np.isfinite([one.covers for one in each])
+        yield share, (held.mean(), heavy.mean(), np.mean(~held & ~heavy), np.sum(held & heavy))
+
+
 def runs_of(folders: list[Path]) -> Iterator[Run]:
     for folder in folders:
         for path in sorted(folder.iterdir()):
@@ -57,8 +80,11 @@ def runs_of(folders: list[Path]) -> Iterator[Run]:
 
 def rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
     found: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
-    for run in runs_of(folders):
+    for number, run in enumerate(runs_of(folders)):
         whole = sample_of(run)
+        for size in SIZES[1:] if number % 4 == 0 else ():  # slow
+            for share, cells in of_quantiles(run, size, draws // 4):
+                found.setdefault((f"percentile {100 * share:g}", size), []).append(cells)
         for key in METRICS:
             for size in SIZES:
                 with np.errstate(all="ignore"):
@@ -70,7 +96,7 @@ def rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
                 )
     for (key, size), each in found.items():
         held, heavy, silent, of_heavy = np.array(each).T
-        covered = of_heavy.sum() / max(heavy.sum() * draws, 1)
+        covered = of_heavy.sum() / max(heavy.sum() * (draws // 4 if key.startswith("percentile") else draws), 1)
         bad = f"{np.count_nonzero(silent > SILENT)} of {len(each)}"
         cells = percent(held.mean()), percent(heavy.mean()), percent(covered), percent(silent.mean()), bad
         print(key, size, cells, file=sys.stderr, flush=True)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Segments
 from mismatchctl.gate import Against, Allowance, judge, read_against, rules_from_text
 from mismatchctl.gate.comparison import compare, of_k3
+from mismatchctl.gate.power import detectable, planted
+from mismatchctl.gate.verdict import Check
+from mismatchctl.gate.words import anatomy
 from mismatchctl.measure.bins import SURPRISAL_BINS
 from mismatchctl.measure.layers import (
     BIN_OF_SURPRISAL,
@@ -177,13 +180,59 @@ def test_what_most_tokens_do_is_seen_below_a_heavy_tail() -> None:
     assert compare(sample(rollout, x), old, K3, NONE).p > 0.05
 
 
+def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
+    rng = np.random.default_rng(8)
+    rollout, other = (-rng.exponential(0.6, (16, 200)) for _ in range(2))
+    x, y = (0.02 * rng.standard_t(2.0, (16, 200)) * -np.expm1(each) for each in (rollout, other))
+    sure = (rollout > np.log(0.95)) & (rng.random(rollout.shape) < 0.1)
+    evened, as_it_is = own_p(sample(rollout, np.where(sure, 0.1, x)), sample(other, y, 100))[[1, 3]]
+    assert evened < 0.01
+    assert as_it_is > 0.05
+
+
+@pytest.mark.parametrize(("holding", "decides"), [(2, False), (5, True)])
+def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bool) -> None:
+    rollout, x = tokens(1, 16, 200)
+    other, y = tokens(2, 16, 200)
+    x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
+    x[:holding, 7] = -1.0
+    lost = compare(sample(rollout, x), sample(other, y, 100), K3, NONE).statistics[2]
+    counts = np.where(np.arange(16) < holding, 1.0, 0.0) if decides else np.zeros(16)
+    np.testing.assert_allclose(lost.new, counts, atol=0.1)
+    np.testing.assert_allclose(lost.old, 0.0, atol=0.1)
+    assert (own_p(sample(rollout, x), sample(other, y, 100))[2] < 0.03) == decides
+
+
+def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
+    rollout, x = tokens(1, 16, 200)
+    x[:, 7] = -1.0
+    worse = x.copy()
+    worse[:8, 9] = -1.0
+    found = compare(sample(rollout, worse), sample(rollout, x, 100), K3, NONE)
+    assert not found.statistics[2].new.any()
+
+
 def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     rollout, x = tokens(3, 16, 200)
     _, y = tokens(4, 16, 200)
     one = x.copy()
     one[3, 5] = 3.0
     found = compare(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
-    assert found.statistics[-1].exceeds and not found.exceeds_in_bulk and found.p > 0.05
+    assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
+
+
+def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> None:
+    rollout, x = tokens(3, 16, 200)
+    k3_beyond = Allowance(relative=0.25)
+    old, few = sample(rollout, x), sample(rollout[:6], 0.5 * x[:6])  # prompts of little K3, which the baseline has too
+    saved = Sample(old.keys, old.names, np.array([[float(f"{v:.4e}") for v in row] for row in old.sums]))
+    parts = compare(old, saved, K3, k3_beyond).parts
+    said = anatomy(Check.model_construct(parts=parts))
+    assert said.startswith("no part rose") and "+0.0 %" in said and "e-" not in said
+    made, found = planted(few, old, K3, k3_beyond), compare(few, old, K3, k3_beyond)
+    assert made is not None
+    factor = detectable(made, found.exchange, found.critical(0.05))
+    assert factor is None or factor >= 1.25
 
 
 def test_results_without_layers_are_judged_by_k3_alone() -> None:

@@ -39,11 +39,11 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
 
 
 def quantiles(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([value for value, _ in quantiles_of(pair, shares, largest)])
+    return np.array([value for value, *_ in quantiles_of(pair, shares, largest)])
 
 
 def quantile_intervals(pair: PairSums, shares: tuple[float, ...], largest: float) -> Floats:
-    return np.array([interval for _, interval in quantiles_of(pair, shares, largest)])
+    return np.array([interval for _, interval, _ in quantiles_of(pair, shares, largest)])
 
 
 def exact(x: Floats, share: float) -> float:
@@ -117,6 +117,19 @@ def test_intervals_know_clusters() -> None:
 
 def test_one_cluster_has_no_interval() -> None:
     assert np.isnan(quantile_intervals(collected([np.ones(10)]), SHARES, 1.0)).all()
+
+
+def test_few_tokens_or_few_clusters_beyond_a_quantile_are_a_heavy_tail() -> None:
+    rng = np.random.default_rng(13)
+    own = [np.abs(rng.normal(size=100)) for _ in range(20)]
+
+    def heavy(x: list[Floats]) -> list[bool]:
+        found = quantiles_of(collected(x), (0.5, 0.99, 0.999), math.inf)
+        return [math.isfinite(covers) for *_, covers in found]
+
+    assert heavy(own) == [False, False, True]  # two tokens of 2,000 lie beyond the last
+    assert heavy([*own[1:], own[0] + 10]) == [True, True, True]  # one cluster holds most of what lies beyond
+    assert heavy([np.zeros(100)] * 20) == [False, False, False]  # nothing scatters
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 1.0])

@@ -1,8 +1,8 @@
 """A sample against a baseline's: is it worse by more than is allowed, beyond chance, and which part of it?
 
 Each statistic is a sum over clusters of what a cluster has beyond its share of the limit, where shares, caps and
-scales come from the baseline alone. So every total is monotone in the K3 of every new token, and so is every
-statistic's own p-value: docs/gate.md.
+scales come from the baseline alone or are fixed. So every total is monotone in the K3 of every new token, and so is
+every statistic's own p-value: docs/gate.md.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.gate.verdict import Part
+from mismatchctl.measure.layers import BINS, PROBABILITIES
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.resample import (
     Exchange,
@@ -29,13 +30,17 @@ from mismatchctl.resample import (
     smallest_of_family,
 )
 
-BULK, SHOULDER, CATASTROPHIC = 0.2, 0.01, 1e-3
-"""Share of the baseline's tokens beyond the cap of the bulk and of the shoulder, and beyond what counts as lost."""
-LOST = -1
-"""A token is lost from |log ratio| 2^LOST on, where hardly any of the baseline is."""
-WEIGHTS = (2.0, 2.0, 1.0)
-"""Shares of the level of bulk, shoulder and K3 as it is: each sees what the others do not."""
-_OUTWEIGHS = 2.0  # a lost token, in norms of the shoulder: several of them decide, the shoulder among as many
+BULK, SHOULDER = 0.2, 0.01
+"""Share of the baseline's tokens beyond the cap of the bulk and of the shoulder."""
+WEIGHTS = (2.0, 2.0, 10.0, 1.0)
+"""Shares of the level of bulk, evened K3, lost tokens and K3 as it is: each sees what the others do not. Where too few
+tokens are lost to decide anything, theirs is left to the others."""
+EVENED = 1 / (1.01 - (np.array([0.0, *PROBABILITIES]) + np.array([*PROBABILITIES, 1.0])) / 2)
+"""Weights of the bins of probability: about 1 / (1 - p), as what an error of a logit moves goes with 1 - p."""
+_EQUAL = np.ones(BINS)
+_LOST, _HARDLY = -2, 1e-4  # a token is lost from |log ratio| 2^_LOST on, where at most such a share of the baseline is
+_NEARLY = 3.0  # levels: lost tokens count where all of them on one side would be no likelier than so many
+_TIE = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
 
 
 @dataclass(frozen=True)
@@ -43,14 +48,17 @@ class Statistic:
     """What each cluster has beyond its share of the limit: of the new sample [n], and of the baseline [m].
 
     Attributes:
-        exceeds: whether the new sample is beyond the limit.
         weight: what share of the level it is given.
     """
 
     new: Float64s
     old: Float64s
-    exceeds: bool
     weight: float = 1.0
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the new sample is beyond the limit."""
+        return bool(self.new.sum() > 0)
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Comparison:
         p: that the limit is exceeded.
         smallest: the smallest weighted p-value of a statistic in each relabeling, ascending.
         statistics: what was tested, K3 as it is last.
+        by_most: whether what most tokens do is beyond the limit, and not a few of them alone.
         parts: what rose by how much; empty where the layers are not known.
     """
 
@@ -68,17 +77,13 @@ class Comparison:
     statistics: list[Statistic]
     p: float
     smallest: Float64s
+    by_most: bool
     parts: list[Part] = field(default_factory=list)
 
     def critical(self, level: float) -> float:
         """The weighted p-value up to which one statistic fails at that level of all of them."""
         room = int(level * len(self.smallest) * (1 + 1e-9))
         return float(self.smallest[room - 1]) if room else 0.0
-
-    @property
-    def exceeds_in_bulk(self) -> bool:
-        """Whether what most tokens do is beyond the limit, and not a few of them alone."""
-        return any(statistic.exceeds for statistic in self.statistics[: max(len(self.statistics) - 1, 1)])
 
 
 def compare(
@@ -104,15 +109,17 @@ def compare(
     layers = layers_of(sample, baseline, metric, lower=lower)
     if layers is None:
         statistics = [linear(sample, baseline, metric, allowance, lower=lower)]
+        by_most = statistics[0].exceeds
     else:
-        statistics = of_k3(*layers, allowance)
+        statistics = of_k3(*layers, allowance, level=level)
+        by_most = rises_by_most(*layers, allowance)
     new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
     totals = exchange.totals(new, old)
     shares = shares_above(totals)
     smallest = smallest_of_family(shares, [statistic.weight for statistic in statistics])
     p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
     parts = [] if layers is None else parts_of(exchange, *layers)
-    return Comparison(exchange, statistics, p, np.sort(smallest), parts)
+    return Comparison(exchange, statistics, p, np.sort(smallest), by_most, parts)
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
@@ -128,44 +135,67 @@ def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: b
     return None if new is None or old is None else (new, old)
 
 
-def of_k3(new: Layers, old: Layers, allowance: Allowance) -> list[Statistic]:
-    """Bulk, shoulder with lost tokens, and K3 as it is."""
-    bulk, shoulder = (_capped(new, old, old.cap(share), allowance) for share in (BULK, SHOULDER))
-    whole = _beyond(new.k3, new.tokens.sum(1), old.k3, old.tokens.sum(1), allowance)
-    found = zip((bulk, _with_lost(new, old, *shoulder), whole), (bulk, shoulder, whole), WEIGHTS, strict=True)
-    return [Statistic(*values, bool(plain[0].sum() > 0), weight) for values, plain, weight in found]
+def of_k3(new: Layers, old: Layers, allowance: Allowance, *, level: float = 0.05) -> list[Statistic]:
+    """Bulk, evened K3, lost tokens, and K3 as it is."""
+    bulk = _within_bins(new, old, old.cap(BULK), allowance)
+    evened = _within_bins(new, old, -1, allowance, EVENED)
+    lost = _lost(new, old, *bulk, level)
+    allowed = _allowed(old.k3, old.tokens.sum(1), allowance)
+    whole = _beyond(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
+    found = zip((bulk, evened, lost, whole), WEIGHTS, strict=True)
+    return [Statistic(*values, weight) for values, weight in found]
 
 
-def _beyond(
-    new: Float64s, new_size: Float64s, old: Float64s, old_size: Float64s, allowance: Allowance
-) -> tuple[Float64s, Float64s]:
+def rises_by_most(new: Layers, old: Layers, allowance: Allowance) -> bool:
+    """Whether bulk or shoulder are beyond the limit, and not a few tokens alone."""
+    return any(_within_bins(new, old, old.cap(share), allowance)[0].sum() > 0 for share in (BULK, SHOULDER))
+
+
+def _allowed(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
+    """What sums of the baseline may come to, given how many tokens they are of."""
+    found: Float64s = old * (1 + allowance.relative) + allowance.absolute * size
+    return found
+
+
+def _beyond(new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s) -> tuple[Float64s, Float64s]:
     """What clusters have beyond their share of the limit, given sums and sizes of both samples."""
-    allowed = old * (1 + allowance.relative) + allowance.absolute * old_size
     limit = allowed.sum() / old_size.sum() if old_size.sum() else math.nan
     return new - limit * new_size, allowed - limit * old_size
 
 
-def _capped(new: Layers, old: Layers, cap: int, allowance: Allowance) -> tuple[Float64s, Float64s]:
+def _within_bins(
+    new: Layers, old: Layers, cap: int, allowance: Allowance, weights: Float64s = _EQUAL
+) -> tuple[Float64s, Float64s]:
     """The same of K3 up to a cap, each bin of the rollout's probability against its own."""
-    found = np.zeros(len(new.k3)), np.zeros(len(old.k3))
+    above = new.capped[:, :, cap] * weights
+    allowed = _allowed(old.capped[:, :, cap], old.tokens, allowance) * weights
+    found = np.zeros(len(above)), np.zeros(len(allowed))
     for bins in merged_bins(old.tokens.sum(axis=0)):
-        above, size, below, other = (
-            value for each in (new, old) for value in (each.capped[:, bins, cap].sum(1), each.tokens[:, bins].sum(1))
-        )
-        for total, part in zip(found, _beyond(above, size, below, other, allowance), strict=True):
+        sums = (each[:, bins].sum(1) for each in (above, new.tokens, allowed, old.tokens))
+        for total, part in zip(found, _beyond(*sums), strict=True):
             total += part
     return found
 
 
-def _with_lost(new: Layers, old: Layers, shoulder: Float64s, baseline: Float64s) -> tuple[Float64s, Float64s]:
-    """The shoulder, and above all tokens so far off as hardly any is in the baseline."""
-    cap = old.cap(CATASTROPHIC, LOST)
-    if old.beyond[cap] > CATASTROPHIC:
-        return shoulder, baseline
-    scale = _OUTWEIGHS * math.sqrt(float(np.sum(baseline**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
-    none = Allowance()
-    lost = _beyond(new.count_beyond(cap), new.tokens.sum(1), old.count_beyond(cap), old.tokens.sum(1), none)
-    return shoulder + scale * lost[0], baseline + scale * lost[1]
+def _lost(new: Layers, old: Layers, bulk: Float64s, others: Float64s, level: float) -> tuple[Float64s, Float64s]:
+    """Tokens so far off as hardly any is in the baseline, among equal numbers of them the bulk; else nothing.
+
+    Whether they are enough to decide depends on both samples together, and so on no label.
+    """
+    cap = old.cap(_HARDLY, _LOST)
+    counts = [np.rint(each.count_beyond(cap)) for each in (new, old)]
+    holding = sum(int(np.count_nonzero(count)) for count in counts)
+    if old.beyond[cap] > _HARDLY or _all_in(len(new.k3), len(old.k3), holding) > _NEARLY * level:
+        return np.zeros(len(new.k3)), np.zeros(len(old.k3))
+    norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
+    lost = _beyond(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
+    return lost[0] + _TIE / norm * bulk, lost[1] + _TIE / norm * others
+
+
+def _all_in(new: int, old: int, some: int) -> float:
+    """How likely it is that all of some clusters are among the new ones."""
+    places = np.arange(min(some, new + 1))
+    return float(np.prod((new - places) / (new + old - places)))
 
 
 def linear(
@@ -195,7 +225,7 @@ def linear(
     slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
     excess = value - (other + sign * room)
     new = sign * (influence * size.sum() + excess * size)
-    return Statistic(new, sign * slope * baseline_influence * baseline_size.sum(), sign * excess > 0)
+    return Statistic(new, sign * slope * baseline_influence * baseline_size.sum())
 
 
 def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:

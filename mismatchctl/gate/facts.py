@@ -20,7 +20,7 @@ def limits_of(
         check.reason = check.reason or f"{check.metric} has no known noise to compare with: give it max or min"
     if baseline is None or check.reason:
         return None
-    check.baseline, check.baseline_interval = baseline.value, baseline.interval
+    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
     if baseline.value is None:
         check.reason = f"the baseline's value: {baseline.status}"
         return None

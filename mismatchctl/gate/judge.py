@@ -286,7 +286,7 @@ class _Judging:
         if is_layered(metric, lower=lower) and not found.parts:
             self.notes.append(_unlayered(case.run, sample))
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
-        check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.exceeds_in_bulk else ""
+        check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.by_most else ""
         if not lower:
             made = planted(sample, baseline, metric, case.bound)
             factor = None if made is None else detectable(made, found.exchange, found.critical(self._level))
@@ -334,7 +334,7 @@ def _limit(case: _Case, baseline: Draws | None) -> Draws:
 def _recorded(check: Check, case: _Case, place: Place) -> None:
     """Judge a value that the Result holds without knowing how it scatters."""
     found = place.value(case.target)
-    check.value, check.interval = found.value, found.interval
+    check.value, check.interval, check.covers = found.value, found.interval, found.covers
     check.sequences = int(place.recorded("sequences", None).value or 0)
     check.clusters = len(place.sample()) if case.target.logged_by else int(place.recorded("prompts", None).value or 0)
     baseline = case.accepted[-1].value(case.target) if case.accepted else None

@@ -80,7 +80,7 @@ def planted_k3(new: Layers, old: Layers, allowance: Allowance) -> Planted | None
 def _moved(seen: Sequence[Statistic], risen: Sequence[Statistic], factor: float) -> list[Statistic]:
     """What was seen, without what it rose by, and with what the baseline rises by; noise grows with what is noisy."""
     return [
-        Statistic((each.new - each.new.mean()) * factor + other.new.mean(), each.old, True, each.weight)
+        Statistic((each.new - each.new.mean()) * factor + other.new.mean(), each.old, each.weight)
         for each, other in zip(seen, risen, strict=True)
     ]
 
@@ -141,7 +141,7 @@ def _is_found(
         pooled = (spread[0] * (n - 1) + spread[1] * (m - 1)) / max(n + m - 2, 1)
         error = math.sqrt(pooled * (1 / n + 1 / m))
         rise, degrees = float(new.mean() - old.mean()), n + m - 2
-    return bool(rise >= t_quantile(normal, degrees) * error + _UNLUCKY * drawn)
+    return bool(new.sum() > 0 and rise >= t_quantile(normal, degrees) * error + _UNLUCKY * drawn)
 
 
 def least_clusters(level: float, baseline: int | None = None) -> int:

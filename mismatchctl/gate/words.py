@@ -126,6 +126,7 @@ def basis(check: Check) -> str:
     return "; ".join(parts)
 
 
+_ROUNDED = 1e-4  # relative: what the digits of a saved Result leave of no change at all
 _PARTS = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "tail": "the tail (a few tokens)"}
 
 
@@ -134,7 +135,7 @@ def anatomy(check: Check) -> str:
     found = [f"{_PARTS[part.name]} {_rose(part)}" for part in check.parts if part.rise is not None]
     if not found:
         return ""
-    risen = [_PARTS[part.name] for part in check.parts if part.interval is not None and part.interval[0] > 0]
+    risen = [_PARTS[part.name] for part in check.parts if part.interval is not None and part.interval[0] > _ROUNDED]
     head = f"what rose is {' and '.join(risen)}: " if risen else "no part rose beyond noise: "
     return head + ", ".join(found)
 
@@ -147,7 +148,10 @@ def _rose(part: Part) -> str:
 
 def _signed(rise: float) -> str:
     """A relative change: a factor where it is more than double."""
-    return f"x {number(1 + rise)}" if rise > 1 else f"{100 * rise:+.2g} %"
+    rise = 0.0 if abs(rise) < _ROUNDED else rise
+    if rise > 1:
+        return f"x {number(1 + rise)}"
+    return f"{100 * rise:+.{0 if abs(rise) >= 0.1 else 1}f} %"
 
 
 def _relative(check: Check) -> str:

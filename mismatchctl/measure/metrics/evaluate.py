@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from mismatchctl.measure import MISMATCH, PAIRS, Pair, Plan
 from mismatchctl.measure.close import Closed, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
-from mismatchctl.measure.metrics.histograms import quantiles_of
+from mismatchctl.measure.metrics.histograms import NO_QUANTILE, Quantile, quantiles_of
 from mismatchctl.measure.metrics.intervals import intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
@@ -146,11 +145,12 @@ class Evaluator:
             errors = _errors(uncertain, reader, cells, values)
             found = [self._by_cell(others, section, cells, reader, maxima, cell) for cell in range(len(cells))]
         for index, metric in enumerate(others):
-            values[metric.key] = np.array([own[index][0] for own in found])
+            values[metric.key] = np.array([own[index].value for own in found])
         nothing = _Error(None, None, None)
         for index, metric in enumerate(others):
             if metric.quantile is not None and metric.key not in section.unsure:
-                errors[metric.key] = _Error(None, np.array([own[index][1] for own in found]), None)
+                ends, covers = (np.array([getattr(own[index], of) for own in found]) for of in ("interval", "covers"))
+                errors[metric.key] = _Error(None, ends, covers)
         empty = totals[:, reader.position("tokens")] == 0
         return {
             metric.key: Estimate(values[metric.key], metric.undefined, empty, *errors.get(metric.key, nothing))
@@ -165,7 +165,7 @@ class Evaluator:
         reader: _Reader,
         maxima: Mapping[str, Float64s],
         cell: int,
-    ) -> list[tuple[float, tuple[float, float]]]:
+    ) -> list[Quantile]:
         """Values and intervals of metrics that are read from histograms and tails, in one cell."""
         if not metrics:
             return []
@@ -176,9 +176,11 @@ class Evaluator:
         shares = tuple(metric.quantile for metric in asked if metric.quantile is not None)
         sure = any(metric.key not in section.unsure for metric in asked)
         read = quantiles_of(pair, shares, _largest_difference(own.maxima), sure=sure) if pair is not None else []
-        found, nothing = iter(read), (math.nan, (math.nan, math.nan))
+        found = iter(read)
         return [
-            (float(metric.tail(totals, own)), nothing[1]) if metric.tail is not None else next(found, nothing)
+            next(found, NO_QUANTILE)
+            if metric.tail is None
+            else NO_QUANTILE._replace(value=float(metric.tail(totals, own)))
             for metric in metrics
         ]
 

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.measure import PairSums
 from mismatchctl.measure.bins import fold_signs, magnitude_edges
+from mismatchctl.measure.metrics.intervals import rests_on_few
 
 RESAMPLES = 200
 INTERVAL = 0.90
 """Coverage of the intervals of quantiles."""
+COVERS, COVERS_LEAST = 0.85, 0.65
+"""What the intervals of quantiles with the status `heavy_tail` were seen to cover, and of those with next to nothing
+beyond them: docs/gate.md, Intervals."""
+_BEYOND, _NOTHING = 10, 3  # tokens beyond a quantile: with fewer, it is hardly known, or not at all
 _SEED = 20251027  # fixed: the same sums give the same interval
+
+
+class Quantile(NamedTuple):
+    """A quantile, its interval, and what that covers instead where the tail is heavy; NaN for what there is not."""
+
+    value: float
+    interval: tuple[float, float]
+    covers: float
+
+
+NO_QUANTILE = Quantile(np.nan, (np.nan, np.nan), np.nan)
 
 
 @lru_cache(maxsize=1)
@@ -32,9 +49,7 @@ def _draws(buckets: int) -> Float64s:
     return drawn.astype(np.float64)
 
 
-def quantiles_of(
-    pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True
-) -> list[tuple[float, tuple[float, float]]]:
+def quantiles_of(pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True) -> list[Quantile]:
     """Quantiles of |log ratio| over tokens, and the interval of each by resampling buckets of clusters.
 
     Args:
@@ -45,21 +60,34 @@ def quantiles_of(
 
     Returns:
         For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
-        fewer than two buckets).
+        fewer than two buckets), which has a heavy tail where few tokens or few clusters lie beyond the quantile.
     """
     buckets, filled, counts = pair.histogram.magnitudes() if sure else _in_one(pair)
     if not len(filled):
-        return [(np.nan, (np.nan, np.nan))] * len(shares)
+        return [NO_QUANTILE] * len(shares)
     cumulative, middles = np.cumsum(counts.T, axis=0), np.minimum(_middles()[filled], largest)
     whole = np.ones((1, len(buckets)))
-    values = middles[_reached(whole, cumulative, shares)[0]]
-    low = high = np.full(len(shares), np.nan)
+    reached = _reached(whole, cumulative, shares)[0]
+    values = middles[reached]
+    low = high = covers = np.full(len(shares), np.nan)
     if len(buckets) >= 2:
         resampled = np.sort(middles[_reached(_draws(len(buckets)), cumulative, shares)], axis=0)
         outside = int((1 - INTERVAL) / 2 * RESAMPLES)
         low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
-    ends = zip(low.tolist(), high.tolist(), strict=True)
-    return list(zip(values.tolist(), ends, strict=True))
+        covers = np.where(low < high, _covers(cumulative, reached, shares), np.nan)
+    found = zip(*(each.tolist() for each in (values, low, high, covers)), strict=True)
+    return [Quantile(value, (lower, upper), covered) for value, lower, upper, covered in found]
+
+
+def _covers(cumulative: Float64s, reached: Ints, shares: Sequence[float]) -> Float64s:
+    """What intervals cover where few tokens lie beyond a quantile, or few buckets count; else NaN [shares]."""
+    sizes, left = cumulative[-1], 1 - np.array(shares)
+    apart = (sizes - cumulative[reached] - left[:, None] * sizes) ** 2
+    with np.errstate(all="ignore"):
+        effective = apart.sum(axis=1) ** 2 / (apart**2).sum(axis=1)
+    tokens = sizes.sum() * left
+    few = rests_on_few(effective, len(sizes)) | (tokens < _BEYOND)
+    return np.select([tokens < _NOTHING, few], [COVERS_LEAST, COVERS], np.nan)
 
 
 def _in_one(pair: PairSums) -> tuple[Ints, Ints, Float64s]:

@@ -77,11 +77,16 @@ def intervals(
         width = t_quantile(_NORMAL, np.maximum(effective - 1, 1)) * se * np.abs(scale.slope(value))
         centre = scale.to(value)
         ends = np.stack([scale.back(centre - width), scale.back(centre + width)], axis=-1)
-        heavy = effective < np.minimum(_FEW, _SHARE * clusters)
+        heavy = rests_on_few(effective, clusters)
         if scale.ess is not None:
             heavy |= (scale.ess(value) ** -4.0 - 1) / clusters > _ERROR
     ends[~known | ~np.isfinite(ends).all(axis=-1)] = np.nan
     return ends, np.where(known & heavy, scale.covers, np.nan)
+
+
+def rests_on_few(effective: Any, clusters: Any) -> Any:
+    """Whether so few clusters count in effect, of so many, that no interval covers what it claims."""
+    return effective < np.minimum(_FEW, _SHARE * clusters)
 
 
 def t_quantile(normal: float, degrees: Any) -> Any:
