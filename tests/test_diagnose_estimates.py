@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from test_diagnose import found
 from test_diagnose_distributions import WORDS, Policy, tempered, truncated
 from test_distributions import log_softmax
 
+from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.causes import raw_logprobs
+from mismatchctl.diagnose.tempering import Tempering, tempering
 from mismatchctl.result import Fact, Finding
 
 SEQUENCES, SEEDS = 48, 4
@@ -52,6 +56,21 @@ def test_the_interval_of_a_temperature_holds_it(temperature: float, raw: bool, t
         assert fact.interval is not None and fact.interval[1] < 1.25 * fact.interval[0]
         held += fact.interval[0] <= temperature <= fact.interval[1]
     assert held >= SEEDS - 1
+
+
+def test_an_interval_that_reaches_0_breaks_no_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other way round has no end: it divided by 0 once."""
+
+    def reaching(case: Case) -> Tempering | None:
+        known = tempering(case)
+        return None if known is None or known.interval is None else replace(known, interval=(0.0, known.interval[1]))
+
+    monkeypatch.setattr(raw_logprobs, "tempering", reaching)
+    policy = tempered(0.7)
+    first = found(sampled(policy, 0, raw=True, trainer=policy), tmp_path)[0]
+    assert first.cause == "raw_logprobs"
+    low, high = told(first, "temperature").interval or (0, 0)
+    assert low <= 0.7 < 1e6 < high < np.inf
 
 
 @pytest.mark.parametrize("cap", [3.0, 5.0])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layers import LayerReport, read_layers
 from mismatchctl.frameworks.layers.model import layer_in
+from mismatchctl.frameworks.layers.next import first_comparison
 from mismatchctl.frameworks.layers.noise import held_against, logit_noise
 from mismatchctl.render.figures.layers import layers_figure
 
@@ -220,3 +224,194 @@ def test_the_first_bad_tensor_may_be_missing(tmp_path: Path) -> None:
 def test_layers_are_spelled_in_many_ways(name: str) -> None:
     assert layer_in(name) == 3
     assert layer_in("layernorm.3") is None and layer_in("player3.x") is None
+
+
+FORWARD = [(f"model.layers.{k}.{part}", k) for k in range(6) for part in ("self_attn.output", "mlp.output")]
+
+
+def tensors(names: list[tuple[str, int]], bad: set[int]) -> list[dict[str, Any]]:
+    def diff(layer: int) -> dict[str, Any]:
+        return {"rel_diff": 0.1 if layer in bad else 1e-12, "predicate": "rel <= 0.001", "passed": layer not in bad}
+
+    lines = [{"type": "comparison_tensor", "name": name, "location": {"step": 0}, "diff": diff(k)} for name, k in names]
+    return [{"type": "config", "config": {}}, *lines, {"type": "summary", "total": len(lines)}]
+
+
+@pytest.mark.parametrize("inside", ["reversed", "kept"])
+def test_a_forward_pass_from_its_end_is_read_from_there(inside: str, tmp_path: Path) -> None:
+    names = FORWARD[::-1] if inside == "reversed" else sorted(FORWARD, key=lambda row: -row[1])
+    report = read(tmp_path, tensors(names, {3, 4, 5}))
+    assert (place(report), report.last_good) == ((0, 3), 2)
+    assert report.first_bad is not None and "self_attn" in report.first_bad.name
+    assert "it is a forward pass" in report.notes[0]
+
+
+def test_a_backward_pass_stays_one(tmp_path: Path) -> None:
+    report = read(tmp_path, tensors(FORWARD[::-1], {0, 1, 2}))
+    assert (place(report), report.last_good) == ((0, 2), 3) and "a backward pass" in report.notes[0]
+    named = [(f"grad__{name}", layer) for name, layer in FORWARD[::-1]]
+    report = read(tmp_path, tensors(named, set(range(6))))
+    assert place(report) == (0, 5) and "its names say so" in report.notes[0]
+    report = read(tmp_path, tensors(FORWARD[::-1], set(range(6))))
+    assert place(report) == (0, 5) and "looks the same" in report.notes[0]
+
+
+MSPROBE = "msprobe/statistics_error_from_layer/compare_result_20260822000000.csv"
+
+
+def respelled(text: str) -> dict[str, tuple[str, str]]:
+    """The same report as other versions, spreadsheets and hands would write it: name -> (file name, text)."""
+    rows = list(csv.DictReader(io.StringIO(text)))
+    head, _, body = text.partition("\n")
+    named = {"NPU": "Target", "Bench": "Golden"}
+    called = head
+    for ours, theirs in named.items():
+        called = called.replace(f"{ours} ", f"{theirs} ")
+    columns = [*rows[0]]
+    tables = {}
+    for name, separator in (("semicolons", ";"), ("tabs", "\t")):
+        out = io.StringIO()
+        writer = csv.DictWriter(out, columns, delimiter=separator)
+        writer.writeheader()
+        writer.writerows(rows)
+        tables[name] = ("report.csv", out.getvalue())
+    shuffled = io.StringIO()
+    writer = csv.DictWriter(shuffled, columns[::-1], lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return tables | {
+        "a byte order mark": ("report.csv", "\ufeff" + text),
+        "other sides": ("report.csv", f"{called}\n{body}"),
+        "small letters": ("report.csv", f"{head.lower().replace(' ', '_')}\n{body}"),
+        "capitals": ("REPORT.CSV", text.replace(",warning,", ",Warning,").replace(",error,", ",ERROR,")),
+        "other order of columns": ("report.csv", shuffled.getvalue()),
+        "rows of JSON": ("report.json", json.dumps(rows)),
+        "JSON lines": ("report.jsonl", "".join(json.dumps(row) + "\n" for row in rows)),
+    }
+
+
+@pytest.mark.parametrize("name", respelled("NPU Name,Bench Name\na,b\n"))
+def test_msprobe_is_read_however_it_is_spelled(name: str, tmp_path: Path) -> None:
+    [expected] = read_layers(str(REPORTS / MSPROBE))
+    file, text = respelled((REPORTS / MSPROBE).read_text())[name]
+    (tmp_path / file).write_text(text, newline="")
+    for path in (tmp_path / file, tmp_path):
+        [report] = read_layers(str(path))
+        assert report.model_copy(update={"file": expected.file}) == expected
+
+
+def test_parts_of_a_report_are_one(tmp_path: Path) -> None:
+    [expected] = read_layers(str(REPORTS / MSPROBE))
+    head, *rows = (REPORTS / MSPROBE).read_text().splitlines(keepends=True)
+    for part in range(3):
+        text = head + "".join(rows[part * len(rows) // 3 : (part + 1) * len(rows) // 3])
+        (tmp_path / f"compare_result_20260822000000_part_{part}.csv").write_text(text)
+    [report] = read_layers(str(tmp_path))
+    assert (report.first_bad, report.first_apart, report.tensors) == (
+        expected.first_bad, expected.first_apart, expected.tensors,
+    )  # fmt: skip
+
+
+def test_versions_without_a_result_say_whether_accuracy_was_reached(tmp_path: Path) -> None:
+    file = tmp_path / "compare.csv"
+    lines = [f"Module.layers.{k}.mlp.forward.0.output.0," * 2 + ("No" if k > 2 else "Yes") for k in range(6)]
+    file.write_text("\n".join(["NPU Name,Bench Name,Accuracy Reached or Not", *lines]))
+    [report] = read_layers(str(file))
+    assert place(report) == (None, 3)
+
+
+def test_a_spreadsheet_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "compare_result.xlsx").write_bytes(b"PK\x03\x04")
+    for path in (tmp_path, tmp_path / "compare_result.xlsx"):
+        with pytest.raises(DataError, match="as CSV"):
+            read_layers(str(path))
+
+
+def test_sglang_is_read_from_a_log_an_array_and_a_later_version(tmp_path: Path) -> None:
+    lines = records("error_from_layer")
+    [expected] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
+    texts = {
+        "log.txt": "".join(f"INFO 12:00 {n}\n{json.dumps(line)}\n" for n, line in enumerate(lines)),
+        "report.json": json.dumps(lines),
+        "indented.json": json.dumps(lines, indent=2),
+        "later.jsonl": "".join(json.dumps(line) + "\n" for line in [*lines, {"type": "timing", "seconds": 3}]),
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        [report] = read_layers(str(tmp_path / name))
+        assert (report.first_bad, report.first_apart, report.growth) == (
+            expected.first_bad, expected.first_apart, expected.growth,
+        )  # fmt: skip
+        assert not any("cut short" in note for note in report.notes)
+    assert "'timing' is a type of record" in " ".join(report.notes)
+
+
+def test_slime_is_read_from_a_log_and_from_other_keys(tmp_path: Path) -> None:
+    folder = REPORTS / "slime" / "error_from_layer"
+    [expected] = read_layers(str(folder / "layerwise.json"))
+    document = json.loads((folder / "layerwise.json").read_text())
+    renamed = document | {"layers": {f"layer_{key}": found for key, found in document["layers"].items()}}
+    (tmp_path / "renamed.json").write_text(json.dumps(renamed))
+    [report] = read_layers(str(tmp_path / "renamed.json"))
+    assert report.growth == expected.growth and report.first_bad == expected.first_bad
+    printed = (folder / "stdout.txt").read_text()
+    logged = "".join(f"[2026-08-22 rank0] {line}\n" for line in printed.splitlines())
+    swapped = "\n".join(
+        " ".join([line.split()[0], *line.split()[:0:-1]]) if line.startswith("layer=") else line
+        for line in printed.splitlines()
+    )
+    for text in (logged, swapped):
+        (tmp_path / "out.log").write_text(text)
+        [report] = read_layers(str(tmp_path / "out.log"))
+        assert [layer for layer, _ in report.growth] == [layer for layer, _ in expected.growth]
+        assert place(report) == place(expected)
+
+
+def test_miles_log_probs_are_read_from_a_log(tmp_path: Path) -> None:
+    text = (REPORTS / "miles" / "logprob_fail" / "stdout.txt").read_text()
+    [expected] = read_layers(str(REPORTS / "miles" / "logprob_fail" / "stdout.txt"))
+    (tmp_path / "out.log").write_text("".join(f"(worker pid=3) {line}\n" for line in text.splitlines()))
+    [report] = read_layers(str(tmp_path / "out.log"))
+    assert (report.first_bad, report.notes) == (expected.first_bad, expected.notes)
+
+
+TOOLS = {
+    "sglang/error_from_layer/report.jsonl": (
+        """DUMPER_FILTER='layer_id in [2, 3] or search(r"layers\\.(2|3)\\.", name)'""", "comparator --baseline-path"
+    ),
+    "slime/error_from_layer/layerwise.json": ("--layers 2 3 ", "glm52_layerwise_comparator.py"),
+    MSPROBE: ('"list": ["layers.2.", "layers.3."]', "msprobe compare -tp TARGET -gp GOLDEN -o OUT"),
+    "miles/logprob_fail/stdout.txt": ("DUMPER_NON_INTRUSIVE_MODE=all`", "comparator --baseline-path"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", TOOLS)
+def test_what_to_compare_next_is_in_the_syntax_of_the_tool(file: str) -> None:
+    [report] = read_layers(str(REPORTS / file))
+    assert report.next is not None and all(words in report.next for words in (*TOOLS[file], "--replay worst.jsonl"))
+
+
+def test_a_filter_chooses_the_named_layers_alone() -> None:
+    """The expression that the dumper evaluates for every tensor, with the names that it has there."""
+    [report] = read_layers(str(REPORTS / "sglang" / "error_from_layer" / "report.jsonl"))
+    assert report.next is not None
+    expression = report.next.partition("DUMPER_FILTER='")[2].partition("'")[0]
+    for layer in (1, 2, 3, 4, 20, 32):
+        for tags in (
+            {"layer_id": layer, "name": "mlp_output"},
+            {"layer_id": None, "name": f"model.layers.{layer}.mlp"},
+        ):
+            assert bool(eval(expression, {"search": re.search, **tags})) is (layer in (2, 3))
+
+
+def test_a_clean_report_asks_for_nothing() -> None:
+    for clean in ("sglang/clean/report.jsonl", "miles/logprob_pass/stdout.txt"):
+        assert read_layers(str(REPORTS / clean))[0].next is None
+
+
+def test_a_dump_says_how_its_layers_are_compared() -> None:
+    said = dict(first_comparison([], "rollout"))
+    assert list(said) == ["replay", "hook", "compare", "read"]
+    assert "the engine, and the checkpoint in float32" in said["hook"]
+    assert first_comparison(["temperature"], None) == [] == first_comparison(["moe_routing"], "none")
+    assert "the engine and the trainer" in dict(first_comparison(["moe_routing"], None))["hook"]

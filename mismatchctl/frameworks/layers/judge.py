@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from mismatchctl.frameworks.layers.model import LayerReport, Row, Table, Tensor
+from mismatchctl.frameworks.layers.next import again
+from mismatchctl.frameworks.layers.order import JUMP, in_order
 
-JUMP = 30.0
-"""A value that many times the largest of all layers before it is no growth of the same noise, which grows by small
-factors from layer to layer, in bfloat16 too (within 4 in the samples)."""
-
-
-UNORDERED = "its tensors are in no order of execution: they were put in that of their layers"
-_TURNS = 0.5
-"""Changes of layer that turn back, of all: a pass forward, one backward after it, or ranks one by one turn seldom."""
 _SPAN = 8
 """Layers that are compared next, at most."""
 
 
 def judge(table: Table, file: str) -> LayerReport:
     """Read both answers off the rows of one report."""
-    rows, sorted_by_layer = _in_order(table.rows)
+    rows, order = in_order(table.rows)
     bad = next((index for index, row in enumerate(rows) if row.failed), None)
     apart = _parting(rows)
     first = min((index for index in (bad, apart) if index is not None), default=None)
@@ -41,7 +34,7 @@ def judge(table: Table, file: str) -> LayerReport:
         before=max(values, default=None),
         last_good=good[-1] if first is not None and good else None,
         growth=_growth(rows),
-        notes=[*([UNORDERED] if sorted_by_layer else ()), *table.notes],
+        notes=[*([order] if order else ()), *table.notes],
         rank=table.rank,
         next=None if first is None else _next(table, rows[first].layer, good[-1] if good else None),
     )
@@ -50,22 +43,8 @@ def judge(table: Table, file: str) -> LayerReport:
 def _next(table: Table, layer: int | None, last_good: int | None) -> str | None:
     """What to compare next: the layers from the last good one to the first that is not, on few sequences."""
     if layer is None:
-        return None
-    layers = [str(own) for own in range(layer if last_good is None else min(last_good, layer), layer + 1)][-_SPAN:]
-    numbers = layers[0] if len(layers) == 1 else f"({'|'.join(layers)})"
-    again = table.again.format(layers=" ".join(layers), names=rf"layers\.{numbers}\.")
-    return f"{again}; the worst sequences are enough: `mismatchctl score DUMPS --replay worst.jsonl --worst 8`"
-
-
-def _in_order(rows: Sequence[Row]) -> tuple[Sequence[Row], bool]:
-    """The rows as they are; by step and layer where they jump to and fro, as no execution does."""
-    places = [(row.step, row.layer) for row in rows if row.layer is not None]
-    changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
-    turns = sum((a > 0) != (b > 0) for a, b in pairwise(changes))
-    if len(changes) < _SPAN or turns <= _TURNS * (len(changes) - 1):
-        return rows, False
-    steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
-    return sorted(rows, key=lambda row: (steps[row.step], -1 if row.layer is None else row.layer)), True
+        return again(table.unlayered, []) if table.unlayered else None
+    return again(table.again, range(layer if last_good is None else min(last_good, layer), layer + 1)[-_SPAN:])
 
 
 def _parting(rows: Sequence[Row]) -> int | None:

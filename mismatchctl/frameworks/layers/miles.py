@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from mismatchctl.frameworks.layers.model import Row, Table, finite
+from mismatchctl.frameworks.layers.next import EVERY_LAYER
 
 TOOL = "Miles log-prob comparison"
-_VERDICT = re.compile(r"Logprob Comparison: (PASSED|FAILED)")
-_FIGURE = re.compile(
-    r"^\s*(Positions compared|Threshold \(mean\)|Mean abs diff|Max abs diff)\s*:\s*(\S+)", re.MULTILINE
-)
+_VERDICT = re.compile(r"Logprob Comparison:\s*(PASSED|FAILED)", re.IGNORECASE)
+_FIGURE = re.compile(r"(Positions compared|Threshold \(mean\)|Mean abs diff|Max abs diff)\s*:\s*(\S+)", re.IGNORECASE)
 
 
 def recognizes(text: str) -> bool:
@@ -21,15 +20,17 @@ def recognizes(text: str) -> bool:
 def table(text: str) -> Table:
     """One row: the log-probs themselves."""
     verdict = _VERDICT.search(text)
-    figures = {name: _number(value) for name, value in _FIGURE.findall(text)}
-    mean, limit = figures.get("Mean abs diff"), figures.get("Threshold (mean)")
-    failed = verdict is not None and verdict[1] == "FAILED"
+    figures = {name.lower(): _number(value.replace(",", "")) for name, value in _FIGURE.findall(text)}
+    mean, limit = figures.get("mean abs diff"), figures.get("threshold (mean)")
+    failed = verdict is not None and verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
     notes = ["this report has no layers: it only says whether a layer-wise comparison is worth while"]
-    if not figures.get("Positions compared"):
+    if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, which passes there")
     row = Row("log-probs", value=mean, failed=failed, why=why)
-    return Table(TOOL, "mean absolute difference of the log-probs, nats", [row], notes)
+    return Table(
+        TOOL, "mean absolute difference of the log-probs, nats", [row], notes, unlayered=EVERY_LAYER if failed else ""
+    )
 
 
 def _number(text: str) -> float | None:

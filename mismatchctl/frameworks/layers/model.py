@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
+from mismatchctl.frameworks.layers.next import SGLANG
+
 
 @dataclass(frozen=True)
 class Row:
@@ -41,7 +43,8 @@ class Table:
         rows: in the order of execution.
         notes: what the report cannot know or leaves out, in sentences.
         rank: of the process, where the report is of one.
-        again: how the tool compares some layers alone, with places for their numbers (`layers`, `names`).
+        again: how the tool compares some layers alone, with places as `next.again` fills them.
+        unlayered: how layers are compared after a report that has none.
     """
 
     tool: str
@@ -49,7 +52,8 @@ class Table:
     rows: Sequence[Row]
     notes: Sequence[str] = ()
     rank: str | None = None
-    again: str = "dump every tensor of both sides whose name matches {names}, and compare again"
+    again: str = SGLANG
+    unlayered: str = ""
 
 
 class _Model(BaseModel):

@@ -12,9 +12,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in
+from mismatchctl.frameworks.layers.next import MSPROBE
 
 TOOL = "msprobe compare"
 TARGET, GOLDEN = "NPU Name", "Bench Name"
+_SPELLED = {"target": "npu", "test": "npu", "device": "npu", "golden": "bench", "benchmark": "bench", "gpu": "bench"}
+"""How the two sides may be called in place of NPU and Bench."""
+_FACTS = (
+    *("Name", "Dtype", "max", "min", "mean", "l2norm"),
+    *("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr"),
+    *("MD5", "Result", "Err_message", "Accuracy Reached or Not"),
+)
+_CANONICAL = {
+    re.sub(r"[^a-z0-9]", "", f"{side} {fact}".lower()): f"{side}{' ' if side else ''}{fact}"
+    for side in ("", "NPU", "Bench")
+    for fact in _FACTS
+} | {"npumd5": "NPU MD5", "benchmd5": "BENCH MD5"}
 NO_ROW = "modules that only the golden side has leave no row in such a report"
 _RANK = re.compile(r"rank_?(\d+)")
 
@@ -23,7 +36,23 @@ Cells = Mapping[str, Any]
 
 def recognizes(columns: Sequence[str]) -> bool:
     """Whether a table with these columns is such a report."""
-    return TARGET in columns and GOLDEN in columns
+    return {TARGET, GOLDEN} <= {_canonical(column) for column in columns}
+
+
+def is_rows(document: Any) -> bool:
+    """Whether a JSON document is a list of rows of such a report."""
+    return (
+        isinstance(document, list)
+        and bool(document)
+        and all(isinstance(row, Mapping) for row in document)
+        and recognizes([*document[0]])
+    )
+
+
+def _canonical(column: Any) -> str:
+    """The name of a column as msprobe writes it, whatever its case and signs, and however the sides are called."""
+    words = re.findall(r"[a-z0-9]+", str(column).lower())
+    return _CANONICAL.get("".join([_SPELLED.get(words[0], words[0]), *words[1:]] if words else []), str(column))
 
 
 def recognizes_ranks(document: Any) -> bool:
@@ -51,12 +80,17 @@ def recognizes_first(document: Any) -> bool:
 
 def table(cells: Sequence[Cells], file: str) -> Table:
     """The rows of a CSV."""
-    columns = cells[0].keys() if cells else ()
-    value, measure = _measure(columns)
+    cells = [{_canonical(name): value for name, value in cell.items()} for cell in cells]
+    value, measure = _measure(cells[0].keys() if cells else ())
     notes = Notes()
     rows = [row for row in _rows(cells, value, notes, _flagged) if row is not None]
     return Table(
-        TOOL, f"{measure}; failed where Result says error or warning", rows, [*notes.sentences(), NO_ROW], _rank(file)
+        TOOL,
+        f"{measure}; failed where Result says error or warning",
+        rows,
+        [*notes.sentences(), NO_ROW],
+        _rank(file),
+        MSPROBE,
     )
 
 
@@ -76,7 +110,9 @@ def ranks_table(document: Mapping[str, Any], file: str) -> Table:
             last = found[-1]
             found[-1] = Row(last.name, last.layer, None, last.value, True, "the call is not the same (is_same false)")
         rows += found
-    return Table(TOOL, f"{measure}; failed where is_same is false", rows, [*notes.sentences(), NO_ROW], _rank(file))
+    return Table(
+        TOOL, f"{measure}; failed where is_same is false", rows, [*notes.sentences(), NO_ROW], _rank(file), MSPROBE
+    )
 
 
 def first_tables(document: Mapping[str, Any]) -> list[Table]:
@@ -89,6 +125,7 @@ def first_tables(document: Mapping[str, Any]) -> list[Table]:
             [Row(str(call["op_name"]), layer_in(str(call["op_name"])), failed=True, why=why) for call in calls],
             [NO_ROW],
             _rank(rank),
+            MSPROBE,
         )
         for rank, calls in document.items()
     ]
@@ -107,11 +144,12 @@ def _rows(
 
 
 def _flagged(cell: Cells) -> str:
-    result = cell.get("Result")
-    if result not in ("error", "warning"):
+    result = str(cell.get("Result", "")).strip().lower()
+    missed = str(cell.get("Accuracy Reached or Not", "")).strip().lower() == "no"  # of versions without Result
+    if result not in ("error", "warning") and not missed:
         return ""
     message = str(cell.get("Err_message") or "").strip("[]\"' ")
-    return message.partition('", "')[0] or str(result)
+    return message.partition('", "')[0] or result or "accuracy not reached"
 
 
 def _measure(columns: Any) -> tuple[Callable[[Cells], float | None], str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import stat
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,12 @@ LARGEST = 256 * 1024 * 1024
 """Bytes of a report that are read: those of a model of a hundred layers and a thousand steps stay far below."""
 
 KNOWN = "known are comparator_report.jsonl of SGLang and Miles, slime's JSON and text, and msprobe's CSV and JSON"
-SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".log")
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".log", ".out")
+SPREADSHEETS = (".xlsx", ".xls")
+SPREADSHEET = "save the table as CSV, or run msprobe compare without --xlsx"
+_PART = re.compile(r"_part_?\d+$")
+_MOST_ECHOED = 0.5
+"""Lines beside the records, of all, where what a comparator printed was kept with a log."""
 
 
 def read_layers(path: str) -> list[LayerReport]:
@@ -32,13 +39,28 @@ def read_layers(path: str) -> list[LayerReport]:
     place = Path(path)
     if not place.is_dir():
         return _reports(place)
-    files = sorted(
-        (file for file in place.rglob("*") if file.suffix in SUFFIXES), key=lambda file: natural_key(str(file))
-    )
-    found = [report for file in files if (tables := _tables(file)) for report in _judged(tables, file)]
-    if not found:
-        raise DataError("no file below this folder is a report of a comparator", file=path, remedy=KNOWN)
-    return found
+    files = sorted(place.rglob("*"), key=lambda file: natural_key(str(file)))
+    tables = [(file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _tables(file) or ()]
+    if not tables:
+        remedy = SPREADSHEET if any(file.suffix.lower() in SPREADSHEETS for file in files) else KNOWN
+        raise DataError("no file below this folder is a report of a comparator", file=path, remedy=remedy)
+    return [judge(table, str(file)) for file, table in _joined(tables)]
+
+
+def _joined(tables: Sequence[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
+    """Parts of one report as one: msprobe splits a CSV of more than a million rows."""
+    found: dict[Path, tuple[Path, Table]] = {}
+    for number, (file, table) in enumerate(tables):
+        part = _PART.search(file.stem)
+        key = file.with_name(_PART.sub("", file.stem)) if part else Path(str(number))
+        known = found.get(key)
+        found[key] = (
+            (file, table)
+            if known is None
+            else (known[0], replace(known[1], rows=[*known[1].rows, *table.rows],
+                                    notes=[*dict.fromkeys((*known[1].notes, *table.notes))]))
+        )  # fmt: skip
+    return list(found.values())
 
 
 def _reports(file: Path) -> list[LayerReport]:
@@ -58,8 +80,10 @@ def _judged(tables: Sequence[Table], file: Path) -> list[LayerReport]:
 
 
 def _tables(file: Path) -> list[Table] | None:
+    if file.suffix.lower() in SPREADSHEETS:
+        raise DataError("a spreadsheet is not read", file=str(file), remedy=SPREADSHEET)
     text = _text(file)
-    if file.suffix == ".csv":
+    if file.suffix.lower() in (".csv", ".tsv"):
         return _csv(text, file)
     if miles.recognizes(text):
         return [miles.table(text)]
@@ -69,8 +93,10 @@ def _tables(file: Path) -> list[Table] | None:
         pass
     if slime.recognizes_text(text):
         return [slime.text_table(text)]
-    records = _lines(text)
-    return [sglang.table(records)] if sglang.recognizes(records) else None
+    records, beside = _lines(text)
+    if msprobe.is_rows(records):
+        return [msprobe.table(records, file.name)]
+    return [sglang.table(records, beside)] if sglang.recognizes(records) else None
 
 
 def _document(document: Any, file: Path) -> list[Table] | None:
@@ -80,12 +106,17 @@ def _document(document: Any, file: Path) -> list[Table] | None:
         return [msprobe.ranks_table(document, file.name)]
     if msprobe.recognizes_first(document):
         return msprobe.first_tables(document)
-    return [sglang.table([document])] if sglang.recognizes([document]) else None
+    records = document if isinstance(document, list) else [document]
+    if msprobe.is_rows(records):
+        return [msprobe.table(records, file.name)]
+    return [sglang.table(records)] if sglang.recognizes(records) else None
 
 
 def _csv(text: str, file: Path) -> list[Table] | None:
     try:
-        reader = csv.DictReader(io.StringIO(text))
+        heads = text.partition("\n")[0]
+        separator = max(",;\t", key=heads.count)  # spreadsheets write others in some countries
+        reader = csv.DictReader(io.StringIO(text), delimiter=separator)
         if not msprobe.recognizes(reader.fieldnames or ()):
             return None
         return [msprobe.table(list(reader), file.name)]
@@ -93,18 +124,17 @@ def _csv(text: str, file: Path) -> list[Table] | None:
         raise DataError(f"not a readable CSV: {error}", file=str(file)) from None
 
 
-def _lines(text: str) -> list[Any]:
-    """The records of JSON lines; a last line that was cut off is passed over, anything else makes it no report."""
+def _lines(text: str) -> tuple[list[Any], int]:
+    """The records of JSON lines, and how many lines beside them are none: a last one that was cut off, or of a log."""
     records: list[Any] = []
-    lines = text.splitlines()
+    lines = [line for line in text.splitlines() if line.strip()]
+    beside = 0
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
             records.append(parse_json(line, as_python_writes=True))
         except TextError:
-            return records if number == len(lines) else []
-    return records
+            beside += number < len(lines)
+    return (records, beside) if beside <= _MOST_ECHOED * len(lines) else ([], beside)
 
 
 def _text(file: Path) -> str:
@@ -114,7 +144,7 @@ def _text(file: Path) -> str:
             raise DataError("not a regular file", file=str(file))
         if found.st_size > LARGEST:
             raise DataError(f"larger than the {LARGEST >> 20} MiB that are read of a report", file=str(file))
-        return file.read_bytes().decode()
+        return file.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError:

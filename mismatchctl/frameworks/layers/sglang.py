@@ -29,20 +29,25 @@ TYPES = frozenset(
 )
 MEASURE = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
 ONE_SIDED = "tensors that only the baseline has leave no record in such a report"
+_MOST = 0.5
 _TAG = re.compile(r"(?:^|___)layer_id=(\d{1,6})(?=___|\.|$)")
 
 
 def recognizes(records: Sequence[Any]) -> bool:
-    """Whether lines of JSON are such a report."""
-    return bool(records) and all(isinstance(record, Mapping) and record.get("type") in TYPES for record in records)
+    """Whether lines of JSON are such a report: most have a type that it has, as a later version may have more."""
+    typed = [record.get("type") for record in records if isinstance(record, Mapping)]
+    known = sum(isinstance(kind, str) and kind in TYPES for kind in typed)
+    return len(typed) == len(records) and known > _MOST * len(records)
 
 
-def table(records: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of a report."""
+def table(records: Sequence[Mapping[str, Any]], beside: int = 0) -> Table:
+    """The rows of a report; `beside` lines of its file were no records."""
     notes, rows = Notes(), []
     for record in records:
-        kind = record["type"]
-        if kind == "comparison_error":
+        kind = record.get("type")
+        if kind not in TYPES:
+            notes.add("is a type of record that is not known here, and was passed over", f"{kind!r}")
+        elif kind == "comparison_error":
             notes.add(f"could not be compared ({record.get('exception_type')})", str(record.get("name")))
         elif kind == "comparison_skip":
             side, reason = record.get("available_side"), record.get("reason")
@@ -55,7 +60,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> Table:
         elif kind == "comparison_tensor":
             rows.append(_tensor(record))
     said = [*notes.sentences(), ONE_SIDED]
-    if not any(record["type"] == "summary" for record in records):
+    if beside:
+        said.insert(0, f"{beside:,} lines are no records, and were passed over")
+    if not any(record.get("type") == "summary" for record in records):
         said.insert(0, "the report is cut short: it has no summary line")
     return Table(TOOL, MEASURE, rows, said)
 
@@ -69,7 +76,7 @@ def _tensor(record: Mapping[str, Any]) -> Row:
         return _row(record, None, "shapes differ: " + " and ".join(map(str, shapes)))
     squared = finite(diff.get("rel_diff"))
     value = None if squared is None else math.sqrt(2 * max(squared, 0.0))
-    if squared is None:
+    if squared is None and "rel_diff" in diff:
         return _row(record, None, "not finite on one side")
     if record.get("errors"):
         return _row(record, value, "the comparator noted an error")

@@ -11,28 +11,37 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mismatchctl.frameworks.layers.model import Row, Table, finite
+from mismatchctl.frameworks.layers.next import SLIME
 
 TOOL = "slime layer-wise comparator"
 NAME = "residual stream after the layer"
 _NUMBER = r"([^\s=]+)"
-_LINE = re.compile(rf"^layer=(\d{{1,6}}) tokens=(\d+) max_abs={_NUMBER} mean_abs={_NUMBER}\s*$", re.MULTILINE)
+_LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
+"""Whatever a logger writes before it, and in whatever order its facts are."""
+_FACT = re.compile(r"\b(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
+
+
+_KEY = re.compile(r"(?:.*\D)?(\d{1,6})")
 
 
 def recognizes(document: Any) -> bool:
     """Whether a JSON document is such a report."""
-    return (
-        isinstance(document, Mapping) and "max_hidden_diff" in document and isinstance(document.get("layers"), Mapping)
+    layers = document.get("layers") if isinstance(document, Mapping) else None
+    if not isinstance(layers, Mapping):
+        return False
+    return "max_hidden_diff" in document or any(
+        isinstance(found, Mapping) and "max_abs" in found for found in layers.values()
     )
 
 
 def table(document: Mapping[str, Any]) -> Table:
     """The rows of a report in JSON."""
     layers = {
-        int(key): found
+        int(number[1]): found
         for key, found in document["layers"].items()
-        if isinstance(key, str) and key.isdecimal() and isinstance(found, Mapping)
+        if (number := _KEY.fullmatch(key)) and isinstance(found, Mapping)
     }
-    limit = finite(document["max_hidden_diff"])
+    limit = finite(document.get("max_hidden_diff"))
     facts = (
         (layer, found.get("tokens"), found.get("max_abs"), found.get("mean_abs")) for layer, found in layers.items()
     )
@@ -46,15 +55,20 @@ def recognizes_text(text: str) -> bool:
 
 def text_table(text: str) -> Table:
     """The rows of what the comparator prints, which does not say its limit: any difference counts."""
+    lines = [dict(_FACT.findall(line)) for line in _LINE.findall(text)]
     facts = (
-        (int(layer), int(tokens), _number(largest), _number(mean))
-        for layer, tokens, largest, mean in _LINE.findall(text)
+        (
+            int(line["layer"]),
+            _number(line.get("tokens", "")),
+            *(_number(line.get(f"{of}_abs", "")) for of in ("max", "mean")),
+        )
+        for line in lines
     )
     limit = re.search(rf'"max_hidden_diff": {_NUMBER}', text)
     return _table(facts, _number(limit[1].rstrip(",")) if limit else None)
 
 
-def _table(facts: Iterable[tuple[int, Any, Any, Any]], limit: float | None) -> Table:
+def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
     rows = []
     for layer, tokens, largest, mean in sorted(facts, key=lambda fact: fact[0]):
         value = finite(largest)
@@ -74,7 +88,7 @@ def _table(facts: Iterable[tuple[int, Any, Any, Any]], limit: float | None) -> T
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
         notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
     measure = f"largest absolute difference of the residual stream, {said}"
-    return Table(TOOL, measure, rows, notes, again="compare again with --layers {layers}")
+    return Table(TOOL, measure, rows, notes, again=SLIME)
 
 
 def _number(text: str) -> float | None:

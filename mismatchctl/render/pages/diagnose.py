@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
+from mismatchctl.frameworks.layers.next import first_comparison
 from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
 from mismatchctl.numbers import DASH
 from mismatchctl.render.document import (
@@ -41,7 +42,19 @@ def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bo
     for index, (name, sides) in enumerate(found.sides.items()):
         heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
         made.add(sides_section(heading, f"sides-{index}", sides))
+    if not reports:
+        made.add(*_next(found))
     return made.add(*(_layers(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
+
+
+def _next(found: Diagnosed) -> list[Section]:
+    """What to dump and compare next, where the fault may be in a layer."""
+    for name, findings in found.runs.items():
+        causes = [finding.cause for finding in findings if finding.confidence != "low"]
+        sides = found.sides.get(name)
+        if steps := first_comparison(causes, None if sides is None else sides.side):
+            return [Section("Where in the network", "next").add(Facts(steps, reach=BRIEF))]
+    return []
 
 
 def findings_section(
