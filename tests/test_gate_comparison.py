@@ -185,7 +185,7 @@ def test_a_tail_of_sure_tokens_is_seen_below_that_of_others() -> None:
     rollout, other = (-rng.exponential(0.6, (16, 200)) for _ in range(2))
     x, y = (0.02 * rng.standard_t(2.0, (16, 200)) * -np.expm1(each) for each in (rollout, other))
     sure = (rollout > np.log(0.95)) & (rng.random(rollout.shape) < 0.1)
-    evened, as_it_is = own_p(sample(rollout, np.where(sure, 0.1, x)), sample(other, y, 100))[[1, 3]]
+    evened, as_it_is = own_p(sample(rollout, np.where(sure, 0.1, x)), sample(other, y, 100))[[2, 4]]
     assert evened < 0.01
     assert as_it_is > 0.05
 
@@ -196,11 +196,11 @@ def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bo
     other, y = tokens(2, 16, 200)
     x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
     x[:holding, 7] = -1.0
-    lost = compare(sample(rollout, x), sample(other, y, 100), K3, NONE).statistics[2]
+    lost = compare(sample(rollout, x), sample(other, y, 100), K3, NONE).statistics[3]
     counts = np.where(np.arange(16) < holding, 1.0, 0.0) if decides else np.zeros(16)
     np.testing.assert_allclose(lost.new, counts, atol=0.1)
     np.testing.assert_allclose(lost.old, 0.0, atol=0.1)
-    assert (own_p(sample(rollout, x), sample(other, y, 100))[2] < 0.03) == decides
+    assert (own_p(sample(rollout, x), sample(other, y, 100))[3] < 0.03) == decides
 
 
 def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
@@ -209,7 +209,7 @@ def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:
     worse = x.copy()
     worse[:8, 9] = -1.0
     found = compare(sample(rollout, worse), sample(rollout, x, 100), K3, NONE)
-    assert not found.statistics[2].new.any()
+    assert not found.statistics[3].new.any()
 
 
 def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:

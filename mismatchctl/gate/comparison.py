@@ -32,9 +32,9 @@ from mismatchctl.resample import (
 
 BULK, SHOULDER = 0.2, 0.01
 """Share of the baseline's tokens beyond the cap of the bulk and of the shoulder."""
-WEIGHTS = (2.0, 2.0, 10.0, 1.0)
-"""Shares of the level of bulk, evened K3, lost tokens and K3 as it is: each sees what the others do not. Where too few
-tokens are lost to decide anything, theirs is left to the others."""
+WEIGHTS = (2.0, 2.0, 2.0, 14.0, 1.0)
+"""Shares of the level of bulk, shoulder, evened K3, lost tokens and K3 as it is: each sees what the others do not.
+Where too few tokens are lost to decide anything, theirs is left to the others."""
 EVENED = 1 / (1.01 - (np.array([0.0, *PROBABILITIES]) + np.array([*PROBABILITIES, 1.0])) / 2)
 """Weights of the bins of probability: about 1 / (1 - p), as what an error of a logit moves goes with 1 - p."""
 _EQUAL = np.ones(BINS)
@@ -69,7 +69,6 @@ class Comparison:
         p: that the limit is exceeded.
         smallest: the smallest weighted p-value of a statistic in each relabeling, ascending.
         statistics: what was tested, K3 as it is last.
-        by_most: whether what most tokens do is beyond the limit, and not a few of them alone.
         parts: what rose by how much; empty where the layers are not known.
     """
 
@@ -77,13 +76,17 @@ class Comparison:
     statistics: list[Statistic]
     p: float
     smallest: Float64s
-    by_most: bool
     parts: list[Part] = field(default_factory=list)
 
     def critical(self, level: float) -> float:
         """The weighted p-value up to which one statistic fails at that level of all of them."""
         room = int(level * len(self.smallest) * (1 + 1e-9))
         return float(self.smallest[room - 1]) if room else 0.0
+
+    @property
+    def by_most(self) -> bool:
+        """Whether what most tokens do is beyond the limit, bulk or shoulder, and not a few of them alone."""
+        return any(statistic.exceeds for statistic in self.statistics[:2])
 
 
 def compare(
@@ -109,17 +112,15 @@ def compare(
     layers = layers_of(sample, baseline, metric, lower=lower)
     if layers is None:
         statistics = [linear(sample, baseline, metric, allowance, lower=lower)]
-        by_most = statistics[0].exceeds
     else:
         statistics = of_k3(*layers, allowance, level=level)
-        by_most = rises_by_most(*layers, allowance)
     new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
     totals = exchange.totals(new, old)
     shares = shares_above(totals)
     smallest = smallest_of_family(shares, [statistic.weight for statistic in statistics])
     p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
     parts = [] if layers is None else parts_of(exchange, *layers)
-    return Comparison(exchange, statistics, p, np.sort(smallest), by_most, parts)
+    return Comparison(exchange, statistics, p, np.sort(smallest), parts)
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
@@ -136,19 +137,14 @@ def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: b
 
 
 def of_k3(new: Layers, old: Layers, allowance: Allowance, *, level: float = 0.05) -> list[Statistic]:
-    """Bulk, evened K3, lost tokens, and K3 as it is."""
-    bulk = _within_bins(new, old, old.cap(BULK), allowance)
+    """Bulk, shoulder, evened K3, lost tokens, and K3 as it is."""
+    bulk, shoulder = (_within_bins(new, old, old.cap(share), allowance) for share in (BULK, SHOULDER))
     evened = _within_bins(new, old, -1, allowance, EVENED)
     lost = _lost(new, old, *bulk, level)
     allowed = _allowed(old.k3, old.tokens.sum(1), allowance)
     whole = _beyond(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
-    found = zip((bulk, evened, lost, whole), WEIGHTS, strict=True)
+    found = zip((bulk, shoulder, evened, lost, whole), WEIGHTS, strict=True)
     return [Statistic(*values, weight) for values, weight in found]
-
-
-def rises_by_most(new: Layers, old: Layers, allowance: Allowance) -> bool:
-    """Whether bulk or shoulder are beyond the limit, and not a few tokens alone."""
-    return any(_within_bins(new, old, old.cap(share), allowance)[0].sum() > 0 for share in (BULK, SHOULDER))
 
 
 def _allowed(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
