@@ -16,7 +16,7 @@ from measure import make_dump
 
 from mismatchctl.analyze import analyze
 
-ROUNDS, WARM = 15, 2
+ROUNDS, WARM = 6, 1
 LARGE = 3_000_000
 SOME = ("clean", "top-k 8", "temperature 0.7", "shift +1", "reversed")
 """Dumps of a model: nothing wrong, and causes after whose repair all tests are asked again."""
@@ -78,10 +78,10 @@ def _in_process(path: Path) -> tuple[float, float]:
 
 
 def _command(path: Path) -> float:
-    """Seconds of processor time of the command, the least of three."""
+    """Seconds of processor time of the command, the lower of two."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     spent = []
-    for _ in range(3):
+    for _ in range(2):
         before = os.times()
         words = [sys.executable, "-m", "mismatchctl", "analyze", str(path)]
         subprocess.run(words, check=True, capture_output=True, env=environment)

@@ -140,7 +140,8 @@ def test_two_shifted_rows_are_named(tmp_path: Path) -> None:
 def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     planted.unsampled_tokens(planted.temperature(healthy(), 0.8), 12).write(tmp_path / "one.parquet")
     healthy().write(tmp_path / "other.parquet")
-    paths = [tmp_path / "one.parquet", tmp_path / "other.parquet"]
+    planted.shifted(healthy(), 1, 0.2).write(tmp_path / "shifted.parquet")
+    paths = [tmp_path / f"{name}.parquet" for name in ("one", "other", "shifted")]
     brief = run("diagnose", *paths, env={"COLUMNS": "100"}).stdout
     whole = run("diagnose", *paths, "--verbose", env={"COLUMNS": "100"}).stdout
     assert brief.index("first finding") < brief.index("strongest first")
@@ -149,5 +150,22 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     starts = [number for number, line in enumerate(lines) if re.match(r"\w+ +[123]\. ", line)] + [len(lines)]
     for start, stop in pairwise(starts):
         assert len([line for line in lines[start:stop] if line.startswith("   ")]) <= 7
+    low = [number for number, line in enumerate(lines) if line.startswith("low ")]
+    assert low and not any(lines[number + 1].startswith(" ") for number in low)  # a line each
     assert "1 finding," in brief and "e+02 %" not in whole
     assert f"Files are in {tmp_path}/" in brief
+
+
+@pytest.mark.parametrize(("tied", "confidence"), [(0.08, "medium"), (0.5, "high")])
+def test_weights_are_sure_only_where_positions_could_not_look_so(tied: float, confidence: str, tmp_path: Path) -> None:
+    """Noise of which a part is of the token, wherever it stands: other positions make a little of that, too."""
+    dump = healthy()
+    rollout, ids = dump.tokens["rollout_log_probs"].astype(np.float64), dump.tokens["token_ids"]
+    random = np.random.default_rng(3)
+    own = random.standard_normal(ids.max() + 1)[ids] * np.sqrt(tied)
+    noise = 0.08 * (own + random.standard_normal(len(ids)) * np.sqrt(1 - tied)) * -np.expm1(rollout)
+    dump.tokens["train_log_probs"] = np.minimum(rollout + noise, 0).astype(np.float32)
+    del dump.tokens["current_log_probs"]
+    finding = named(found(dump, tmp_path), "weights_differ")
+    assert finding.confidence == confidence
+    assert ("position_mismatch" in {rival.cause for rival in finding.rivals}) == (confidence == "medium")
