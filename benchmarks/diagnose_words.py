@@ -27,9 +27,10 @@ CONFIDENCE = (
     "was measured by training small models (`benchmarks/strangers.py`), sampling from them with an engine that decodes",
     "in bfloat16 with a cache, scoring the same tokens truly with one prefill, and planting one cause in each dump",
     "(`benchmarks/stranger_dumps.py`). No rule was tried on the first two models below: they were trained for this",
-    "measure alone, with other seeds, widths, vocabularies, heads and routers, and no rule was changed after it. The",
-    "figures of the others flatter, as rules were tried on them; of their settings, rules saw temperatures 0.7, 0.9,",
-    "1.1 and 1.3, top-p 0.9 and 0.98, top-k 8 and 40 and min-p 0.05.",
+    "measure alone, with other seeds, widths, vocabularies, heads and routers, and no rule was changed after a look at",
+    "them. (`stale_prefix` was tightened later, for a dump of another kind; the dumps that it was found in were judged",
+    "again: none changed.) The figures of the others flatter, as rules were tried on them; of their settings, rules",
+    "saw temperatures 0.7, 0.9, 1.1 and 1.3, top-p 0.9 and 0.98, top-k 8 and 40 and min-p 0.05.",
     "",
 )
 
@@ -63,7 +64,7 @@ ESTIMATED = (
 BEFORE = (
     "## What these models said before rules were tried on them",
     "",
-    "The honest measure of a model is its first one. Three of the models above were strangers once; what they showed",
+    "The honest measure of a model is its first one. Four of the models above were strangers once; what they showed",
     "then changed rules, and they count among the models that rules were tried on since:",
     "",
     "- `gqa-unsure` hardly attends to its context and is sure of nothing. Findings at high were true in 75 % (141 of",
@@ -76,7 +77,6 @@ BEFORE = (
     "- `alibi-parallel`: findings at high were true in 98.6 % (204 of 207), at medium in 69.6 % (39 of 56), and 25 %",
     "  of its clean dumps of 128 rows raised an alarm: greedy samples, whose ratios do not average to 1, were called",
     "  another vocabulary. Noise that rises along the response was called other weights.",
-    "",
     "- `alibi-moe`: findings at high were true in 97.4 % (298 of 306), at medium in 78.9 % (172 of 218); of its clean",
     "  dumps from 32 rows on 1 of 120 raised an alarm at medium, none at high. (3 of its 24 clean dumps of 128 rows",
     "  were called another vocabulary at a first look: a rule followed it, clean draws were doubled, and an interval",
