@@ -49,7 +49,7 @@ reliability: $(TEST_INSTALLED)  ## 20,000 fuzz cases, 1,000 kills, faults of the
 	$(BIN)/python tests/reliability.py --write docs/reliability.md
 
 guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python tests/guided.py 100000
 
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
@@ -75,9 +75,9 @@ clean:  ## remove what the other targets made
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
 $(TEST_INSTALLED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 	@touch $@

@@ -73,14 +73,14 @@ def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losse
 def check(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool = False) -> None:
     expected = made_by(PLAIN, given, batch, losses=losses)
     found = made_by(kernel, given, batch, losses=losses)
-    rounding = roundings(batch)
+    rounding, squared = roundings(batch), squares(batch)
     for correction, own, other in zip(given, expected, found, strict=True):
         assert list(own) == list(other)
         for name, values in own.items():
             if name in COUNTS or name.startswith(("gate", "catastrophic")):
-                np.testing.assert_array_equal(other[name], values, err_msg=f"{name} of {correction!r}")
+                assert np.array_equal(other[name], values), (name, other[name], values, correction)
                 continue
-            allowed = rounding * (np.abs(values) + 1.0) + (rounding * squares(batch) if "gradient" in name else 0)
+            allowed = rounding * (np.abs(values) + 1.0) + (rounding * squared if "gradient" in name else 0)
             with np.errstate(invalid="ignore"):
                 close = (np.abs(other[name] - values) <= allowed) | (other[name] == values)
             assert close.all(), (name, other[name], values, correction)

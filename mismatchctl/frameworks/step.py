@@ -48,7 +48,7 @@ class Step:
     @cached_property
     def mask(self) -> Bools:
         """Which tokens of the rows are valid, over all tokens."""
-        if "response_mask" not in self.table.column_names:
+        if not self.has("response_mask"):
             return np.ones(self.rows.tokens, np.bool_)
         valid: Bools = self._flat("response_mask") != 0
         return valid
@@ -78,7 +78,11 @@ class Step:
 
     def has(self, column: str) -> bool:
         """Whether the table has this column."""
-        return column in self.table.column_names
+        return column in self._columns
+
+    @cached_property
+    def _columns(self) -> frozenset[str]:
+        return frozenset(self.table.column_names)  # the table makes the list anew each time
 
     def values(self, column: str) -> Floats:
         """A column's values on the valid tokens, in the step's dtype [T]; one number per row is repeated."""

@@ -200,6 +200,11 @@ class Call:
             kept &= ~self.spread(self.vetoed)
         return kept
 
+    @cached_property
+    def kept_counts(self) -> Floats:
+        """Tokens of each sequence that are kept, at least 1, [S]."""
+        return np.maximum(self.total(self.kept), 1)
+
 
 def _within(values: Floats, bounds: tuple[Any, Any]) -> Bools:
     return np.asarray((values >= bounds[0]) & (values <= bounds[1]), np.bool_)

@@ -52,10 +52,9 @@ class Reducer:
         sums = call.total(values if kept is None else values * kept)
         if self.per_token:
             return float(sum_in_order(sums))
-        denominators = self._denominators(call, rows, kept).astype(sums.dtype)
-        return float(sum_in_order(sums / denominators))
+        return float(sum_in_order(sums / self._denominators(metric, call, rows).astype(sums.dtype)))
 
-    def _denominators(self, call: Call, rows: NDArray[np.int64], kept: NDArray[np.bool_] | None) -> Floats:
+    def _denominators(self, metric: LoggedMetric, call: Call, rows: NDArray[np.int64]) -> Floats:
         if self.rollout_tokens is not None:
             return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
-        return call.counts if kept is None else np.maximum(call.total(kept), 1)
+        return call.counts if metric.mask == "original" else call.kept_counts
