@@ -18,8 +18,8 @@ from mismatchctl.compare import compare
 from mismatchctl.correction import Correction
 from mismatchctl.escape import markdown
 from mismatchctl.frameworks import preset
-from mismatchctl.render.figures import Figure
 from mismatchctl.render.figures.export import figures_of_page, figures_of_result
+from mismatchctl.render.figures.figure import Figure
 from mismatchctl.render.pages import analyze as analyze_page
 from mismatchctl.render.pages import compare as compare_page
 from mismatchctl.render.pages import sweep as sweep_page
@@ -121,7 +121,7 @@ PARTS = (
 def terminal() -> str:
     """What `analyze` prints, as a picture."""
     console = Console(width=WIDTH, record=True, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    show(analyze_page.document(of_moe(), whole=False), console)
+    show(analyze_page.document(of_moe()), console)
     return console.export_svg(title=f"$ {ANALYZE}", code_format=TERMINAL, unique_id="terminal")
 
 

@@ -244,7 +244,7 @@ def run(*arguments: object, **options: Any) -> Any:
 def test_json_is_findings_strongest_first(tmp_path: Path) -> None:
     path = planted.unsampled_tokens(planted.top_p(healthy(), 0.9), 20).write(tmp_path / "dump.parquet")
     data = json.loads(run("diagnose", path, "--json").stdout)
-    assert set(data) == {"tool", "version", "findings"}
+    assert list(data) == ["format", "tool", "version", "findings"]
     assert {"cause", "confidence", "evidence"} <= set(data["findings"][0])
     assert "run" not in data["findings"][0]
     ranks = [("high", "medium", "low").index(finding["confidence"]) for finding in data["findings"]]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from make_result import make_result
 
-from mismatchctl.render.figures import Figure, run_figures
-from mismatchctl.render.figures.figure import Data
+from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.of_run import run_figures
 from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
 from mismatchctl.result import RunResult, Series
 from mismatchctl.result.story import story_of

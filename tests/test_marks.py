@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.marks import is_ours
-from mismatchctl.render.figures import run_figures
+from mismatchctl.render.figures.of_run import run_figures
 
 KINDS = {
     "r.json": ["analyze", "dump", "-o"],

@@ -94,6 +94,17 @@ def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
     assert list(made.parts(Explorer))
 
 
+def test_sentences_of_a_page_stand_in_the_json(files: dict[str, Path]) -> None:
+    """What every verb writes begins with its format and who wrote it, and holds what its page says."""
+    data = json.loads(files["sweep"].read_text(encoding="utf-8"))
+    (said,) = data["says"].values()
+    answer = next(part for part in combined.document([files["sweep"]]).parts(Section) if part.anchor == "sweep-answer")
+    assert said == [note.text for note in answer.parts] and "at its cheapest" in said[0].lower()
+    verdict = json.loads(run("gate", files["a"], "--rule", "k3:max=1", "--json").stdout)
+    for written in (data, verdict):
+        assert [*written][:3] == ["format", "tool", "version"] and written["tool"] == "mismatchctl"
+
+
 def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
     for text, words in (("{}", "not a mismatchctl result"), ("[1]", "not a mismatchctl result"), ("x", "not JSON"),
                         ('{"checks": 1}', "damaged")):  # fmt: skip
@@ -116,7 +127,7 @@ def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str,
 
 def test_hostile_names_start_no_markup_in_markdown() -> None:
     result = make_result(runs=HOSTILE[:2], corrections=make_corrections(3, HOSTILE), hostile=True)
-    text = markdown(analyze.document(result, whole=False))
+    text = markdown(analyze.document(result))
     assert not re.search(r"(?<!\\)<(script|img)", text) and "\x1b" not in text
 
 
@@ -178,5 +189,5 @@ def test_findings_are_cards_with_their_advice() -> None:
     ]
     (card,) = analyze.document(result).parts(Card)
     assert ("do", "Mend.", 2) in card.lines and card.level == "high"
-    (answers,) = analyze.document(result, whole=False).parts(Answers)
+    (answers,) = analyze.document(result).parts(Answers)
     assert answers.lines[2].key == "misaligned"

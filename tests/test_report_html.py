@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from html.parser import HTMLParser
 
 import pytest
 from make_result import HOSTILE, UNDEFINED, make_corrections, make_result
+from rich.console import Console
 
 from mismatchctl.measure.metrics import MISMATCH_METRICS, correction_metrics, other_metrics
 from mismatchctl.numbers import estimate, number
 from mismatchctl.render.document import Document, Figures, Section, Table, Tiles
+from mismatchctl.render.figures import of_run
 from mismatchctl.render.pages.analyze import document
 from mismatchctl.render.to.html import html
+from mismatchctl.render.to.markdown import markdown
+from mismatchctl.render.to.terminal import show
 from mismatchctl.result import Result, Series, Value
 
 _VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
@@ -233,8 +238,16 @@ def test_the_document_is_data() -> None:
     assert list(made.parts(Figures)) and isinstance(made, Document)
 
 
-def test_without_the_page_nothing_is_drawn() -> None:
-    assert not list(document(make_result(), whole=False).parts(Figures))
+def test_without_the_page_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*_: object, **__: object) -> None:
+        raise AssertionError("drawn")
+
+    monkeypatch.setattr(of_run, "run_figures", drawn)
+    made = document(make_result())
+    show(made, Console(file=io.StringIO()))
+    assert markdown(made)
+    with pytest.raises(AssertionError, match="drawn"):
+        html(made)
 
 
 def _plain(text: str) -> str:

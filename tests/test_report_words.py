@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from mismatchctl.browse.vocabulary import vocabulary_of
 from mismatchctl.numbers import bytes_size, estimate, estimate_or_reason, missing, number
-from mismatchctl.render.text import are_bytes, clean, short, token_text
+from mismatchctl.render.text import clean, short
 
 
 @pytest.mark.parametrize(
@@ -65,9 +66,9 @@ def test_text_from_outside_is_visible() -> None:
 
 
 def test_token_ids_read_as_text_only_where_they_are_bytes() -> None:
-    assert are_bytes([[104, 105], None, [256]])
-    assert not are_bytes([[104, 105], [50_000]])
-    assert not are_bytes([None, []])
-    assert token_text([104, 195, 169, 10, 256], True) == "hé↵⟨256⟩"
-    assert token_text([255], True) == "\\xff"
-    assert token_text([104, 105], False) == "104 105"
+    assert [vocabulary_of(None, ids).name for ids in ([[104, 105], None, [256]], [[104, 50_000]], [None, []])] == [
+        "bytes", "ids", "ids",
+    ]  # fmt: skip
+    read = vocabulary_of("bytes", []).text
+    assert read([104, 195, 169, 10, 256]) == "hé\n⟨256⟩" and read([255]) == "\\xff" and read(None) == ""
+    assert vocabulary_of("ids", []).text([104, 105]) == "⟨104⟩⟨105⟩"

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.grid import Column, broken, print_grid, print_matrix
+from mismatchctl.render.grid import Column, broken, matrix, print_grid
 from mismatchctl.render.pages.analyze import document
 from mismatchctl.render.to.terminal import show
 from mismatchctl.result import Result, Value
@@ -46,7 +46,7 @@ class Page(io.StringIO):
 def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", terminal: bool = False) -> str:
     page = Page(encoding)
     console = Console(file=page, width=width, force_terminal=terminal, markup=False, highlight=False)
-    show(document(result, whole=False), console)
+    show(document(result), console)
     return page.getvalue()
 
 
@@ -173,7 +173,9 @@ def test_columns_that_matter_less_go_first() -> None:
     page = Page("utf-8")
     console = Console(file=page, width=40)
     wide = [Column(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
-    assert print_grid(console, "", Column("name", ["n" * 60]), wide) == ["must"]
-    assert print_grid(console, "", Column("name", ["n"]), wide) == ["last", "must", "first"]
-    print_matrix(console, "T", Column("name", ["n"]), [Column(f"c{i}", ["1234567890"]) for i in range(7)])
+    assert print_grid(console, Column("name", ["n" * 60]), wide) == ["must"]
+    assert print_grid(console, Column("name", ["n"]), wide) == ["last", "must", "first"]
+    names = Column("name", ["n"])
+    for part in matrix(console, names, [Column(f"c{i}", ["1234567890"]) for i in range(7)]):
+        print_grid(console, names, part)
     assert page.getvalue().count("1234567890") == 1 + 3 + 7

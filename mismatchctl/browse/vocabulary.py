@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,23 @@ class Vocabulary:
             for token in ids.tolist()
         ]
 
+    def text(self, ids: Sequence[int] | None) -> str:
+        """All of them as one text: characters may be made of several tokens."""
+        return "".join(
+            b"".join(self.pieces[token] for token in run).decode("utf-8", "backslashreplace")
+            if known else "".join(f"⟨{token}⟩" for token in run)
+            for known, run in groupby(ids or (), self.pieces.__contains__)
+        )  # fmt: skip
 
-def vocabulary_of(named: str | Path | None, ids: Sequence[Ints | None]) -> Vocabulary:
+
+def vocabulary_of(named: str | Path | None, ids: Iterable[Sequence[int] | Ints | None]) -> Vocabulary:
     """The vocabulary of a name; None: bytes where all ids are those of a byte-level vocabulary, else numbers.
 
     Raises:
         ConfigError: there is none of this name.
     """
     text = "" if named is None else str(named)
-    seen = {token for row in ids if row is not None for token in row.tolist() if token >= 0}
+    seen = {int(token) for row in ids if row is not None for token in row if token >= 0}
     if text == "bytes" or (not text and seen and max(seen) < _SPECIAL and any(token < _BYTES for token in seen)):
         return Vocabulary("bytes", {token: bytes([token]) for token in range(_BYTES)})
     if text in ("", "ids"):

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl import __version__
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
 from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, write
+from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, signed, write
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
@@ -103,7 +102,7 @@ def _as_json(found: dict[str, Advice]) -> dict[str, Any]:
     """The advice of one run as it is; of several by name."""
     data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
     said = next(iter(data.values())) if len(data) == 1 else {"runs": data}
-    return {"tool": "mismatchctl", "version": __version__} | said
+    return signed(said)
 
 
 def _share(text: str) -> float:

@@ -296,7 +296,7 @@ def _markdown(result: Result) -> str:
     from mismatchctl.render.pages.analyze import document
     from mismatchctl.render.to.markdown import markdown
 
-    return markdown(document(result, whole=False))
+    return markdown(document(result))
 
 
 def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequence[str]) -> None:
@@ -322,7 +322,7 @@ def _write(
         from mismatchctl.render.pages.analyze import document
         from mismatchctl.render.to import html as page
 
-        files.append((html, page.html(document(result, objectives=objectives)).encode()))
+        files.append((html, page.html(document(result, objectives)).encode()))
     if markdown is not None:
         files.append((markdown, _markdown(result).encode()))
     if output is not None:
@@ -360,7 +360,7 @@ def _show(result: Result, quiet: bool, objectives: Objectives, *, as_json: bool,
         from mismatchctl.render.pages.analyze import document
         from mismatchctl.render.to.terminal import show
 
-        show(document(result, whole=False, objectives=objectives), console())
+        show(document(result, objectives), console())
 
 
 def _warn(sentences: Sequence[str], quiet: bool) -> None:

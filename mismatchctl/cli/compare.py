@@ -109,4 +109,4 @@ def compare(
         from mismatchctl.render.pages.compare import document
         from mismatchctl.render.to.terminal import show
 
-        show(document(found, whole=False), console())
+        show(document(found), console())

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl import __version__
 from mismatchctl.cli.flags import (
     Address,
     Cache,
@@ -23,7 +22,17 @@ from mismatchctl.cli.flags import (
     chosen_engine,
     renamed,
 )
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, say, write
+from mismatchctl.cli.output import (
+    check_places,
+    console,
+    or_stdout,
+    outputs,
+    print_json,
+    progress_bar,
+    say,
+    signed,
+    write,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,21 +100,18 @@ def diagnose(
     elif not quiet:
         from mismatchctl.render.to.terminal import show
 
-        show(document(found, reports, whole=verbose), console(), whole=verbose)
+        show(document(found, reports, told=verbose), console(), whole=verbose)
 
 
 def _as_json(found: Diagnosed, layers: Sequence[LayerReport]) -> dict[str, Any]:
     """All findings in one list; each names its run where there are several."""
     several = len(found.runs) > 1
-    data: dict[str, Any] = {
-        "tool": "mismatchctl",
-        "version": __version__,
-        "findings": [
-            ({"run": name} if several else {}) | finding.model_dump(mode="json")
-            for name, findings in found.runs.items()
-            for finding in findings
-        ],
-    }
+    findings = [
+        ({"run": name} if several else {}) | finding.model_dump(mode="json")
+        for name, findings in found.runs.items()
+        for finding in findings
+    ]
+    data = signed({"findings": findings})
     if found.sides:
         data["sides"] = {name: sides.model_dump(mode="json") for name, sides in found.sides.items()}
     if layers:

@@ -15,7 +15,7 @@ from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.render.document import Document
-    from mismatchctl.render.figures import Figure
+    from mismatchctl.render.figures.figure import Figure
 
 
 class Picture(str, Enum):

@@ -8,12 +8,13 @@ import glob
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mismatchctl import __version__
 from mismatchctl.errors import ConfigError
 from mismatchctl.escape import terminal
 from mismatchctl.marks import is_baseline, is_ours
@@ -159,6 +160,11 @@ def say(text: str, quiet: bool = False) -> None:
 def visible(text: str) -> str:
     """The same with control characters, direction marks and the like escaped."""
     return terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
+
+
+def signed(data: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
+    """What a verb writes as JSON, with its format and who wrote it first."""
+    return {"format": version, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
 def print_json(data: Any) -> None:

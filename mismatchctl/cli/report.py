@@ -12,7 +12,7 @@ from mismatchctl.cli.flags import OUTPUTS, Force, Html, Markdown, Open, Quiet
 from mismatchctl.cli.output import check_places, console, open_page, outputs, write
 
 if TYPE_CHECKING:
-    from mismatchctl.render.figures import Figure
+    from mismatchctl.render.figures.figure import Figure
 
 
 Output = Annotated[
@@ -45,25 +45,25 @@ def report(
     from mismatchctl.render.pages.combined import document, gather
     from mismatchctl.render.to.markdown import markdown as as_markdown
 
-    brief = document(results, whole=False)
+    made = document(results)
     files: list[tuple[Path, bytes]] = [] if output is None else [(output, gather(results).to_json().encode())]
     if html is not None:
         from mismatchctl.render.to import html as to
 
-        files.append((html, to.html(document(results)).encode()))
+        files.append((html, to.html(made).encode()))
     if markdown is not None and not to_stdout:
-        files.append((markdown, as_markdown(brief).encode()))
+        files.append((markdown, as_markdown(made).encode()))
     with outputs(quiet):
         write(files)
         if figures is not None:
             write_figures(_figures(results), figures, figure_format, force=force)
     page()
     if to_stdout:
-        typer.echo(as_markdown(brief), nl=False)
+        typer.echo(as_markdown(made), nl=False)
     elif not quiet:
         from mismatchctl.render.to.terminal import show
 
-        show(brief, console())
+        show(made, console())
 
 
 def _figures(results: list[Path]) -> dict[str, Figure]:

@@ -190,7 +190,7 @@ def _show(found: Sweep, quiet: bool, *, as_json: bool, front: bool) -> None:
         from mismatchctl.render.pages.sweep import document
         from mismatchctl.render.to.terminal import show
 
-        show(document(found, whole=False, front=front), console())
+        show(document(found, front=front), console())
 
 
 def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:

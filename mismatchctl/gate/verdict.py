@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from mismatchctl import __version__
 from mismatchctl.finite import FiniteModel
 from mismatchctl.result import Growth
 from mismatchctl.views import VerdictViews
@@ -106,6 +107,9 @@ class Verdict(VerdictViews, FiniteModel):
         says: the outcome in a sentence.
     """
 
+    format: Literal[1] = 1
+    tool: str = "mismatchctl"
+    version: str = __version__
     outcome: Outcome
     level: float
     baseline: str | None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from mismatchctl import __version__
-from mismatchctl.numbers import DASH, estimate, heavy_tail
 
 if TYPE_CHECKING:
-    from mismatchctl.render.figures import Figure
+    from mismatchctl.render.figures.figure import Figure
     from mismatchctl.render.tables import Entry
-    from mismatchctl.result import Answer, Value
+    from mismatchctl.result import Answer
 
 BRIEF, USUAL, WHOLE = 0, 1, 2
 """How far a part reaches: into every medium, into the terminal and the page, into the page alone."""
@@ -38,14 +37,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: `mark` refers to a note below the table, `order` is what sorting goes by, `anchor` a link.
+    """One cell: `reason` stands below the table, `order` is what sorting goes by, `anchor` a link.
 
     `brief` is what stands in a narrow terminal, `kind` how it looks on a page; `place` is a K3 on its
     scale, `line` a series that is drawn.
     """
 
     text: str
-    mark: str = ""
+    reason: str = ""
     order: str = ""
     kind: str = "number"
     anchor: str = ""
@@ -62,24 +61,26 @@ Columns = Sequence[tuple["Head | str", Callable[[Item], "Cell | str"]]]
 class Part:
     """Something in a section; how far it reaches is kept with it."""
 
-    kind: ClassVar[str] = ""
     reach: int = field(default=BRIEF, kw_only=True)
+
+    @property
+    def kind(self) -> str:
+        """What media call it."""
+        return type(self).__name__.lower()
 
 
 @dataclass
 class Table(Part):
-    """A table with its caption; `notes` collects the reasons of empty cells, lettered; `title` is short.
+    """A table with its caption; `title` is short.
 
     `matrix`: its columns are of equal rank, and stand in several tables where they do not fit; `prose`: its cells are
     sentences, and break where they do not fit. Of more than `most` rows a terminal shows those with the largest numbers
     in their first column, in order.
     """
 
-    kind = "table"
     caption: str
     heads: list[Head]
     rows: list[list[Cell]] = field(default_factory=list)
-    notes: dict[str, str] = field(default_factory=dict)
     left_out: str = ""
     sortable: bool = False
     title: str = ""
@@ -93,39 +94,25 @@ class Table(Part):
     def of(cls, caption: str, items: Iterable[Item], columns: Columns[Item], **more: Any) -> Table:
         """A row per item: `columns` are heads, or the text of one, each with what stands under it of an item."""
         heads = [head if isinstance(head, Head) else Head(head, numeric=False) for head, _ in columns]
-        table = cls(caption, heads, **more)
+        plain = ["number" if head.numeric else "text" for head in heads]
+        rows = []
         for item in items:
-            found = [make(item) for _, make in columns]
-            table.rows.append(
-                [
-                    cell if isinstance(cell, Cell) else Cell(cell, kind="number" if head.numeric else "text")
-                    for head, cell in zip(heads, found, strict=True)
-                ]
-            )
-        return table
+            cells = [make(item) for _, make in columns]
+            rows.append([c if isinstance(c, Cell) else Cell(c, kind=k) for c, k in zip(cells, plain, strict=True)])
+        return cls(caption, heads, rows, **more)
 
-    def value(self, value: Value, unit: str, *, errors: bool = True) -> Cell:
-        """A cell for a value: with ± where known and a mark where that is too little, or a dash with the reason's."""
-        if value.value is None:
-            return Cell(DASH, self.note(value.status))
-        order = f"{value.value:.6g}" if self.sortable else ""
-        brief = estimate(value.value, None, unit)
-        mark = self.note(heavy_tail(value.covers)) if errors and value.tail else ""
-        return Cell(estimate(value.value, value.se if errors else None, unit), mark, order=order, brief=brief)
-
-    def note(self, reason: str) -> str:
-        """The letter of a reason."""
-        if reason not in self.notes:
-            index = len(self.notes)
-            self.notes[reason] = _LETTERS[index % 26] * (1 + index // 26)
-        return self.notes[reason]
+    @property
+    def notes(self) -> dict[str, str]:
+        """The letter of each reason, in order."""
+        reasons = dict.fromkeys(cell.reason for row in self.rows for cell in row if cell.reason)
+        return {reason: _LETTERS[n % 26] * (1 + n // 26) for n, reason in enumerate(reasons)}
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number that is read first: what it is called, its value, what it means, and a judgement of it.
+    """A number that is read first: what it is called, its value, what it means, and a judgement of it with its level.
 
-    A terminal has room for those that come `first`, and for those that are beyond a limit.
+    A terminal has room for those that come `first`, and for those of level `alarm`.
     """
 
     title: str
@@ -133,8 +120,7 @@ class Tile:
     value: str
     meaning: str = ""
     verdict: str = ""
-    alarm: bool = False
-    undefined: bool = False
+    level: str = "good"
     first: bool = True
 
 
@@ -142,7 +128,6 @@ class Tile:
 class Tiles(Part):
     """Numbers side by side."""
 
-    kind = "tiles"
     tiles: Sequence[Tile]
     reach: int = field(default=USUAL, kw_only=True)
 
@@ -151,7 +136,6 @@ class Tiles(Part):
 class Answers(Part):
     """The four answers, with where K3 stands on its scale, and its way over the steps [S]."""
 
-    kind = "answers"
     lines: Sequence[Answer]
     k3: float | None = None
     over: Sequence[float | None] = ()
@@ -161,7 +145,6 @@ class Answers(Part):
 class Note(Part):
     """A sentence; `level` is "" plain, "quiet" an aside, "alarm" not to be overlooked, else that of an answer."""
 
-    kind = "note"
     text: str
     level: str = ""
 
@@ -175,7 +158,6 @@ class Card(Part):
     `most` lines; 0: all.
     """
 
-    kind = "card"
     mark: str
     level: str
     title: str
@@ -201,7 +183,6 @@ class Facts(Part):
     `wrong` are the places of rows that should be otherwise.
     """
 
-    kind = "facts"
     rows: Sequence[tuple[str, str]]
     curves: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
     series: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
@@ -213,7 +194,6 @@ class Facts(Part):
 class Code(Part):
     """Text as it is typed: a configuration, a command."""
 
-    kind = "code"
     name: str
     text: str
     reach: int = field(default=WHOLE, kw_only=True)
@@ -223,7 +203,6 @@ class Code(Part):
 class Figures(Part):
     """Figures side by side: of the page alone. `axes` are (name, place of the axis) that a script finds each by."""
 
-    kind = "figures"
     figures: Sequence[Figure]
     axes: Sequence[tuple[str, str]] = ()
     reach: int = field(default=WHOLE, kw_only=True)
@@ -233,7 +212,6 @@ class Figures(Part):
 class Explorer(Part):
     """What the script of a page moves through, as data."""
 
-    kind = "explorer"
     data: Any
     reach: int = field(default=WHOLE, kw_only=True)
 
@@ -243,10 +221,9 @@ class Section(Part):
     """A heading with what stands under it, sections among it; without a title its parts stand for themselves.
 
     `lead` explains, on a page; `folded` sections are opened by a click, with `note` beside their title; what is of the
-    `terminal` alone stands on no page.
+    `terminal` alone stands on no page; anchors in it begin with `inside`.
     """
 
-    kind = "section"
     title: str
     anchor: str
     parts: list[Any] = field(default_factory=list)
@@ -256,20 +233,26 @@ class Section(Part):
     opened: bool = False
     heading: bool = True
     terminal: bool = False
+    inside: str = ""
 
     def add(self, *parts: Part | None) -> Section:
         """The same with more parts; those that are None or hold nothing are left out."""
-        self.parts += [part for part in parts if part is not None and not _is_empty(part)]
+        self.parts += filter(_holds, parts)
         return self
 
 
-def _is_empty(part: Part) -> bool:
-    if isinstance(part, Section):
-        return not part.parts
-    for name in ("rows", "figures", "tiles"):
-        if hasattr(part, name):
-            return not getattr(part, name)
-    return False
+@dataclass
+class Later(Part):
+    """Parts of the page alone, which are not made before a page is."""
+
+    make: Callable[[], Iterable[Part | None]]
+    reach: int = field(default=WHOLE, kw_only=True)
+
+
+def _holds(part: Part | None) -> TypeGuard[Part]:
+    """Whether there is something in it."""
+    held = (getattr(part, name) for name in ("parts", "rows", "figures", "tiles") if hasattr(part, name))
+    return part is not None and all(held)
 
 
 @dataclass
@@ -287,8 +270,8 @@ class Document:
     """One page; `title` is that of the window, `glossary` explains what it shows, `version` made what is shown."""
 
     headline: Headline
-    sections: list[Section] = field(default_factory=list)
-    glossary: Sequence[tuple[str, Sequence[Entry]]] = ()
+    sections: list[Part] = field(default_factory=list)
+    glossary: Callable[[], Sequence[tuple[str, Sequence[Entry]]]] = tuple
     version: str = __version__
 
     @property
@@ -296,19 +279,40 @@ class Document:
         """What the window is called."""
         return " · ".join(filter(None, (self.headline.title, self.headline.what)))
 
-    def add(self, *sections: Section | None) -> Document:
+    def add(self, *sections: Section | Later | None) -> Document:
         """The same with more sections, those that hold something."""
-        self.sections += [section for section in sections if section is not None and section.parts]
+        self.sections += filter(_holds, sections)
         return self
 
+    def page(self) -> Document:
+        """The same as a page has it: all is made, and what is of the terminal alone is gone."""
+        return replace(self, sections=list(_made(self.sections)))
+
+    def terms(self) -> dict[str, list[Entry]]:
+        """What the glossary explains of a page that is made, each metric once, under its title."""
+        found: dict[str, Entry] = {}
+        titles: dict[str, list[Entry]] = {}
+        for title, entries in self.glossary():
+            titles[title] = [found.setdefault(entry.anchor, entry) for entry in entries if entry.anchor not in found]
+        return {title: entries for title, entries in titles.items() if entries}
+
     def parts(self, kind: type[Any]) -> Iterator[Any]:
-        """Every part of a kind, wherever it stands, in order."""
-        yield from _parts(self.sections, lambda part: isinstance(part, kind))
+        """Every part of a kind on the page, wherever it stands, in order."""
+        yield from (part for part in _every(self.page().sections) if isinstance(part, kind))
 
 
-def _parts(parts: Sequence[Any], wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    for part in parts:
-        if wanted(part):
+def _made(parts: Iterable[Part | None], prefix: str = "") -> Iterator[Part]:
+    for part in filter(_holds, parts):
+        if isinstance(part, Later):
+            yield from _made(part.make(), prefix)
+        elif not isinstance(part, Section):
             yield part
-        if isinstance(part, Section):
-            yield from _parts(part.parts, wanted)
+        elif not part.terminal:
+            inner = list(_made(part.parts, prefix + part.inside))
+            yield from filter(_holds, [replace(part, anchor=prefix + part.anchor, parts=inner)])
+
+
+def _every(parts: Iterable[Part]) -> Iterator[Part]:
+    for part in parts:
+        yield part
+        yield from _every(part.parts if isinstance(part, Section) else ())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,29 +33,25 @@ class Column:
     brief: Sequence[str] = ()
 
 
-def print_grid(console: Console, title: str, names: Column, columns: Iterable[Column]) -> list[str]:
+def print_grid(console: Console, names: Column, columns: Sequence[Column]) -> list[str]:
     """Print a table with a column of names and columns of figures, no wider than the console.
 
     Returns:
         The headings of the columns that there was room for.
     """
     glyphs = Glyphs(console)
-    names, *shown = (_shown(column, glyphs) for column in (names, *columns))
     longest = min(max(map(cell_len, [names.heading, *names.cells]), default=0), NAME_MOST)
-    shown = _fitting(shown, console.width - min(longest, max(NAME_LEAST, console.width // 5)))
+    shown = _fitting(columns, console.width - min(longest, max(NAME_LEAST, console.width // 5)))
     room = max(min(longest, console.width - _width(shown)), 8)
-    if longest > room and names.brief:
-        names = replace(names, cells=names.brief)
     table = ruled_table(console)
     cut: Literal["crop", "ellipsis"] = "crop" if glyphs.plain else "ellipsis"
     table.add_column(Text(names.heading), no_wrap=True, max_width=room, overflow=cut)
     for column in shown:
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(Text(column.heading, justify=justify), justify=justify, no_wrap=True, overflow=cut)
-    for index, name in enumerate(names.cells):
-        table.add_row(Text(glyphs.short(name, room)), *(Text(column.cells[index]) for column in shown))
-    if title:
-        console.print(Text(glyphs.text(title), style="bold"))
+    named = names.brief or names.cells if longest > room else names.cells
+    for name, *cells in zip(named, *(column.cells for column in shown), strict=True):
+        table.add_row(Text(glyphs.short(name, room)), *map(Text, cells))
     console.print(table, "")
     return [column.heading for column in shown]
 
@@ -65,45 +62,26 @@ def ruled_table(console: Console) -> Table:
     return Table(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def print_matrix(console: Console, title: str, names: Column, columns: Sequence[Column]) -> None:
-    """Print columns of equal rank, in as many tables as it takes to show them all."""
-    glyphs = Glyphs(console)
-    least = min(max(map(cell_len, _shown(names, glyphs).cells), default=0), NAME_LEAST)
-    left = [_shown(column, glyphs) for column in columns]
-    while left:
-        count = len(left)
-        while count > 1 and _width(left[:count]) > console.width - least:
-            count -= 1
-        print_grid(console, title, names, left[:count])
-        left, title = left[count:], ""
+def matrix(console: Console, names: Column, columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+    """Columns of equal rank in as many tables as it takes to show them all."""
+    room = console.width - min(max(map(cell_len, names.cells), default=0), NAME_LEAST)
+    while columns:
+        count = next((n for n in range(len(columns), 1, -1) if _width(columns[:n]) <= room), 1)
+        yield columns[:count]
+        columns = columns[count:]
 
 
 def broken(name: str, length: int) -> str:
     """A name over several lines of about `length`, broken after its separators, for use as a heading."""
     lines = [""]
-    for part in _parts(name, length):
+    for part in re.findall(rf"[^_\-./ ]{{0,{length - 1}}}(?:[_\-./ ]|.)|$", name):
         if lines[-1] and len(lines[-1]) + len(part) > length:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
 
 
-def _parts(name: str, length: int) -> list[str]:
-    parts = [""]
-    for character in name:
-        parts[-1] += character
-        if character in "_-./ " or len(parts[-1]) == length:
-            parts.append("")
-    return parts
-
-
-def _shown(column: Column, glyphs: Glyphs) -> Column:
-    heading = "\n".join(glyphs.text(line) for line in column.heading.split("\n"))
-    cells, brief = ([glyphs.text(cell) for cell in texts] for texts in (column.cells, column.brief))
-    return Column(heading, cells, column.right, column.drop, brief)
-
-
-def _fitting(columns: list[Column], width: int) -> list[Column]:
+def _fitting(columns: Sequence[Column], width: int) -> Sequence[Column]:
     """As many columns as there is room for, those that matter most first, in their order."""
     if _width(columns) <= width:
         return columns

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
-from mismatchctl.numbers import number
-from mismatchctl.render.document import Cell as Cell
-from mismatchctl.render.document import Head as Head
-from mismatchctl.render.document import Table as Table
+from mismatchctl.numbers import DASH, estimate, heavy_tail, number
+from mismatchctl.render.document import Cell, Head, Table
 from mismatchctl.render.text import clean, label
-from mismatchctl.result import Groups
+from mismatchctl.result import NOT_RECORDED, Groups, Value
 
 SHORT = {
     "k3": "K3", "abs_diff_mean": "mean |diff|", "abs_diff_max": "largest |diff|", "ratio_mean": "mean ratio",
@@ -36,6 +35,14 @@ def words(text: str, kind: str = "text") -> Cell:
 def amount(value: float, unit: str = "") -> Cell:
     """A cell for a bare number."""
     return Cell(number(value, unit), order=f"{value:.6g}")
+
+
+def measured(value: Value, unit: str, *, errors: bool = True) -> Cell:
+    """A cell for a value: with ± where known and a note where that is too little, or a dash with its reason."""
+    if value.value is None:
+        return Cell(DASH, value.status)
+    reason, brief = heavy_tail(value.covers) if errors and value.tail else "", estimate(value.value, None, unit)
+    return Cell(estimate(value.value, value.se if errors else None, unit), reason, f"{value.value:.6g}", brief=brief)
 
 
 def stacked(text: str) -> str:
@@ -87,6 +94,29 @@ class Registry:
         return Head(text or metric.title, unit, f"{metric.definition}. {metric.meaning}", f"{scope}-{key}",
                     drop=drop, short="" if text else stacked(SHORT.get(key, "")))  # fmt: skip
 
+    def columns(
+        self,
+        keys: Iterable[str] | Mapping[str, int | None],
+        of: Callable[[Any], Mapping[str, Value]],
+        scope: str = "m",
+        texts: Mapping[str, str] | None = None,
+    ) -> list[tuple[Head, Callable[[Any], Cell]]]:
+        """A column per metric: `of` gives an item's values; keys may say `drop` of a head, `texts` says its text."""
+
+        def cell(key: str) -> Callable[[Any], Cell]:
+            unit = self.metric(key, scope).unit
+            return lambda item: measured(of(item).get(key, NOT_RECORDED), unit)
+
+        drops, texts = keys if isinstance(keys, Mapping) else {}, texts or {}
+        return [(self.head(key, scope, texts.get(key, ""), drops.get(key)), cell(key)) for key in keys]
+
+    def series(
+        self, groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
+    ) -> tuple[Head, Callable[[Any], Cell]]:
+        """The column of one metric of groups, of the mismatch or of one correction; items are places of groups."""
+        series, scope = groups.series(key, correction), "m" if correction is None else "c"
+        return self.columns({key: drop}, lambda index: {key: series.at(index)}, scope, {key: clean(text)})[0]
+
     def entries(self, scope: str) -> list[Entry]:
         """What was shown, in the order of the registry."""
         order = list(self.mismatch if scope == "m" else self.corrections)
@@ -105,32 +135,10 @@ def _common(metric: Metric) -> Metric:
     )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A column of a table over groups: a metric of the mismatch, or of one correction."""
-
-    key: str
-    text: str = ""
-    correction: str | None = None
-    drop: int | None = None
-
-
-def group_table(caption: str, first: str, groups: Groups, shown: Sequence[Shown], registry: Registry) -> Table:
-    """One row per group."""
-    table = Table(caption, [Head(clean(first), numeric=False)], sortable=True)
-    columns = []
-    for one in shown:
-        scope = "m" if one.correction is None else "c"
-        table.heads.append(registry.head(one.key, scope, clean(one.text), one.drop))
-        columns.append((groups.series(one.key, one.correction), registry.metric(one.key, scope).unit))
-    for index, name in enumerate(groups.labels[:MOST_ROWS]):
-        cells = [table.value(series.at(index), unit) for series, unit in columns]
-        table.rows.append([words(label(name), "name"), *cells])
+def group_table(caption: str, first: str, groups: Groups, columns: Sequence[tuple[Head, Any]]) -> Table:
+    """One row per group; `columns` are those of its series."""
+    names = Head(clean(first), numeric=False), lambda index: words(label(groups.labels[index]), "name")
+    table = Table.of(caption, range(min(len(groups.labels), MOST_ROWS)), [names, *columns], sortable=True)
     if len(groups.labels) > MOST_ROWS:
         table.left_out = f"The first {MOST_ROWS} of {len(groups.labels):,} rows; the JSON result holds all of them."
     return table
-
-
-def known_keys(keys: Iterable[str], metrics: Mapping[str, object]) -> list[str]:
-    """Those of `keys` that were measured."""
-    return [key for key in keys if key in metrics]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,29 +25,6 @@ _FACTS = {"step": "step", "sequence_id": "sequence", "prompt_id": "prompt", "wor
           "rollout_version": "rollout's version", "train_version": "trainer's version"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One sequence as the template has it."""
-
-    anchor: str
-    title: str
-    facts: list[str]
-    tokens: Markup
-    note: str
-
-
-@dataclass(frozen=True)
-class TokenPage:
-    """Everything that the template shows."""
-
-    version: str
-    title: str
-    vocabulary: str
-    shades: list[tuple[str, str]]
-    sequences: list[Shown]
-    data: Markup
-
-
 def render_tokens(browsed: Browsed) -> str:
     """The page as one HTML document; the same sequences give the same bytes."""
     spans, left = [], MOST_TOKENS
@@ -55,32 +32,31 @@ def render_tokens(browsed: Browsed) -> str:
         last = min(row.last, row.first + left)
         spans.append((row.first, last))
         left -= last - row.first
-    shown = [_shown(row, index, span) for index, (row, span) in enumerate(zip(browsed.rows, spans, strict=True))]
-    page = TokenPage(
-        version=clean(__version__),
-        title=f"{len(shown)} sequence{'s' * (len(shown) != 1)}, token by token",
-        vocabulary=clean(browsed.vocabulary.name),
-        shades=[(f"n{4 - place}", f"below −{bound:g}") for place, bound in enumerate(reversed(SHADES))]
-        + [(f"p{place + 1}", f"above {bound:g}") for place, bound in enumerate(SHADES)],
-        sequences=shown,
-        data=as_json(_data(browsed, spans)),
-    )
+    page = {
+        "version": clean(__version__),
+        "title": f"{len(spans)} sequence{'s' * (len(spans) != 1)}, token by token",
+        "vocabulary": clean(browsed.vocabulary.name),
+        "shades": [(f"n{place}", f"below −{SHADES[place - 1]:g}") for place in range(len(SHADES), 0, -1)]
+        + [(f"p{place}", f"above {bound:g}") for place, bound in enumerate(SHADES, start=1)],
+        "sequences": [*map(_shown, browsed.rows, spans, count())],
+        "data": as_json(_data(browsed, spans)),
+    }
     return render_page("tokens.html.j2", page, "tokens")
 
 
-def _shown(row: Row, index: int, span: tuple[int, int]) -> Shown:
+def _shown(row: Row, span: tuple[int, int], index: int) -> dict[str, Any]:
+    """One sequence as the template has it."""
+    log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
     facts = [
         f"{text} {short(label(_plain(row.facts[name])), 40)}" for name, text in _FACTS.items() if name in row.facts
     ]
-    log_ratio = row.log_ratio
-    facts += [f"{row.batch.tokens:,} valid tokens", f"log ratio {number(float(log_ratio.sum()))} in sum"]
-    first, last = span
-    cut = row.batch.tokens - (last - first)
-    note = f"Tokens {first:,} to {last - 1:,} of {row.batch.tokens:,} are shown." if cut else ""
-    return Shown(
-        f"sequence-{index}", f"{short(row.file, 160)}, row {row.row:,}", facts,
-        Markup("").join(_tokens(row, log_ratio, span)), note,
-    )  # fmt: skip
+    facts += [f"{tokens:,} valid tokens", f"log ratio {number(float(log_ratio.sum()))} in sum"]
+    note = f"Tokens {first:,} to {last - 1:,} of {tokens:,} are shown." if tokens > last - first else ""
+    title = f"{short(row.file, 160)}, row {row.row:,}"
+    return {
+        "anchor": f"sequence-{index}", "title": title, "facts": facts, "note": note,
+        "tokens": Markup("").join(_tokens(row, log_ratio, span)),
+    }  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mismatchctl.gate.words import sentence
-from mismatchctl.numbers import DASH, estimate, label, number
+from mismatchctl.numbers import estimate, label
 from mismatchctl.render.tables import SHORT
 from mismatchctl.render.text import short
-from mismatchctl.result import RunResult
 from mismatchctl.result.story import story_of
 from mismatchctl.watch import Look
 
@@ -26,29 +25,24 @@ _STEP, _RUN = 8, 14
 
 def head(several: bool) -> str:
     """The names of the columns."""
-    named = [
-        f"{SHORT.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}".rjust(width)
-        for key, (unit, width) in COLUMNS.items()
-    ]
-    return "  ".join([*(["run".ljust(_RUN)] if several else []), "step".ljust(_STEP), *named])
+    named = (f"{SHORT.get(key, key)}{f' ({unit})' * (unit == 'nats/token')}" for key, (unit, _) in COLUMNS.items())
+    return _line("run" if several else "", "step", named)
+
+
+def _line(run: str, step: str, cells: Iterable[str]) -> str:
+    placed = [cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS.values(), strict=True)]
+    return "  ".join([*([short(run, _RUN).ljust(_RUN)] if run else []), short(step, _STEP).ljust(_STEP), *placed])
 
 
 def lines(look: Look) -> Iterator[str]:
     """A line for each step that is new, or has more data than before."""
     several = len(look.result.runs) > 1
     for run, index in look.steps:
-        found = look.result.runs[run]
-        cells = [short(run, _RUN).ljust(_RUN)] if several else []
-        cells.append(short(label(found.groups.labels[index]), _STEP).ljust(_STEP))
-        cells += [_cell(found, key, index, unit).rjust(width) for key, (unit, width) in COLUMNS.items()]
-        yield "  ".join(cells) + ("  more data" if (run, index) in look.again else "")
-
-
-def _cell(run: RunResult, key: str, index: int, unit: str) -> str:
-    value = run.groups.series(key).at(index)
-    if value.value is None:
-        return DASH
-    return estimate(value.value, value.se, unit) if key == "k3" else number(value.value, unit)
+        groups = look.result.runs[run].groups
+        values = ((groups.series(key).at(index), unit, key == "k3") for key, (unit, _) in COLUMNS.items())
+        cells = (estimate(value.value, value.se if errors else None, unit) for value, unit, errors in values)
+        line = _line(run if several else "", label(groups.labels[index]), cells)
+        yield line + ("  more data" if (run, index) in look.again else "")
 
 
 def answers(look: Look) -> Iterator[str]:

@@ -14,6 +14,7 @@ from mismatchctl.finite import finite, finite_table
 from mismatchctl.marks import PARQUET
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.saved import FORMAT
+from mismatchctl.sweep.words import says
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,6 +71,7 @@ def to_json(sweep: Sweep) -> str:
         "inputs": [file.model_dump(mode="json") for file in sweep.inputs],
         "left_out": [item.model_dump(mode="json") for item in sweep.left_out],
         "warnings": sweep.warnings,
+        "says": {run: says(sweep, run) for run in sweep.runs},
         "studies": [
             {
                 "correction": study.correction.to_mapping(),

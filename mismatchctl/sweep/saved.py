@@ -52,6 +52,7 @@ class _Saved(BaseModel):
     inputs: list[InputFile]
     left_out: list[LeftOut]
     warnings: list[str]
+    says: dict[str, list[str]] = Field(default_factory=dict)
     studies: list[_Study] = Field(min_length=1)
     presets: list[Mark]
     targets: list[Target]

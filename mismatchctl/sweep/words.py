@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from mismatchctl.escape import terminal as clean
 from mismatchctl.numbers import DASH, number
 from mismatchctl.predict.prediction import Check, Prediction
 from mismatchctl.sweep.model import Sweep, Target
@@ -58,7 +57,7 @@ def threshold(value: Any) -> str:
 def at_place(study: Study, point: int) -> str:
     """A point by its axes: `gates.0.keep 2`."""
     values = zip(study.axes, study.points[point], strict=True)
-    return ", ".join(f"{clean(axis.path)} {clean(threshold(value))}" for axis, value in values)
+    return ", ".join(f"{axis.path} {threshold(value)}" for axis, value in values)
 
 
 def telling(rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -74,6 +73,36 @@ def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
     for target in targets:
         found.setdefault((target.wish, target.wanted), []).append(target)
     return found
+
+
+def wish_text(key: str, wanted: float) -> str:
+    """`5 % of tokens rejected`."""
+    return f"{100 * wanted:.10g} % {WISHES[key]}"
+
+
+def says(sweep: Sweep, run: str) -> list[str]:
+    """The answer for one run: the cheapest point of each correction, then a sentence per wish."""
+    said = [_cheapest(study, sweep.rows(run, study.name).to_dicts()) for study in sweep.studies]
+    found = "; ".join(filter(None, said))
+    sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
+    for (key, wanted), chosen in by_wish([target for target in sweep.targets if target.run == run]).items():
+        met = [f"{t.rule}: {threshold(t.threshold)} ({target_interval(t)})" for t in chosen if t.status == "ok"]
+        sentences.append(f"{wish_text(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
+    return sentences
+
+
+def _cheapest(study: Study, rows: Sequence[Row]) -> str:
+    """What the point costs and gives that rejects least, of those that no other beats."""
+    known = [row for row in rows if row["pareto"]]
+    if not known:
+        return ""
+    row = min(known, key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
+    lost = row["rejected_tokens"]
+    cost = f"rejects {number(lost, 'fraction')} of tokens" if lost else "rejects nothing"
+    gain = f"ESS {number(row['ess_token'], 'fraction')}"
+    if study.correction.weight is not None:
+        gain += f", mean weight moved by {number(row['weight_bias'], 'ratio')}"
+    return f"{study.name} at {at_place(study, row['point'])} {cost} ({gain})"
 
 
 def thinned(rows: Sequence[Item], most: int) -> list[Item]:

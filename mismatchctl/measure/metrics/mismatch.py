@@ -338,7 +338,7 @@ PAIR: tuple[Metric, ...] = (
 
 RATIO_Z = Metric(
     "ratio_mean_z", "z of the mean ratio", "standard errors", "(ratio_mean - 1) / its standard error",
-    "Beyond +-4 the rollout log-probs are not those that sampled: look for the cause before correcting.",
+    "Beyond ±4 the rollout log-probs are not those that sampled: look for the cause before correcting.",
     "change of measure", "no standard error",
 )  # fmt: skip
 """Follows from the estimate of `ratio_mean`, not from sums."""

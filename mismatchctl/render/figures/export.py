@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from mismatchctl.escape import markdown
 from mismatchctl.marks import CAPTIONS, TOOL
 from mismatchctl.render.document import Document, Figures
-from mismatchctl.render.figures import Figure, overview_figure, run_figures
+from mismatchctl.render.figures.figure import Figure
+from mismatchctl.render.figures.of_run import overview_figure, run_figures
 from mismatchctl.render.text import stems
 from mismatchctl.result import Result
 

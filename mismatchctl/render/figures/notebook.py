@@ -5,8 +5,8 @@ from __future__ import annotations
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.render.figures import run_figures
 from mismatchctl.render.figures.canvas import painted
+from mismatchctl.render.figures.of_run import run_figures
 from mismatchctl.result import RunResult
 
 _CALLED = {"steps": "k3"}

@@ -16,6 +16,7 @@ from mismatchctl.render.document import (
     Figures,
     Head,
     Headline,
+    Later,
     Note,
     Section,
     Table,
@@ -45,7 +46,7 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
         return made.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
     made.add(_table(advice), *(Note(f"{clean(against_yours(own, advice.advice[0]))}.") for own in advice.yours))
     made.add(*(Note(f"{text}.") for text in _how_sure(advice)))
-    made.add(_picture(advice, anchor), *(Note(f"{note}.", "quiet") for note in advice.notes))
+    made.add(Later(lambda: [_picture(advice, anchor)]), *(Note(f"{note}.", "quiet") for note in advice.notes))
     config = advice.advice[0].config
     return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
 
@@ -70,12 +71,12 @@ def _how_sure(advice: Advice) -> Iterator[str]:
             )
 
 
-def _picture(advice: Advice, anchor: str) -> Figures | None:
-    """All candidates in both parts of the error: of the page alone."""
-    from mismatchctl.render.figures.advice import advice_figure  # draws: what prints to a terminal need not wait for it
+def _picture(advice: Advice, anchor: str) -> Figures:
+    """All candidates in both parts of the error."""
+    from mismatchctl.render.figures.advice import advice_figure  # draws: a terminal need not wait for it
 
     figure = advice_figure(advice, f"{anchor}-front")
-    return None if figure is None else Figures([figure])
+    return Figures([] if figure is None else [figure])
 
 
 def _table(advice: Advice) -> Table:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import DASH, estimate, heavy_tail, number
@@ -13,19 +14,19 @@ from mismatchctl.render.document import (
     USUAL,
     WHOLE,
     Answers,
-    Card,
     Cell,
+    Columns,
     Document,
     Figures,
     Head,
     Headline,
+    Later,
     Note,
     Section,
     Table,
     Tile,
     Tiles,
 )
-from mismatchctl.render.figures import overview_figure, run_figures
 from mismatchctl.render.pages import run_log
 from mismatchctl.render.pages import run_tables as tables
 from mismatchctl.render.pages.correction_tables import (
@@ -38,11 +39,14 @@ from mismatchctl.render.pages.correction_tables import (
 from mismatchctl.render.pages.diagnose import sides_section
 from mismatchctl.render.pages.findings import card
 from mismatchctl.render.pages.provenance import provenance
-from mismatchctl.render.tables import Registry, known_keys, words
+from mismatchctl.render.tables import Registry, measured, words
 from mismatchctl.render.text import clean
-from mismatchctl.result import NOT_RECORDED, Result, RunResult, Value, story_of
+from mismatchctl.result import NOT_RECORDED, Finding, Result, RunResult, Value, story_of
 from mismatchctl.result.growth import Z_LIMIT
 from mismatchctl.result.notes import notes
+
+if TYPE_CHECKING:
+    from mismatchctl.render.figures.of_run import RunFigures
 
 BRIEF_FROM = 9
 """With so many runs, each shows its main figures only."""
@@ -61,38 +65,29 @@ SIDE_BY_SIDE = {
 """Metrics of the overview, and how early each goes in a terminal."""
 
 
-def document(
-    result: Result, *, whole: bool = True, objectives: tuple[Sequence[str], Sequence[str]] = ((), ())
-) -> Document:
-    """The page of a Result; without `whole` what stands on a page alone is not even prepared.
-
-    `objectives` are estimators of the KL, and aggregations of losses, that are shown.
-    """
-    registry, runs = Registry(result.corrections), result.runs
+def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = ((), ())) -> Document:
+    """The page of a Result; `objectives` are estimators of the KL, and aggregations of losses, that are shown."""
+    registry, runs, origin = Registry(result.corrections), result.runs, result.provenance
     several = len(runs) != 1
     title = f"{len(runs)} runs" if several else clean(next(iter(runs)))
-    made = Document(Headline(title, _facts(result), what="analyze"), version=clean(result.provenance.version))
+    made = Document(Headline(title, _facts(result), what="analyze"), version=clean(origin.version))
     if not several:
         made.add(Section("", "answer").add(_answers(runs[next(iter(runs))])))
     called = [Note(clean(note), "alarm") for note in notes(result)]
-    made.add(Section("Look at this first", "notes", heading=several or whole).add(*called) if whole else None)
-    made.add(overview(result, registry) if several else None)
-    prepared = partial(_sections, result, registry=registry, whole=whole, brief=len(runs) >= BRIEF_FROM)
+    made.add(Section("Look at this first", "notes", reach=WHOLE).add(*called))
+    sections = (_sections(result, index, registry) for index in range(len(runs)))
     if several:
-        made.add(*(_run(result, index, prepared(index)) for index in range(len(runs))))
+        made.add(overview(result, registry), *map(partial(_run, result), range(len(runs)), sections))
         made.add(_many(result) if len(runs) > DETAILED else None)
     else:
-        made.add(*prepared(0))
+        made.add(*next(sections))
     for index, (name, run) in enumerate(runs.items()):
         shown, id = clean(name) if several else "it", f"run-{index}"
         made.add(run_log.objectives(run, shown, id, *objectives) if any(objectives) else None)
-        made.add(run_log.against(run, clean(name), id, result.provenance))
-    if not whole:
-        made.add(Section("", "notes").add(*called))
-        return made
-    origin = result.provenance
+        made.add(run_log.against(run, clean(name), id, origin))
+    made.add(Section("", "notes", terminal=True).add(*called))
     made.add(provenance(origin.version, origin.inputs, origin.left_out, result.corrections))
-    made.glossary = [
+    made.glossary = lambda: [
         ("The mismatch, and other pairs of policies", registry.entries("m")),
         ("Corrections", registry.entries("c")),
     ]
@@ -118,7 +113,7 @@ def _answers(run: RunResult) -> Answers:
     return Answers(story_of(run).answers, run.overall.metrics.get("k3", NOT_RECORDED).value, over)
 
 
-def _run(result: Result, index: int, sections: Sequence[Section]) -> Section:
+def _run(result: Result, index: int, sections: Iterable[Section | Later]) -> Section:
     """One of several runs, folded where there are many; these are of the page alone."""
     name, run = list(result.runs.items())[index]
     k3, few = run.overall.metrics.get("k3", NOT_RECORDED), len(result.runs) <= DETAILED
@@ -132,74 +127,66 @@ def _run(result: Result, index: int, sections: Sequence[Section]) -> Section:
 
 def _many(result: Result) -> Section:
     """What is told of many runs in a terminal, where there is no room for each."""
-    heads = [
-        Head("Strongest finding of", numeric=False), Head("how sure", numeric=False, drop=1),
-        Head("what", numeric=False, drop=0),
-    ]  # fmt: skip
-    table = Table("Strongest finding of each run", heads, reach=USUAL)
-    for name, run in result.runs.items():
-        first = run.findings[0] if run.findings else None
-        texts = (first.confidence, first.title) if first else (DASH, "none")
-        table.rows.append([words(name, "name"), *map(Cell, texts)])
-    found = any(run.findings for run in result.runs.values())
-    section = Section("", "each", terminal=True)
-    return section.add(table if found else None, effects_table(result) if result.corrections else None)
+    first = {name: run.findings[0] if run.findings else None for name, run in result.runs.items()}
+    columns: Columns[tuple[str, Finding | None]] = (
+        ("Strongest finding of", lambda item: words(item[0], "name")),
+        (Head("how sure", numeric=False, drop=1), lambda item: item[1].confidence if item[1] else DASH),
+        (Head("what", numeric=False, drop=0), lambda item: item[1].title if item[1] else "none"),
+    )
+    table = Table.of("Strongest finding of each run", first.items() if any(first.values()) else (), columns)
+    table.reach = USUAL
+    return Section("", "each", terminal=True).add(table, effects_table(result) if result.corrections else None)
 
 
-def _sections(result: Result, index: int, *, registry: Registry, whole: bool, brief: bool) -> list[Section]:
+def _sections(result: Result, index: int, registry: Registry) -> Iterator[Section | Later]:
     """What is shown of one run, in the order of a reader's questions."""
-    run, id = list(result.runs.values())[index], f"run-{index}"
-    several = len(result.runs) > 1
-    name = f" on {clean(list(result.runs)[index])}" if several else ""
-    found: list[Section] = [
-        Section(
-            f"Findings{name}" if not whole else "Findings", f"{id}-findings",
-            lead="What causes the mismatch, as far as the dump shows it; strongest first.",
-        ).add(*map(_card, run.findings) if whole else (card(each, told=False) for each in run.findings)),
-    ]  # fmt: skip
-    found.insert(int(whole), Section("Main figures", f"{id}-tiles", heading=whole).add(Tiles(tiles(run, registry))))
+    run, id, brief = list(result.runs.values())[index], f"run-{index}", len(result.runs) >= BRIEF_FROM
+    name = f" on {clean(list(result.runs)[index])}" if len(result.runs) > 1 else ""
+
+    @cache
+    def figures() -> RunFigures:
+        from mismatchctl.render.figures.of_run import run_figures  # draws: what prints to a terminal need not wait
+
+        return run_figures(run, f"f{index}", brief=brief)
+
+    told = Section(f"Findings{name}", f"{id}-findings", terminal=True)
+    yield told.add(*(card(finding, told=False) for finding in run.findings))
+    lead = "What causes the mismatch, as far as the dump shows it; strongest first."
+    yield Section("Findings", f"{id}-findings", lead=lead, reach=WHOLE).add(*map(card, run.findings))
+    yield Section("Main figures", f"{id}-tiles").add(Tiles(tiles(run, registry)))
     if run.sides is not None:
-        found.append(sides_section("Whose error", f"{id}-sides", run.sides))
-    figures = run_figures(run, f"f{index}", brief=brief) if whole else None
-    if figures is not None:
-        found += [
-            Section("Over the steps", f"{id}-steps").add(Figures(figures.trends)),
-            Section(
-                "Where the mismatch sits", f"{id}-where",
-                lead="Nowhere: every log ratio is 0." if run.overall.metrics["k3"].value == 0 else "",
-            ).add(Figures(figures.distributions + figures.breakdowns)),
-            Section(
-                "The second drift", f"{id}-drift",
-                lead="From the trainer's recomputation to the policy that is being updated: what PPO's ratio sees, "
-                "apart from the mismatch.",
-            ).add(Figures(figures.drift)),
-        ]  # fmt: skip
+        yield sides_section("Whose error", f"{id}-sides", run.sides)
+    yield Later(lambda: (
+        Section("Over the steps", f"{id}-steps").add(Figures(figures().trends)),
+        Section(
+            "Where the mismatch sits", f"{id}-where",
+            lead="Nowhere: every log ratio is 0." if run.overall.metrics["k3"].value == 0 else "",
+        ).add(Figures(figures().distributions + figures().breakdowns)),
+        Section(
+            "The second drift", f"{id}-drift",
+            lead="From the trainer's recomputation to the policy that is being updated: what PPO's ratio sees, apart "
+            "from the mismatch.",
+        ).add(Figures(figures().drift)),
+    ))  # fmt: skip
     if run.overall.corrections:
-        corrections = Section("Corrections", f"{id}-corrections").add(corrections_table(run, registry))
-        if several:
-            corrections.parts[0].title += name
-        if figures is not None:
-            corrections.add(Figures(figures.corrections), loss_table(run, registry))
-            corrections.add(gates_table(result.corrections, run, registry))
-        found.append(corrections)
-        if figures is not None:
-            lead = "A rejection that prefers some sequences changes what is learned. Compare within a row; ± is one "
-            section = Section("Rejected against kept", f"{id}-selection", lead=f"{lead}standard error.")
-            found.append(section.add(selection_table(result, run, registry), Figures(figures.selection)))
-    by = tables.by_tables(result.corrections, run, registry)
-    for table in by:
-        table.title += name
-    found.append(Section("Broken down", f"{id}-by").add(*by))
-    if whole:
-        found.append(Section("The worst", f"{id}-worst").add(
+        yield Section("Corrections", f"{id}-corrections").add(
+            corrections_table(run, registry, name),
+            Later(lambda: (
+                Figures(figures().corrections), loss_table(run, registry),
+                gates_table(result.corrections, run, registry),
+            )),
+        )  # fmt: skip
+        lead = "A rejection that prefers some sequences changes what is learned. Compare within a row; ± is one "
+        yield Section("Rejected against kept", f"{id}-selection", lead=f"{lead}standard error.", reach=WHOLE).add(
+            Later(lambda: (selection_table(result, run, registry), Figures(figures().selection)))
+        )
+    yield Section("Broken down", f"{id}-by").add(*tables.by_tables(result.corrections, run, registry, name))
+    yield Later(lambda: (
+        Section("The worst", f"{id}-worst").add(
             tables.worst_sequences(run.worst_sequences), tables.worst_tokens(run.worst_tokens)
-        ))  # fmt: skip
-        found.append(Section("All numbers", f"{id}-numbers").add(*_numbers(result, run, registry, brief)))
-    return [section for section in found if section.parts]
-
-
-def _card(finding: object) -> Card:
-    return card(finding)  # type: ignore[arg-type]
+        ),
+        Section("All numbers", f"{id}-numbers").add(*_numbers(result, run, registry, brief)),
+    ))  # fmt: skip
 
 
 def _numbers(result: Result, run: RunResult, registry: Registry, brief: bool) -> list[Table]:
@@ -221,15 +208,14 @@ def _numbers(result: Result, run: RunResult, registry: Registry, brief: bool) ->
 def tiles(run: RunResult, registry: Registry) -> list[Tile]:
     """The numbers that are read first, with a judgement where there is a limit."""
     found = []
-    for key in known_keys(TILES, run.overall.metrics):
+    for key in (key for key in TILES if key in run.overall.metrics):
         value, metric = run.overall.metrics[key], registry.metric(key)
-        shown, undefined = estimate(value.value, value.se, metric.unit), value.value is None
-        verdict, alarm = (value.status, False) if undefined else judgement(key, value, run)
+        verdict, beyond = (value.status, False) if value.value is None else judgement(key, value, run)
+        level = "quiet" if value.value is None else "alarm" if beyond else "fair" if value.tail else "good"
         if value.tail:
             verdict = "; ".join(filter(None, (verdict, heavy_tail(value.covers))))
-        meaning = metric.meaning
-        first = key in FIRST_TILES
-        found.append(Tile(metric.title, f"m-{key}", shown, meaning, verdict, alarm, undefined, first))
+        shown, first = estimate(value.value, value.se, metric.unit), key in FIRST_TILES
+        found.append(Tile(metric.title, f"m-{key}", shown, metric.meaning, verdict, level, first))
     return found
 
 
@@ -256,35 +242,44 @@ def overview(result: Result, registry: Registry) -> Section:
     runs = list(result.runs.values())
     chosen = [key for key in SIDE_BY_SIDE if any(key in run.overall.metrics for run in runs)]
     steps = any(len(run.groups.labels) > 1 for run in runs)
-    heads = [
-        Head("run", numeric=False), registry.head("k3", drop=0),
-        Head("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"),
-        Head("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
-        Head("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
-    ]  # fmt: skip
-    heads += [registry.head(key, drop=SIDE_BY_SIDE[key]) for key in chosen]
-    table = Table("", heads, sortable=True, title=f"{len(runs)} runs", reach=BRIEF)
-    for index, (name, run) in enumerate(result.runs.items()):
-        k3, growth = run.overall.metrics.get("k3", NOT_RECORDED), story_of(run).growth
-        cell = table.value(k3, "nats/token")
-        row = [
-            Cell(clean(name), kind="name", anchor=f"run-{index}"), cell,
-            Cell(_range(k3.value), kind="scale", order=cell.order, place=k3.value),
-            Cell("", kind="line", line=tuple(run.groups.series("k3").value)), words(growth.brief),
-        ]  # fmt: skip
-        for key in chosen:
-            value = run.overall.metrics.get(key, NOT_RECORDED)
-            alarm = "alarm" if judgement(key, value, run)[1] else "number"
-            row.append(replace(table.value(value, registry.metric(key).unit, errors=False), kind=alarm))
-        table.rows.append(row)
+    k3 = {name: run.overall.metrics.get("k3", NOT_RECORDED) for name, run in result.runs.items()}
+    place = {name: f"run-{index}" for index, name in enumerate(result.runs)}
+
+    def cell(key: str) -> Callable[[tuple[str, RunResult]], Cell]:
+        def made(item: tuple[str, RunResult]) -> Cell:
+            value = item[1].overall.metrics.get(key, NOT_RECORDED)
+            kind = "alarm" if judgement(key, value, item[1])[1] else "number"
+            return replace(measured(value, registry.metric(key).unit, errors=False), kind=kind)
+
+        return made
+
+    columns: Columns[tuple[str, RunResult]] = (
+        ("run", lambda item: Cell(clean(item[0]), kind="name", anchor=place[item[0]])),
+        *registry.columns({"k3": 0}, lambda item: item[1].overall.metrics),
+        (Head("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"), lambda item: replace(
+            measured(k3[item[0]], ""), text=_range(k3[item[0]].value), kind="scale", place=k3[item[0]].value, brief="",
+            reason="")),
+        (Head("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
+         lambda item: Cell("", kind="line", line=tuple(item[1].groups.series("k3").value))),
+        (Head("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
+         lambda item: words(story_of(item[1]).growth.brief)),
+        *((registry.head(key, drop=SIDE_BY_SIDE[key]), cell(key)) for key in chosen),
+    )  # fmt: skip
+    table = Table.of("", result.runs.items(), columns, sortable=True, title=f"{len(runs)} runs", reach=BRIEF)
     section = Section(
         "Side by side", "overview",
         lead="Each run on its own; nothing is blended. The scale marks K3 between 1e-8 and 1: the first band is what "
         "dense models usually show (1e-5 to 1e-3), the second what mixtures of experts do (1e-3 to 0.1). Marked "
         "numbers are beyond their limit.",
     )  # fmt: skip
+    return section.add(table, Later(lambda: [_overlaid(result)]))
+
+
+def _overlaid(result: Result) -> Figures:
+    from mismatchctl.render.figures.of_run import overview_figure  # draws: what prints to a terminal need not wait
+
     figure = overview_figure(result.runs)
-    return section.add(table, Figures([] if figure is None else [figure]))
+    return Figures([] if figure is None else [figure])
 
 
 def _range(k3: float | None) -> str:

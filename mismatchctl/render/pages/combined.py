@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from mismatchctl.advise import Advice
 from mismatchctl.compare.model import FORMAT, Comparison
+from mismatchctl.correction import Correction
 from mismatchctl.errors import DataError
 from mismatchctl.gate import Verdict
 from mismatchctl.render.document import Card, Document, Headline, Section
@@ -97,77 +98,55 @@ def _told(data: Mapping[str, Any]) -> Kept | None:
     return None
 
 
-def document(paths: Sequence[Path], *, whole: bool = True) -> Document:
+def document(paths: Sequence[Path]) -> Document:
     """The page of all of it; one thing alone has the page of its verb."""
     found = read(paths)
     if len(found) == 1:
-        return _alone(found[0][1], whole)
+        return _KINDS[type(found[0][1])][1](found[0][1])
     results = [(name, kept) for name, kept in found if isinstance(kept, Result)]
-    others = [kept for _, kept in found if not isinstance(kept, Result)]
-    made = analyze.document(_side_by_side(results), whole=whole) if results else Document(Headline(""))
-    closing = made.sections[-1:] if results and whole else []
-    opening, glossary = made.sections[: len(made.sections) - len(closing)], list(made.glossary)
-    for number, kept in enumerate(others):
-        own = _alone(kept, whole)
-        first = not any(type(kept) is type(before) for before in others[:number])
-        inside = [section for section in own.sections if section.anchor != "provenance"]
-        section = Section(_TITLES[type(kept)], f"part-{number}", note=own.headline.title)
+    made = Document(Headline(f"{len(found)} results", what="report"))
+    if results:
+        made = analyze.document(_side_by_side(results))
+    opening, closing, told = made.sections[:-1], made.sections[-1:], set[type]()
+    terms = [made.glossary]
+    for number, kept in enumerate(kept for _, kept in found if not isinstance(kept, Result)):
+        title, page = _KINDS[type(kept)]
+        own, anchor = page(kept), f"part-{number}"
         if isinstance(kept, Verdict):  # nobody should have to look for it
-            told = own.headline.title.replace(kept.outcome, "The gate", 1)
-            card = Card(kept.outcome, kept.outcome, told)
+            card = Card(kept.outcome, kept.outcome, own.headline.title.replace(kept.outcome, "The gate", 1))
             opening.insert(bool(results), Section("", f"verdict-{number}").add(card))
-        opening.append(section.add(*(inside if first else (_renamed(part, f"part-{number}") for part in inside))))
-        known = {entry.anchor for _, entries in glossary for entry in entries}
-        more = [entry for _, entries in own.glossary for entry in entries if entry.anchor not in known]
-        glossary.append((_TITLES[type(kept)], more))
-    made.sections = [*opening, *closing]
-    made.glossary = [(title, entries) for title, entries in glossary if entries]
-    if not made.headline.title:
-        made.headline = Headline(f"{len(found)} results", what="report")
+        section = Section(title, anchor, note=own.headline.title)
+        section.inside = f"{anchor}-" if type(kept) in told else ""
+        told.add(type(kept))
+        opening.append(section.add(*(part for part in own.sections if getattr(part, "anchor", "") != "provenance")))
+        terms.append(own.glossary)
+    made.sections, made.glossary = [*opening, *closing], lambda: [entries for each in terms for entries in each()]
     return made
 
 
-_TITLES: dict[type, str] = {
-    Comparison: "Compared", Verdict: "The gate", Sweep: "Thresholds", dict: "Which correction", Result: "Runs",
+_KINDS: dict[type, tuple[str, Callable[[Any], Document]]] = {
+    Result: ("Runs", analyze.document), Comparison: ("Compared", compare.document),
+    Sweep: ("Thresholds", sweep.document), Verdict: ("The gate", gate.document),
+    dict: ("Which correction", advise.document),
 }  # fmt: skip
-
-
-def _alone(kept: Kept, whole: bool) -> Document:
-    if isinstance(kept, Result):
-        return analyze.document(kept, whole=whole)
-    if isinstance(kept, Comparison):
-        return compare.document(kept, whole=whole)
-    if isinstance(kept, Verdict):
-        return gate.document(kept)
-    return sweep.document(kept, whole=whole) if isinstance(kept, Sweep) else advise.document(kept)
-
-
-def _renamed(part: Any, prefix: str) -> Any:
-    """A part whose anchors cannot be those of another file's."""
-    if isinstance(part, Section):
-        part.anchor = f"{prefix}-{part.anchor}"
-        part.parts = [_renamed(inner, prefix) for inner in part.parts]
-    return part
+"""What a section of each is called, and its page."""
 
 
 def _side_by_side(results: Sequence[tuple[str, Result]]) -> Result:
     """Results as one: every run under its name, those of equal names told apart by their files."""
     if len(results) == 1:
         return results[0][1]
-    names = [name for _, result in results for name in result.runs]
-    first = results[0][1].model_copy(deep=True)
-    first.runs = {
+    names, every = [name for _, result in results for name in result.runs], [result for _, result in results]
+    made, corrections = every[0].model_copy(deep=True), dict[str, Correction]()
+    made.runs = {
         name if names.count(name) == 1 else f"{name} ({file})": run
         for file, result in results
         for name, run in result.runs.items()
     }
-    known = {correction.name for correction in first.corrections}
-    for _, result in results[1:]:
-        first.provenance.inputs += result.provenance.inputs
-        first.provenance.left_out += result.provenance.left_out
-        first.warnings += [warning for warning in result.warnings if warning not in first.warnings]
-        for correction in result.corrections:
-            if correction.name not in known:
-                first.corrections.append(correction)
-                known.add(correction.name)
-    return first
+    for correction in (correction for result in every for correction in result.corrections):
+        corrections.setdefault(correction.name, correction)
+    made.corrections = list(corrections.values())
+    made.provenance.inputs = [file for result in every for file in result.provenance.inputs]
+    made.provenance.left_out = [row for result in every for row in result.provenance.left_out]
+    made.warnings = list(dict.fromkeys(warning for result in every for warning in result.warnings))
+    return made

@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.numbers import DASH
-from mismatchctl.render.document import BRIEF, USUAL, Cell, Head, Table
-from mismatchctl.render.tables import Registry, words
+from mismatchctl.render.document import BRIEF, USUAL, Head, Table
+from mismatchctl.render.tables import Registry, measured, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import NOT_RECORDED, Result, RunResult, Value
 
-CORRECTION_KEYS = (
-    "weight_mean",
-    "weight_std",
-    "weight_bounded_low",
-    "weight_bounded_high",
-    "normalization_factor",
-    "rejected_tokens",
-    "rejected_sequences",
-    "fully_rejected_sequences",
-    "empty_prompts",
-    "ess_token",
-    "ess_sequence",
-    "loss_scale",
-    "k3_kept",
-)
+CORRECTION_KEYS = {
+    "weight_mean": 5, "weight_std": None, "weight_bounded_low": None, "weight_bounded_high": None,
+    "normalization_factor": None, "rejected_tokens": 0, "rejected_sequences": 4, "fully_rejected_sequences": None,
+    "empty_prompts": None, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2, "k3_kept": 1,
+}  # fmt: skip
+"""Metrics of corrections, and how early each goes where there is little room; None: it stands on the page alone."""
 LOSS_KEYS = ("loss", "loss_change", "loss_clip_fraction", "gradient_cosine", "gradient_norm")
 COMPARED_KEYS = tuple(f"{side}_{name}" for name in ("reward", "advantage", "length") for side in ("kept", "rejected"))
-_TERMINAL = {
-    "weight_mean": 5, "rejected_tokens": 0, "rejected_sequences": 4, "ess_token": 0, "ess_sequence": 3, "loss_scale": 2,
-    "k3_kept": 1,
-}  # fmt: skip
-"""How early a column goes where there is little room; others stand on the page alone."""
 
 
-def corrections_table(run: RunResult, registry: Registry) -> Table:
+def corrections_table(run: RunResult, registry: Registry, name: str) -> Table:
     """One row per correction."""
     caption = (
         "What each correction would do to this run. Weights are those applied, rejected tokens included; shares are of "
         "valid tokens or of sequences."
     )
     table = _by_correction(caption, CORRECTION_KEYS, run, registry)
-    table.title, table.reach = "Corrections", BRIEF
+    table.title, table.reach = f"Corrections{name}", BRIEF
     return table
 
 
 def effects_table(result: Result) -> Table:
     """What each correction takes of each of many runs, in two figures: of the terminal alone."""
     acting = [correction.name for correction in result.corrections if correction.gates or correction.weight]
-    heads = [Head("run", numeric=False), *(Head(clean(name), drop=0) for name in acting)]
-    table = Table("Corrections: tokens rejected | ESS of sequences left, in percent", heads, matrix=True, reach=USUAL)
-    for name, run in result.runs.items():
-        effects = (_effect(run.overall.corrections.get(each, {})) for each in acting)
-        table.rows.append([words(name, "name"), *map(Cell, effects)])
-    return table
+    columns: list[Any] = [("run", lambda item: words(item[0], "name"))]
+    for name in acting:
+        effect = lambda item, name=name: _effect(item[1].overall.corrections.get(name, {}))  # noqa: E731
+        columns.append((Head(clean(name), drop=0), effect))
+    caption = "Corrections: tokens rejected | ESS of sequences left, in percent"
+    return Table.of(caption, result.runs.items(), columns, matrix=True, reach=USUAL)
 
 
 def _effect(values: Mapping[str, Value]) -> str:
@@ -83,50 +70,36 @@ def loss_table(run: RunResult, registry: Registry) -> Table | None:
     return _by_correction(caption, LOSS_KEYS, run, registry)
 
 
-def _by_correction(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
-    heads = [Head("correction", numeric=False), *(registry.head(key, "c", drop=_TERMINAL.get(key)) for key in keys)]
-    table = Table(caption, heads, sortable=True)
-    for name, values in run.overall.corrections.items():
-        cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in keys]
-        table.rows.append([words(name, "name"), *cells])
-    return table
+def _by_correction(
+    caption: str, keys: Iterable[str], run: RunResult, registry: Registry, rows: Collection[str] = (), **more: Any
+) -> Table:
+    """A row for each correction, or each of those named, with its metrics."""
+    shown = [item for item in run.overall.corrections.items() if not rows or item[0] in rows]
+    name = "correction", lambda item: words(item[0], "name")
+    columns = registry.columns(keys, lambda item: item[1], "c", **more)
+    return Table.of(caption, shown, [name, *columns], sortable=True)
 
 
-def gates_table(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> Table | None:
-    """What each gate rejects to either side; None where nothing has a gate."""
+def gates_table(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> Table:
+    """What each gate rejects to either side."""
     keys = [f"{level}_{side}" for level in ("tokens", "sequences") for side in ("low", "high")]
-    table = Table(
-        "What each gate rejects, by side: too low and too high. A token rejected by two gates counts in both.",
-        [Head("correction", numeric=False), Head("gate", numeric=False)],
-    )
+    rows = []
     for correction in corrections:
         values = run.overall.corrections.get(correction.name, {})
         for index, gate in enumerate(correction.gates):
-            cells = [table.value(_value(values, f"gate{index}_{key}"), "fraction") for key in keys]
-            for key in keys:
-                registry.metric(f"gate{index}_{key}", "c")
-            table.rows.append([words(correction.name, "name"), words(f"{index}: {gate.title}"), *cells])
-    if not table.rows:
-        return None
-    table.heads += [registry.head(f"gate0_{key}", "c", key.replace("_", " too ")) for key in keys]
-    return table
+            own = {key: values.get(registry.metric(f"gate{index}_{key}", "c").key, NOT_RECORDED) for key in keys}
+            rows.append((correction.name, f"{index}: {gate.title}", own))
+    columns: list[Any] = [("correction", lambda row: words(row[0], "name")), ("gate", lambda row: words(row[1]))]
+    for key in keys if rows else ():
+        head = registry.head(f"gate0_{key}", "c", key.replace("_", " too "))
+        columns.append((head, lambda row, key=key: measured(row[2][key], "fraction")))
+    caption = "What each gate rejects, by side: too low and too high. A token rejected by two gates counts in both."
+    return Table.of(caption, rows, columns)
 
 
 def selection_table(result: Result, run: RunResult, registry: Registry) -> Table | None:
     """Kept against rejected sequences; None where no correction rejects anything."""
-    if not any(correction.gates for correction in result.corrections):
-        return None
-    table = Table(
-        "Kept against rejected: each sequence counts by its share of kept or of rejected tokens.",
-        [Head("correction", numeric=False), *(registry.head(key, "c", key.replace("_", " ")) for key in COMPARED_KEYS)],
-    )
-    for correction in result.corrections:
-        values = run.overall.corrections.get(correction.name, {})
-        if correction.gates:
-            cells = [table.value(_value(values, key), registry.metric(key, "c").unit) for key in COMPARED_KEYS]
-            table.rows.append([words(correction.name, "name"), *cells])
-    return table
-
-
-def _value(values: dict[str, Value], key: str) -> Value:
-    return values.get(key, NOT_RECORDED)
+    names = {correction.name for correction in result.corrections if correction.gates}
+    caption = "Kept against rejected: each sequence counts by its share of kept or of rejected tokens."
+    texts = {key: key.replace("_", " ") for key in COMPARED_KEYS}
+    return _by_correction(caption, COMPARED_KEYS, run, registry, names, texts=texts) if names else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
@@ -17,6 +17,7 @@ from mismatchctl.render.document import (
     Figures,
     Head,
     Headline,
+    Later,
     Note,
     Part,
     Section,
@@ -29,8 +30,8 @@ from mismatchctl.result.story import percent
 _MOST, _MOST_DRAWN = 12, 24
 
 
-def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bool = False) -> Document:
-    """All of it; `whole` tells findings of low confidence as the others."""
+def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
+    """All of it; `told` tells findings of low confidence as the others."""
     made = Document(Headline("", what="causes of the mismatch"))
     folder = folder_of(found.runs.values())
     if len(found.runs) > 1:
@@ -38,7 +39,7 @@ def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, whole: bo
     if folder:
         made.add(Section("", "files").add(Note(f"Files are in {folder}", "quiet")))
     for index, (name, findings) in enumerate(found.runs.items()):
-        made.add(findings_section(name, f"run-{index}-findings", findings, folder, whole=whole))
+        made.add(findings_section(name, f"run-{index}-findings", findings, folder, told=told))
     for index, (name, sides) in enumerate(found.sides.items()):
         heading = f"Whose error on {name}" if len(found.sides) > 1 else "Whose error"
         made.add(sides_section(heading, f"sides-{index}", sides))
@@ -58,35 +59,38 @@ def _next(found: Diagnosed) -> list[Section]:
 
 
 def findings_section(
-    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, whole: bool = False
+    name: str, anchor: str, findings: Sequence[Finding], folder: str, *, told: bool = False
 ) -> Section:
     """The findings of one run: a finding takes a few lines, one of low confidence a single one beside others."""
-    unexplained = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
     count = f"{len(findings)} finding{'s' * (len(findings) != 1)}, strongest first" if findings else "nothing found"
-    explained = f"; {percent(1 - unexplained)} of the K3 explained" if findings else ""
-    told = [whole or found.confidence != "low" or len(findings) == 1 for found in findings]
+    explained = f"; {percent(1 - _unexplained(findings))} of the K3 explained" if findings else ""
+    fully = [told or found.confidence != "low" or len(findings) == 1 for found in findings]
     cards: list[Part] = [
         card(found, folder, told=each, place=place)
-        for place, (found, each) in enumerate(zip(findings, told, strict=True), start=1)
+        for place, (found, each) in enumerate(zip(findings, fully, strict=True), start=1)
     ]
     return Section(name, anchor, note=f"{count}{explained}").add(*(cards or [Note("no cause shows", "quiet")]))
 
 
 def _overview(runs: Mapping[str, Sequence[Finding]]) -> Table:
     """A line for each run: the first finding, how sure, and how much of the K3 is explained."""
-    heads = [
-        Head("run", numeric=False), Head("first finding", numeric=False, drop=0, short="first finding"),
-        Head("confidence", drop=0), Head("of the K3", drop=0), Head("unexplained", drop=1),
-    ]  # fmt: skip
-    table = Table("First findings, run by run", heads, reach=BRIEF)
-    for name, findings in runs.items():
-        texts = ["none", DASH, DASH, DASH]
-        if findings:
-            rest = sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
-            first = findings[0]
-            texts = [first.title, first.confidence, percent(first.share_k3), percent(rest)]
-        table.rows.append([Cell(name, kind="name"), *map(Cell, texts)])
-    return table
+
+    def first(item: tuple[str, Sequence[Finding]], text: Callable[[Finding], str], none: str = DASH) -> str:
+        return text(item[1][0]) if item[1] else none
+
+    return Table.of("First findings, run by run", runs.items(), (
+        ("run", lambda item: Cell(item[0], kind="name")),
+        (Head("first finding", numeric=False, drop=0, short="first finding"),
+         lambda item: first(item, lambda one: one.title, "none")),
+        (Head("confidence", drop=0), lambda item: first(item, lambda one: one.confidence)),
+        (Head("of the K3", drop=0), lambda item: first(item, lambda one: percent(one.share_k3))),
+        (Head("unexplained", drop=1), lambda item: percent(_unexplained(item[1])) if item[1] else DASH),
+    ), reach=BRIEF)  # fmt: skip
+
+
+def _unexplained(findings: Sequence[Finding]) -> float:
+    """The share of K3 that no cause explains."""
+    return sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
 
 
 def sides_section(title: str, anchor: str, sides: Sides) -> Section:
@@ -101,23 +105,21 @@ def sides_section(title: str, anchor: str, sides: Sides) -> Section:
     rows += [(f"by {name}", _groups(groups)) for name, groups in sides.groups.items()]
     note = f"{sides.side}, {sides.confidence} confidence"
     facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=BRIEF)
-    return Section(title, anchor, note=note).add(facts, _clouds(sides, anchor))
+    return Section(title, anchor, note=note).add(facts, Later(lambda: _clouds(sides, anchor)))
 
 
-def _clouds(sides: Sides, anchor: str) -> Figures | None:
-    """The errors of both sides side by side, by whatever they were taken apart: of the page alone."""
-    from mismatchctl.render.figures.dots import dots_figure, sides_dots
+def _clouds(sides: Sides, anchor: str) -> Iterator[Figures]:
+    """The errors of both sides side by side, by whatever they were taken apart."""
+    from mismatchctl.render.figures.dots import dots_figure, sides_dots  # draws: a terminal need not wait for it
 
-    figures = []
     for name, groups in sides.groups.items():
         if 1 < len(groups) <= _MOST_DRAWN:
-            rows = {
+            errors = {
                 own.label: {"rollout": Value(value=own.rollout_rms), "train": Value(value=own.train_rms)}
                 for own in groups
             }
-            figures.append(dots_figure(sides_dots(name), rows, f"{anchor}-{name}"))
-    drawn = [figure for figure in figures if figure is not None]
-    return Figures(drawn) if drawn else None
+            figure = dots_figure(sides_dots(name), errors, f"{anchor}-{name}")
+            yield Figures([] if figure is None else [figure])
 
 
 def _share(share: SideShare) -> str:
@@ -147,15 +149,17 @@ def _layers(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -
     rows += [("next", report.next)] if report.next else []
     rows += [("dump", f"{name}: {held_against(report, found)}") for name, found in noise.items()]
     rank = f", rank {report.rank}" if report.rank is not None else ""
-    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(facts, _picture(report, anchor))
+    return Section(report.file, anchor, note=f"{report.tool}{rank}").add(
+        facts, Later(lambda: [_picture(report, anchor)])
+    )
 
 
-def _picture(report: LayerReport, anchor: str) -> Figures | None:
-    """The growth over the layers: of the page alone."""
-    from mismatchctl.render.figures.layers import layers_figure  # draws: what prints to a terminal need not wait for it
+def _picture(report: LayerReport, anchor: str) -> Figures:
+    """The growth over the layers."""
+    from mismatchctl.render.figures.layers import layers_figure  # draws: a terminal need not wait for it
 
     figure = layers_figure(report, f"{anchor}-growth")
-    return None if figure is None else Figures([figure])
+    return Figures([] if figure is None else [figure])
 
 
 def first_bad(report: LayerReport) -> str:

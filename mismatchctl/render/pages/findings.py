@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from mismatchctl.numbers import number
 from mismatchctl.render.document import Card, under
@@ -75,12 +76,7 @@ _WORTH_SHORTENING = 8
 
 def folder_of(findings: Iterable[Sequence[Finding]]) -> str:
     """The folder that all examples are in, if leaving it out makes them shorter."""
-    files = [example.file for every in findings for found in every for example in found.examples]
-    folders = {file.rpartition("/")[0] for file in files}
-    if not folders:
-        return ""
-    common = folders.pop()
-    for folder in folders:
-        while common and not f"{folder}/".startswith(f"{common}/"):
-            common = common.rpartition("/")[0]
+    folders = [example.file.split("/")[:-1] for every in findings for found in every for example in found.examples]
+    shared = takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False))
+    common = "/".join(names[0] for names in shared)
     return f"{common}/" if len(common) > _WORTH_SHORTENING else ""

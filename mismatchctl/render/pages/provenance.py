@@ -21,7 +21,7 @@ def provenance(
 ) -> Section:
     """The section that closes a page."""
     section = Section(
-        "Provenance", "provenance",
+        "Provenance", "provenance", reach=WHOLE,
         lead=f"Written by mismatchctl {clean(version)} from the files below; the same files give the same report.",
     )  # fmt: skip
     gone = left_out_table(left_out)

@@ -12,7 +12,7 @@ from mismatchctl.correction.traits import TITLES, traits_of
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.glossary import FACTS, Sections, name_lines, title_of
 from mismatchctl.numbers import DASH
-from mismatchctl.render.document import USUAL, Cell, Document, Facts, Head, Headline, Note, Section, Table, under
+from mismatchctl.render.document import USUAL, Document, Facts, Head, Headline, Note, Section, Table, under
 from mismatchctl.render.tables import words
 
 
@@ -99,10 +99,9 @@ def across(method: str, rows: Sequence[Mapping[str, Any]], results: Mapping[str,
     for run, measured in results.items():
         done = {name: values for name, values in measured.items() if not isinstance(values, str)}
         keys = list(dict.fromkeys(key for values in done.values() for key in values))
-        heads = [Head("preset", numeric=False), *(Head(key, drop=0) for key in keys)]
-        table = Table(f"{run}: what differs in the result", heads, reach=USUAL)
-        for name, values in done.items():
-            table.rows.append([words(name, "name"), *(Cell(_six_digits(values.get(key))) for key in keys)])
+        columns: list[Any] = [("preset", lambda item: words(item[0], "name"))]
+        columns += [(Head(key, drop=0), lambda item, key=key: _six_digits(item[1].get(key))) for key in keys]
+        table = Table.of(f"{run}: what differs in the result", done.items(), columns, reach=USUAL)
         section.add(table, *(Note(f"{name}: not applied: {why}") for name, why in measured.items() if name not in done))
     return Document(Headline("")).add(section)
 

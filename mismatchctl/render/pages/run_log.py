@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES
 from mismatchctl.measure.metrics.facets import kl_key
 from mismatchctl.numbers import number
 from mismatchctl.render.document import USUAL, Head, Note, Part, Section, Table
-from mismatchctl.render.tables import words
+from mismatchctl.render.tables import measured, words
 from mismatchctl.result import AgainstLog, AgainstMetrics, Provenance, RunResult, Value
 
 
@@ -23,10 +24,10 @@ def objectives(run: RunResult, name: str, anchor: str, kinds: Sequence[str], agg
     for correction, found in run.overall.corrections.items():
         if aggregations and "loss" in found:
             rows[f"loss, {correction}"] = [found[f"loss{SUFFIXES[each]}"] for each in chosen]
-    heads = [Head("objective", numeric=False), *(Head(each, drop=0, short=each) for each in chosen)]
-    table = Table(f"What {name} would minimize", heads, reach=USUAL)
-    for objective, values in rows.items():
-        table.rows.append([words(objective, "name"), *(table.value(value, "") for value in values)])
+    columns: list[Any] = [("objective", lambda item: words(item[0], "name"))]
+    for place, each in enumerate(chosen):
+        columns.append((Head(each, drop=0, short=each), lambda item, place=place: measured(item[1][place], "")))
+    table = Table.of(f"What {name} would minimize", rows.items(), columns, reach=USUAL)
     return Section("What it would minimize", f"{anchor}-objectives").add(table)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
-from mismatchctl.measure.metrics import pair_metrics
+from mismatchctl.measure.metrics import Metric, pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS
 from mismatchctl.numbers import DASH, number
 from mismatchctl.render.document import USUAL, Cell, Columns, Head, Table
-from mismatchctl.render.tables import Registry, Shown, amount, group_table, known_keys, words
-from mismatchctl.render.text import are_bytes, clean, label, token_text
+from mismatchctl.render.tables import Registry, amount, group_table, measured, words
+from mismatchctl.render.text import clean, label
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
 
 if TYPE_CHECKING:  # comparing takes a tenth of a second to import
@@ -43,14 +43,11 @@ STEP_KEYS = (
     "ref_k3",
     "routing_differs",
 )
-BY_KEYS = (
-    "tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_max", "ratio_mean", "ess_token", "ess_sequence",
-    "routing_differs",
-)  # fmt: skip
-_TERMINAL = {
-    "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "ratio_mean": 5, "ess_sequence": 3, "routing_differs": 6,
+BY_KEYS = {
+    "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
+    "ess_sequence": 3, "routing_differs": 6,
 }  # fmt: skip
-"""How early a column of BY_KEYS goes where there is little room; others stand on the page alone."""
+"""Metrics by a column, and how early each goes where there is little room; None: it stands on the page alone."""
 MOST_GROUPS = 12
 """Values of a `--by` column that a terminal shows."""
 STEP_CORRECTION_KEYS = ("rejected_tokens", "ess_token", "loss_scale")
@@ -65,7 +62,9 @@ WORST_SHOWN = 20
 def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
     """The sequences whose log ratios add up to most."""
     shown = rows[:WORST_SHOWN]
-    as_bytes, starts = are_bytes(row.token_ids for row in shown), any(row.token_ids for row in shown)
+    from mismatchctl.browse.vocabulary import vocabulary_of  # browsing sweeps: what shows no token need not wait for it
+
+    vocabulary, starts = vocabulary_of(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
     about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
     columns: Columns[WorstSequence] = [
         *PLACE,
@@ -73,7 +72,7 @@ def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
         (Head("sum of log ratios", "nats", about), lambda row: amount(row.log_ratio_sum)),
         (Head("K3", "nats/token", "mean of exp(x) - 1 - x over the sequence's tokens"), lambda row: amount(row.k3)),
         (Head("mean |difference|", "nats", "mean of |x| over its tokens"), lambda row: amount(row.abs_diff_mean)),
-        *([("starts with", lambda row: words(token_text(row.token_ids, as_bytes), "code"))] if starts else []),
+        *([("starts with", lambda row: words(vocabulary.text(row.token_ids), "code"))] if starts else []),
     ]  # fmt: skip
     caption = (
         f"The {len(shown)} sequences with the largest |sum of log ratios|{_of(len(shown), len(rows))}. {_SEQUENCES}"
@@ -112,47 +111,44 @@ PLACE: Columns[Any] = (
 """Where a token or a sequence is."""
 
 
-def _known(token: int | None) -> list[int]:
-    return [] if token is None else [token]
-
-
 def token_columns(rows: Sequence[WorstToken | MovedToken]) -> Columns[Any]:
     """Which token it is, and what came before it, where ids are known."""
-    ids = [_known(row.token_id) for row in rows]
-    as_bytes = are_bytes([*(row.context_ids for row in rows), *ids])
+    from mismatchctl.browse.vocabulary import vocabulary_of  # as above
+
+    ids = [[row.token_id] for row in rows if row.token_id is not None]
+    text = vocabulary_of(None, [*(row.context_ids for row in rows), *ids]).text
     place = Head("position", about="counted from the sequence's first valid token")
     columns: list[Any] = [(place, lambda row: amount(row.position, "tokens"))]
-    if any(ids):
+    if ids:
         columns += [
-            ("what came before", lambda row: words(token_text(row.context_ids, as_bytes), "before")),
-            (
-                "token",
-                lambda row: words(token_text([row.token_id], as_bytes) if row.token_id is not None else "", "code"),
-            ),
+            ("what came before", lambda row: words(text(row.context_ids), "before")),
+            ("token", lambda row: words("" if row.token_id is None else text([row.token_id]), "code")),
         ]
     return columns
 
 
-def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Registry) -> list[Table]:
+def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Registry, name: str) -> list[Table]:
     """One table per `--by` column: the mismatch, and what each correction rejects there."""
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
-        shown = [Shown(key, drop=_TERMINAL.get(key)) for key in known_keys(BY_KEYS, groups.metrics)]
-        shown += [Shown("rejected_tokens", f"rejected by {name}", name) for name in gated if name in groups.corrections]
-        table = group_table(f"By {clean(column)}", column, groups, shown, registry)
-        table.title, table.reach, table.most = table.caption, USUAL, MOST_GROUPS
+        columns = [registry.series(groups, key, drop=drop) for key, drop in BY_KEYS.items() if key in groups.metrics]
+        for name in (name for name in gated if name in groups.corrections):
+            columns.append(registry.series(groups, "rejected_tokens", name, text=f"rejected by {name}"))
+        table = group_table(f"By {clean(column)}", column, groups, columns)
+        table.title, table.reach, table.most = f"{table.caption}{name}", USUAL, MOST_GROUPS
         tables.append(table)
     return tables
 
 
 def step_tables(run: RunResult, registry: Registry) -> list[Table]:
     """The main metrics of each step, and what each correction does there."""
-    shown = [Shown(key) for key in known_keys(STEP_KEYS, run.groups.metrics)]
-    tables = [group_table("The mismatch by step", "step", run.groups, shown, registry)]
-    for key in STEP_CORRECTION_KEYS if run.groups.corrections else ():
-        columns = [Shown(key, name, name) for name in run.groups.corrections]
+    groups = run.groups
+    own = [registry.series(groups, key) for key in STEP_KEYS if key in groups.metrics]
+    tables = [group_table("The mismatch by step", "step", groups, own)]
+    for key in STEP_CORRECTION_KEYS if groups.corrections else ():
+        columns = [registry.series(groups, key, name, text=name) for name in groups.corrections]
         title = registry.metric(key, "c").title
-        tables.append(group_table(f"{title[0].upper()}{title[1:]} by step", "step", run.groups, columns, registry))
+        tables.append(group_table(f"{title[0].upper()}{title[1:]} by step", "step", groups, columns))
     return tables
 
 
@@ -172,36 +168,32 @@ def metric_tables(run: RunResult, registry: Registry) -> list[Table]:
 
 def correction_metric_table(run: RunResult, registry: Registry) -> Table:
     """Every metric of every correction: one row per metric, one column per correction."""
-    names = list(run.overall.corrections)
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    heads = [Head("metric", numeric=False), *(Head(clean(name)) for name in names), Head("unit", numeric=False)]
-    table = Table("Every metric of the corrections: ± is one standard error over clusters.", heads)
-    for key in known:
-        metric = registry.metric(key, "c")
-        absent = Value(value=None, status="this correction has none")
-        values = [run.overall.corrections[name].get(key, absent) for name in names]
-        cells = [table.value(value, metric.unit) for value in values]
-        table.rows.append([Cell(metric.title, kind="name", anchor=f"c-{key}"), *cells, words(metric.unit)])
-    return table
+    columns: list[Any] = [("metric", lambda one: Cell(one.title, kind="name", anchor=f"c-{one.key}"))]
+    absent = Value(value=None, status="this correction has none")
+    for name, values in run.overall.corrections.items():
+        columns.append((Head(clean(name)), lambda one, own=values: measured(own.get(one.key, absent), one.unit)))
+    columns.append(("unit", lambda one: one.unit))
+    caption = "Every metric of the corrections: ± is one standard error over clusters."
+    return Table.of(caption, [registry.metric(key, "c") for key in known], columns)
 
 
 def logged_table(run: RunResult, framework: str) -> Table:
     """What a framework would have logged: one row per correction and name, one column per step."""
     steps, last = len(run.groups.labels), len(run.groups.labels) - 1
     chosen = sorted({round(index * last / (LOGGED_STEPS - 1)) for index in range(LOGGED_STEPS)})
-    heads = [Head("correction", numeric=False), Head("name", numeric=False)]
-    heads += [Head(f"step {label(run.groups.labels[index])}") for index in chosen]
-    table = Table(f"What {clean(framework)} would have logged: by its own names, as its own code computes them.", heads)
-    for correction, names in run.logged.items():
-        for name, values in names.items():
-            cells = [
-                table.value(Value(value=values[index], status="nothing finite is logged in this step"), "")
-                for index in chosen
-            ]
-            table.rows.append([words(correction, "name"), words(name, "name"), *cells])
-    if len(chosen) < steps:
-        table.left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them."
-    return table
+    status = "nothing finite is logged in this step"
+    columns: list[Any] = [
+        ("correction", lambda row: words(row[0], "name")),
+        ("name", lambda row: words(row[1], "name")),
+    ]
+    for index in chosen:
+        value = lambda row, index=index: measured(Value(value=row[2][index], status=status), "")  # noqa: E731
+        columns.append((Head(f"step {label(run.groups.labels[index])}"), value))
+    caption = f"What {clean(framework)} would have logged: by its own names, as its own code computes them."
+    rows = [(name, *item) for name, names in run.logged.items() for item in names.items()]
+    left_out = f"{len(chosen)} of {steps:,} steps; the JSON result holds all of them." if len(chosen) < steps else ""
+    return Table.of(caption, rows, columns, left_out=left_out)
 
 
 def breakdown_tables(run: RunResult, registry: Registry) -> list[Table]:
@@ -209,23 +201,22 @@ def breakdown_tables(run: RunResult, registry: Registry) -> list[Table]:
     tables = []
     for found in run.breakdowns.values():
         title, shown = _QUANTITIES.get(found.quantity, (clean(found.quantity), number))
-        heads = [
-            Head(title, numeric=False),
-            registry.head("tokens"),
-            registry.head("k3"),
-            registry.head("abs_diff_mean"),
+        rows = [
+            {"k3": Value(value=k3, se=k3_se), "abs_diff_mean": Value(value=difference, se=difference_se)}
+            for k3, k3_se, difference, difference_se in zip(
+                found.k3, found.k3_se, found.abs_diff, found.abs_diff_se, strict=True
+            )
         ]
-        table = Table(f"By {title}: from each value up to the next", heads)
-        means = zip(found.k3, found.k3_se, found.abs_diff, found.abs_diff_se, strict=True)
-        for low, tokens, (k3, k3_se, difference, difference_se) in zip(found.low, found.tokens, means, strict=True):
-            values = Value(value=k3, se=k3_se), Value(value=difference, se=difference_se)
-            cells = [table.value(value, unit) for value, unit in zip(values, ("nats/token", "nats"), strict=True)]
-            table.rows.append([words(shown(low), "name"), amount(tokens, "tokens"), *cells])
         if found.logit_shift is not None and found.logit_shift_se is not None:
-            heads.append(registry.head("logit_shift"))
-            for row, shift, shift_se in zip(table.rows, found.logit_shift, found.logit_shift_se, strict=True):
-                row.append(table.value(Value(value=shift, se=shift_se, status="every token is certain"), "nats"))
-        tables.append(table)
+            for row, shift, shift_se in zip(rows, found.logit_shift, found.logit_shift_se, strict=True):
+                row["logit_shift"] = Value(value=shift, se=shift_se, status="every token is certain")
+        columns: list[Any] = [
+            (title, lambda item, shown=shown: words(shown(item[0]), "name")),
+            (registry.head("tokens"), lambda item: amount(item[1], "tokens")),
+            *registry.columns(rows[0] if rows else (), lambda item: item[2]),
+        ]
+        items = zip(found.low, found.tokens, rows, strict=True)
+        tables.append(Table.of(f"By {title}: from each value up to the next", items, columns))
     return tables
 
 
@@ -237,11 +228,14 @@ _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def _metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
-    heads = [Head("metric", numeric=False), Head("value"), Head("90 % interval"), Head("unit", numeric=False)]
-    table = Table(f"{caption}: ± is one standard error over clusters.", [*heads, Head("what it says", numeric=False)])
-    for key in keys:
-        value, metric = run.overall.metrics[key], registry.metric(key)
-        interval = DASH if value.interval is None else " … ".join(number(end, metric.unit) for end in value.interval)
-        cells = [table.value(value, metric.unit), words(interval, "number"), words(metric.unit)]
-        table.rows.append([Cell(metric.title, kind="name", anchor=f"m-{key}"), *cells, words(metric.meaning, "prose")])
-    return table
+    def interval(metric: Metric) -> Cell:
+        ends = run.overall.metrics[metric.key].interval
+        return Cell(DASH if ends is None else " … ".join(number(end, metric.unit) for end in ends))
+
+    return Table.of(f"{caption}: ± is one standard error over clusters.", [registry.metric(key) for key in keys], (
+        ("metric", lambda metric: Cell(metric.title, kind="name", anchor=f"m-{metric.key}")),
+        (Head("value"), lambda metric: measured(run.overall.metrics[metric.key], metric.unit)),
+        (Head("90 % interval"), interval),
+        ("unit", lambda metric: metric.unit),
+        ("what it says", lambda metric: words(metric.meaning, "prose")),
+    ))  # fmt: skip

@@ -10,12 +10,13 @@ from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
 from mismatchctl.frameworks import SHELVES, Framework
 from mismatchctl.frameworks.written import native_yaml, preset_yaml
-from mismatchctl.numbers import estimate_or_reason, number
+from mismatchctl.numbers import estimate_or_reason
+from mismatchctl.render.pages.sweep_study import Studied
 from mismatchctl.render.tables import Registry
 from mismatchctl.render.text import clean
-from mismatchctl.sweep.model import Sweep
+from mismatchctl.sweep.model import GROUP, Sweep
 from mismatchctl.sweep.study import Study
-from mismatchctl.sweep.words import thinned, threshold
+from mismatchctl.sweep.words import Row, thinned, threshold
 
 MOST_POINTS = 4_000
 """Points of a study, over all runs, up to which it can be explored."""
@@ -36,8 +37,6 @@ KEYS = (
     "empty_prompts",
 )
 
-Row = Mapping[str, Any]
-
 
 def shown_keys(study: Study) -> list[str]:
     """What is told of a point: the main figures, then what each gate rejects to either side."""
@@ -47,67 +46,59 @@ def shown_keys(study: Study) -> list[str]:
     return [*keys, *(f"gate{gate}_{side}" for gate in range(len(study.correction.gates)) for side in sides)]
 
 
-def explorer_data(
-    sweep: Sweep,
-    rows: Mapping[tuple[str, str], Sequence[Row]],
-    starts: Mapping[tuple[str, str], int],
-    emptied: Mapping[tuple[str, str, int], str],
-    registry: Registry,
-) -> dict[str, Any]:
-    """All that the page's script needs; studies with too many points are not among it.
-
-    Args:
-        sweep: what was found.
-        rows: the overall rows by run and correction, in the order of points.
-        starts: the point to begin with, by run and correction.
-        emptied: how many steps are left empty, in words, by run, correction and point.
-        registry: notes which metrics are shown.
-    """
-    runs = sweep.runs
-    studies = [study for study in sweep.studies if len(study.points) * len(runs) <= MOST_POINTS]
+def explorer_data(sweep: Sweep, every: Sequence[Sequence[Studied]], registry: Registry) -> dict[str, Any]:
+    """All that the page's script needs, by run, then by correction; studies with too many points are not among it."""
+    emptied, runs = _emptied(sweep), len(every)
+    places = [place for place, own in enumerate(every[0]) if len(own.rows) * runs <= MOST_POINTS]
+    shown = [[own[place] for place in places] for own in every]
     return {
         "runs": [
             {
                 "name": clean(run),
-                "studies": [
-                    {
-                        "start": starts[run, study.name],
-                        "values": _values(sweep, study, rows[run, study.name], emptied),
-                    }
-                    for study in studies
-                ],
+                "studies": [{"start": one.start, "values": _values(one, emptied)} for one in own],
             }
-            for run in runs
+            for run, own in zip(sweep.runs, shown, strict=True)
         ],
         "studies": [
             {
-                "name": clean(study.name),
-                "place": sweep.studies.index(study),
+                "name": clean(one.study.name),
+                "place": place,
                 "axes": [
                     {
                         "path": clean(axis.path),
                         "texts": [clean(threshold(value)) for value in axis.values],
                         "values": list(axis.values) if axis.is_numeric else None,
                     }
-                    for axis in study.axes
+                    for axis in one.study.axes
                 ],
                 "titles": [
-                    *((registry.metric(key, "c").title, f"c-{key}") for key in shown_keys(study)),
+                    *((registry.metric(key, "c").title, f"c-{key}") for key in shown_keys(one.study)),
                     ("steps left empty", ""),
                 ],
-                "configs": _configs(study, [rows[run, study.name] for run in runs]),
+                "configs": _configs(one.study, [own[place].rows for own in every]),
             }
-            for study in studies
+            for place, one in zip(places, shown[0], strict=True)
         ],
     }
 
 
-def _values(
-    sweep: Sweep, study: Study, rows: Sequence[Row], emptied: Mapping[tuple[str, str, int], str]
-) -> list[list[str]]:
+def _emptied(sweep: Sweep) -> dict[tuple[str, str, int], str]:
+    """How many steps a point leaves without a kept token, by run, correction and point, where it leaves any."""
+    import polars as pl
+
+    empty = (pl.col("kept_tokens") == 0) & (pl.col("tokens") > 0)
+    steps = sweep.groups.filter(pl.col("scope") == GROUP)
+    counts = steps.group_by("run", "correction", "point", maintain_order=True).agg(
+        empty.sum().alias("empty"), pl.len().alias("steps")
+    )  # fmt: skip
+    rows = counts.filter(pl.col("empty") > 0).collect().iter_rows()
+    return {(run, name, point): f"{empty:,} of {steps:,}" for run, name, point, empty, steps in rows}
+
+
+def _values(own: Studied, emptied: Mapping[tuple[str, str, int], str]) -> list[list[str]]:
     """A list per title, a text per point."""
-    found = [[_text(sweep, row, key) for row in rows] for key in shown_keys(study)]
-    return [*found, [emptied.get((row["run"], study.name, row["point"]), number(0, "tokens")) for row in rows]]
+    found = [[_text(own.sweep, row, key) for row in own.rows] for key in shown_keys(own.study)]
+    return [*found, [emptied.get((own.run, own.study.name, row["point"]), "0") for row in own.rows]]
 
 
 def _text(sweep: Sweep, row: Row, key: str) -> str:

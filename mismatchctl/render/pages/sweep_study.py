@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.numbers import number
-from mismatchctl.render.document import BRIEF, WHOLE, Cell, Facts, Figures, Head, Note, Section, Table
-from mismatchctl.render.figures import Figure
-from mismatchctl.render.figures import curves as draw
-from mismatchctl.render.figures.fronts import Front, front_figure
-from mismatchctl.render.figures.maps import Map, map_figure
-from mismatchctl.render.figures.scales import percent
+from mismatchctl.render.document import BRIEF, Cell, Facts, Figures, Head, Later, Note, Part, Section, Table
 from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
 from mismatchctl.sweep.front import values_at
 from mismatchctl.sweep.model import GROUP, Mark, Sweep
 from mismatchctl.sweep.study import Study
-from mismatchctl.sweep.words import (
-    FIGURES,
-    MOST_PRESETS,
-    WISHES,
-    Row,
-    at_place,
-    telling,
-    thinned,
-    threshold,
-)
+from mismatchctl.sweep.words import FIGURES, MOST_PRESETS, Row, at_place, telling, thinned, threshold, wish_text
+
+if TYPE_CHECKING:
+    from mismatchctl.render.figures import curves as draw
+    from mismatchctl.render.figures.figure import Figure
 
 AFFORDABLE = 0.05
 """A point to begin with rejects at most so many tokens, if one does."""
@@ -41,40 +34,50 @@ _BOTH_SIDES = ("clip", "zero", "keep")
 _CURVES = ("rejected_tokens", "ess_token")
 
 
-def study_section(
-    sweep: Sweep, run: str, study: Study, anchor: str, name: str, rows: Sequence[Row], start: int, registry: Registry,
-    *, whole: bool = True, front: bool = False,
-) -> Section:  # fmt: skip
-    """All of it; `rows` are the overall rows in the order of points, `start` is the point that curves lead through.
+@dataclass(frozen=True)
+class Studied:
+    """One correction on one run: its overall rows in the order of points; names of its figures begin with `stem`."""
 
-    Names of its figures begin with `name`.
-    """
+    sweep: Sweep
+    run: str
+    study: Study
+    rows: Sequence[Row]
+    anchor: str
+    stem: str
+
+    @cached_property
+    def start(self) -> int:
+        """The point that curves lead through, and exploring begins with."""
+        return start_point(self.rows)
+
+    def floats(self, key: str) -> Float64s:
+        """One figure of every point, NaN where it is undefined."""
+        return np.array([math.nan if row.get(key) is None else row[key] for row in self.rows], np.float64)
+
+
+def study_section(own: Studied, registry: Registry, *, front: bool = False) -> Section:
+    """All of it; `front`: all points that no other beats."""
+    rows, study = own.rows, own.study
     best = sorted((row for row in rows if row["pareto"]), key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
     chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
     found = "No point has every figure"
     if best:
         found = f"{len(chosen)} of {len(best)} points that no other beats in rejection, ESS and bias"
-    keys = telling(rows)
-    section = Section(clean(study.name), anchor, lead=_lead(study, start))
-    section.add(_axes(study, rows), _along(study, rows))
-    if whole:
-        section.add(*(Note(text, "quiet", reach=WHOLE) for text in _marked(sweep, run, study)))
-        section.add(_curves(sweep, run, study, rows, start, name))
-        figures = [*_maps(study, rows, start, name), _front(study, rows, name)]
-        section.add(Figures([figure for figure in figures if figure is not None]))
-    points = _points(sweep, study, keys, chosen, f"{found}.", registry)
+    points = _points(own, chosen, f"{found}.", registry)
     points.title, points.reach = found, BRIEF
-    section.add(points, _presets_told(sweep, study))
-    if whole:
-        section.add(_spread(sweep, run, study, [row["point"] for row in thinned(chosen, SPREAD)]))
-        counted = f"{len(study.points):,} point{'s' * (len(study.points) != 1)}."
-        every = _points(sweep, study, keys, rows[:MOST_ROWS], counted, registry)
-        every.title, every.folded = f"All points of {clean(study.name)}", True
-        section.add(every)
-    return section
+
+    def every() -> Iterator[Part | None]:
+        yield _spread(own, [row["point"] for row in thinned(chosen, SPREAD)])
+        table = _points(own, rows[:MOST_ROWS], f"{len(rows):,} point{'s' * (len(rows) != 1)}.", registry)
+        table.title, table.folded = f"All points of {clean(study.name)}", True
+        yield table
+
+    return Section(clean(study.name), own.anchor, lead=_lead(study, own.start)).add(
+        _axes(study), _along(own), Later(lambda: _drawn(own)), points, _presets_told(own), Later(every)
+    )
 
 
-def _axes(study: Study, rows: Sequence[Row]) -> Note:
+def _axes(study: Study) -> Note:
     """What varies, from where to where, in how many points."""
     axes = [
         f"{axis.path} {threshold(axis.values[0])} to {threshold(axis.values[-1])}"
@@ -82,24 +85,24 @@ def _axes(study: Study, rows: Sequence[Row]) -> Note:
         else f"{axis.path} {', '.join(threshold(value) for value in axis.values)}"
         for axis in study.axes
     ]
-    return Note(clean(f"{'; '.join(axes)} ({len(rows):,} point{'s' * (len(rows) != 1)})"), "quiet")
+    count = len(study.points)
+    return Note(clean(f"{'; '.join(axes)} ({count:,} point{'s' * (count != 1)})"), "quiet")
 
 
-def _along(study: Study, rows: Sequence[Row]) -> Section | None:
+def _along(own: Studied) -> Section | None:
     """Rejection and effective sample size along a single axis, as a terminal draws them."""
-    if len(study.axes) != 1 or not study.axes[0].is_numeric or len(rows) < 3:
+    axes, rows = own.study.axes, own.rows
+    if len(axes) != 1 or not axes[0].is_numeric or len(rows) < 3:
         return None
     curves = {SHORT[key]: [row[key] for row in rows] for key in _CURVES if len({row[key] for row in rows}) > 1}
     ends = {name: f"{number(v[0], 'fraction')} → {number(v[-1], 'fraction')}" for name, v in curves.items()}
     return Section("", "along", terminal=True).add(Facts(list(ends.items()), curves))
 
 
-def _presets_told(sweep: Sweep, study: Study) -> Section:
+def _presets_told(own: Studied) -> Section:
     """Where the presets of frameworks stand on the axes, as a terminal says it."""
-    rows = []
-    for mark in sweep.marks:
-        if mark.correction == study.name:
-            rows.append((f"{mark.path} {threshold(mark.value)}", clean(_named(mark))))
+    marks = [mark for mark in own.sweep.marks if mark.correction == own.study.name]
+    rows = [(f"{mark.path} {threshold(mark.value)}", clean(_named(mark))) for mark in marks]
     return Section("", "presets", terminal=True).add(Facts(rows))
 
 
@@ -125,21 +128,21 @@ def _lead(study: Study, start: int) -> str:
     sides = (
         f"A value x of {' and '.join(both)} bounds both sides: [1/x, x], or [-x, x] of a difference. " if both else ""
     )
-    held = f"Along each axis, the others stand as at {at_place(study, start)}." if len(study.axes) > 1 else ""
+    held = f"Along each axis, the others stand as at {clean(at_place(study, start))}." if len(study.axes) > 1 else ""
     return clean((about[:1].upper() + about[1:] + sides + held).strip()) or "One threshold varies."
 
 
-def _floats(rows: Sequence[Row], key: str) -> Float64s:
-    return np.array([math.nan if row.get(key) is None else row[key] for row in rows], np.float64)
+def _drawn(own: Studied) -> Iterator[Part]:
+    """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left; maps, the front."""
+    from mismatchctl.render.figures import curves as draw  # draws: what prints to a terminal need not wait for it
 
-
-def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: int, stem: str) -> Figures:
-    """Along every axis of numbers: rejection, ESS, and the bias of weights or the K3 that is left."""
-    number_of, found, axes = sweep.studies.index(study), [], []
+    study, start, found, axes = own.study, own.start, [], []
     paths = stems([axis.path for axis in study.axes])
     for place, axis in enumerate(study.axes):
         if not axis.is_numeric or len(axis.values) < 2:
             continue
+        markers = [*_presets(own, axis.path), *_solved(own, axis.path)]
+        yield from _marked(clean(axis.path), markers)
         order = sorted(range(len(axis.values)), key=lambda index: float(axis.values[index] or 0.0))
         through = list(np.unravel_index(start, study.shape))
         points = [
@@ -147,149 +150,138 @@ def _curves(sweep: Sweep, run: str, study: Study, rows: Sequence[Row], start: in
         ]
         values = np.array([axis.values[index] for index in order], np.float64)
         along = draw.Axis(clean(axis.path), values, axis.log)
-        markers = _markers(sweep, run, study, axis.path)
-        for kind, curves in _kinds(study, [rows[point] for point in points], along, markers).items():
-            drawn = draw.curves_figure(curves, f"{stem}-{paths[place]}-{kind}")
+        for kind, curves in _kinds(own, points, along, tuple(markers)).items():
+            drawn = draw.curves_figure(curves, f"{own.stem}-{paths[place]}-{kind}")
             if drawn is not None:
                 found.append(drawn.figure)
-                at, name = drawn.place, f"{sweep.runs.index(run)}-{number_of}-{place}"
+                at = drawn.place
+                name = f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(study)}-{place}"
                 axes.append((name, f"{' '.join(map(str, at.box))} {at.low} {at.high} {int(at.log)}"))
-    return Figures(found, axes)
+    yield Figures(found, axes)
+    yield Figures([figure for figure in (*_maps(own), _front(own)) if figure is not None])
 
 
 def _kinds(
-    study: Study, rows: Sequence[Row], along: draw.Axis, markers: tuple[draw.Marker, ...]
+    own: Studied, points: Sequence[int], along: draw.Axis, markers: tuple[draw.Marker, ...]
 ) -> dict[str, draw.Curves]:
     """What is drawn along an axis, by what it shows."""
+    from mismatchctl.render.figures.curves import Curves, Line
 
-    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> draw.Line:
-        return draw.Line(name, _floats(rows, key) - origin, _floats(rows, f"{key}_se") if errors else None)
+    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Line:
+        return Line(name, own.floats(key)[points] - origin, own.floats(f"{key}_se")[points] if errors else None)
 
     rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
     effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
     curves = {}
-    if study.correction.gates:
+    if own.study.correction.gates:
         thrown = "What is thrown away."
-        curves["rejected"] = draw.Curves("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
-    curves["ess"] = draw.Curves(
+        curves["rejected"] = Curves("Rejected", "share rejected", along, rejected, thrown, True, markers=markers)
+    curves["ess"] = Curves(
         "Effective sample size after", "share left, in effect", along, effective,
         "What weights and rejection leave of the data.", True, markers=markers,
     )  # fmt: skip
-    if study.correction.weight is not None:
+    if own.study.correction.weight is not None:
         bias = (line("mean weight − 1", "weight_mean", 1.0), line("bias of the bound", "weight_bias", errors=False))
-        words_of_bias = "How far weights are from 1 on average, and how far the bound alone moves them."
-        curves["bias"] = draw.Curves("Bias", "bias", along, bias, words_of_bias, reference=True, markers=markers)
+        about = "How far weights are from 1 on average, and how far the bound alone moves them."
+        curves["bias"] = Curves("Bias", "bias", along, bias, about, reference=True, markers=markers)
     else:
-        kept = (line("K3 kept", "k3_kept", errors=False),)
-        words_of_k3 = "The mismatch that remains in the data that trains."
-        curves["k3_kept"] = draw.Curves(
-            "K3 of what is kept", "K3 (nats/token)", along, kept, words_of_k3, markers=markers
-        )
+        kept, about = (line("K3 kept", "k3_kept", errors=False),), "The mismatch that remains in the data that trains."
+        curves["k3_kept"] = Curves("K3 of what is kept", "K3 (nats/token)", along, kept, about, markers=markers)
     return curves
 
 
-def _marked(sweep: Sweep, run: str, study: Study) -> list[str]:
-    """What the lines and letters in the curves stand for, a sentence per axis."""
-    said = []
-    for axis in study.axes:
-        markers = _markers(sweep, run, study, axis.path)
-        letters = [f"{letter} {marker.text}" for letter, marker in draw.lettered(markers)]
-        said += [f"Presets on {clean(axis.path)} (dashed): {'; '.join(letters)}."] if letters else []
-        said += [f"Upright line: {marker.text}, its 90 % interval shaded." for marker in markers if marker.solved]
-    return said
+def _marked(path: str, markers: Sequence[draw.Marker]) -> Iterator[Note]:
+    """What the lines and letters in the curves of an axis stand for."""
+    from mismatchctl.render.figures.curves import lettered
+
+    letters = [f"{letter} {marker.text}" for letter, marker in lettered(tuple(markers))]
+    if letters:
+        yield Note(f"Presets on {path} (dashed): {'; '.join(letters)}.", "quiet")
+    for marker in markers:
+        if marker.solved:
+            yield Note(f"Upright line: {marker.text}, its 90 % interval shaded.", "quiet")
 
 
-def _markers(sweep: Sweep, run: str, study: Study, path: str) -> tuple[draw.Marker, ...]:
-    return (*_presets(sweep, study, path), *_solved(sweep, run, study, path))
+def _presets(own: Studied, path: str) -> Iterator[draw.Marker]:
+    from mismatchctl.render.figures.curves import Marker
+
+    for mark in own.sweep.marks:
+        if (mark.correction, mark.path) == (own.study.name, path):
+            yield Marker(mark.value, clean(f"{_named(mark)} ({threshold(mark.value)})"))
 
 
-def _presets(sweep: Sweep, study: Study, path: str) -> list[draw.Marker]:
-    found = []
-    for mark in sweep.marks:
-        if (mark.correction, mark.path) == (study.name, path):
-            found.append(draw.Marker(mark.value, clean(f"{_named(mark)} ({threshold(mark.value)})")))
-    return found
-
-
-def _solved(sweep: Sweep, run: str, study: Study, path: str) -> list[draw.Marker]:
+def _solved(own: Studied, path: str) -> Iterator[draw.Marker]:
     """The targets that are solved by just the rule that varies here."""
-    if (study.correction.weight is not None) + len(study.correction.gates) != 1:
-        return []
-    found = []
-    for target in sweep.targets:
-        if target.run == run and target.correction is not None and target.status == "ok":
+    from mismatchctl.render.figures.curves import Marker
+
+    correction = own.study.correction
+    if (correction.weight is not None) + len(correction.gates) != 1:
+        return
+    for target in own.sweep.targets:
+        if target.run == own.run and target.correction is not None and target.status == "ok":
             solved = correction_from_mapping(target.correction, "target")
-            wish = f"{percent(target.wanted)} {WISHES[target.wish]} at {threshold(target.threshold)}"
-            for value in values_at(solved, study.correction, path):
-                found.append(draw.Marker(value, wish, target.interval, solved=True))
-    return found
+            wish = f"{wish_text(target.wish, target.wanted)} at {threshold(target.threshold)}"
+            for value in values_at(solved, correction, path):
+                yield Marker(value, wish, target.interval, solved=True)
 
 
-def _maps(study: Study, rows: Sequence[Row], start: int, stem: str) -> list[Figure | None]:
+def _maps(own: Studied) -> Iterator[Figure | None]:
     """Rejection and ESS over the first two axes, further ones held."""
+    from mismatchctl.render.figures.maps import Map, map_figure
+
+    study, shape = own.study, own.study.shape
     if len(study.axes) < 2:
-        return []
-    up, across = study.axes[:2]
-    held = np.ravel_multi_index(np.unravel_index(start, study.shape)[2:], study.shape[2:]) if study.shape[2:] else 0
-    sides = [(clean(axis.path), tuple(clean(threshold(value)) for value in axis.values)) for axis in (across, up)]
-    found = []
-    for key, title, gated in (
-        ("rejected_tokens", "Rejected tokens", True),
-        ("ess_token", "Effective sample size of tokens after", False),
-    ):
-        if study.correction.gates or not gated:
-            values = _floats(rows, key).reshape(*study.shape[:2], -1)[:, :, held]
-            shown = Map(title, sides[0], sides[1], values, "In percent.")
-            found.append(map_figure(shown, f"{stem}-map-{key}"))
-    return found
+        return
+    held = np.ravel_multi_index(np.unravel_index(own.start, shape)[2:], shape[2:]) if shape[2:] else 0
+    up, across = ((clean(a.path), tuple(clean(threshold(value)) for value in a.values)) for a in study.axes[:2])
+    titles = {"rejected_tokens": "Rejected tokens"} if study.correction.gates else {}
+    for key, title in (titles | {"ess_token": "Effective sample size of tokens after"}).items():
+        values = own.floats(key).reshape(*shape[:2], -1)[:, :, held]
+        yield map_figure(Map(title, across, up, values, "In percent."), f"{own.stem}-map-{key}")
 
 
-def _front(study: Study, rows: Sequence[Row], stem: str) -> Figure | None:
+def _front(own: Studied) -> Figure | None:
     """Rejected against ESS, or the bias against ESS where nothing is rejected."""
-    rejected, ess = _floats(rows, "rejected_tokens"), _floats(rows, "ess_token")
-    bias = np.abs(_floats(rows, "weight_bias")) if study.correction.weight is not None else _floats(rows, "k3_kept")
-    name = "|bias of the bound|" if study.correction.weight is not None else "K3 of what is kept"
+    from mismatchctl.render.figures.fronts import Front, front_figure
+
+    rejected, weighs = own.floats("rejected_tokens"), own.study.correction.weight is not None
+    bias = np.abs(own.floats("weight_bias")) if weighs else own.floats("k3_kept")
+    name = "|bias of the bound|" if weighs else "K3 of what is kept"
     rejects = bool(np.nanmax(rejected, initial=0.0) > 0)
     low, high = np.nanmin(bias, initial=math.inf), np.nanmax(bias, initial=-math.inf)
     front = Front(
         "Points that no other beats",
         ("tokens rejected", rejected) if rejects else (name, bias),
-        ("effective sample size of tokens", ess),
+        ("effective sample size of tokens", own.floats("ess_token")),
         (bias - low) / (high - low) if high > low else np.zeros(len(bias)),
-        np.array([bool(row["pareto"]) for row in rows]),
-        tuple(", ".join(threshold(value) for value in values) for values in study.points),
+        np.array([bool(row["pareto"]) for row in own.rows]),
+        tuple(", ".join(threshold(value) for value in values) for values in own.study.points),
         f"Filled: no other point is as good in rejection, ESS and bias at once. A stronger colour has more of the "
         f"{name.strip('|')}. Some are named by their thresholds.",
         rejects,
     )
-    return front_figure(front, f"{stem}-front")
+    return front_figure(front, f"{own.stem}-front")
 
 
-def _points(
-    sweep: Sweep,
-    study: Study,
-    keys: Sequence[tuple[str, str]],
-    rows: Sequence[Row],
-    caption: str,
-    registry: Registry,
-) -> Table:
-    """One row per point: its thresholds, then `keys` in their units."""
-    heads = [Head(clean(axis.path), drop=0, short=clean(axis.path).replace(".", ".\n", 1)) for axis in study.axes]
-    for key, _ in keys:
-        heads.append(registry.head(key, "c", drop=FIGURES[key][1]))
-    table = Table(caption, heads, sortable=True)
-    for row in rows:
-        values = study.points[row["point"]]
-        orders = [f"{value:.6g}" if isinstance(value, float) else "" for value in values]
-        kinds = ["name", *["number"] * (len(values) - 1)]
-        cells = [
-            Cell(clean(threshold(value)), order=order, kind=kind)
-            for value, order, kind in zip(values, orders, kinds, strict=True)
-        ]
-        table.rows.append([*cells, *(table.value(_value(sweep, row, key), unit) for key, unit in keys)])
-    if len(study.points) > len(rows) == MOST_ROWS:
-        table.left_out = f"The first {MOST_ROWS} of {len(study.points):,} points; -o writes all of them."
+def _points(own: Studied, rows: Sequence[Row], caption: str, registry: Registry) -> Table:
+    """One row per point: its thresholds, then what tells points apart."""
+    points, keys = own.study.points, {key: FIGURES[key][1] for key, _ in telling(own.rows)}
+    columns: list[Any] = []
+    for place, path in enumerate(clean(axis.path) for axis in own.study.axes):
+        kind = "number" if place else "name"
+        columns.append((
+            Head(path, drop=0, short=path.replace(".", ".\n", 1)),
+            lambda row, place=place, kind=kind: _at(points[row["point"]][place], kind),
+        ))  # fmt: skip
+    columns += registry.columns(keys, lambda row: {key: _value(own.sweep, row, key) for key in keys}, "c")
+    table = Table.of(caption, rows, columns, sortable=True)
+    if len(points) > len(rows) == MOST_ROWS:
+        table.left_out = f"The first {MOST_ROWS} of {len(points):,} points; -o writes all of them."
     return table
+
+
+def _at(value: Any, kind: str) -> Cell:
+    return Cell(clean(threshold(value)), order=f"{value:.6g}" if isinstance(value, float) else "", kind=kind)
 
 
 def _value(sweep: Sweep, row: Row, key: str) -> Value:
@@ -297,29 +289,24 @@ def _value(sweep: Sweep, row: Row, key: str) -> Value:
     return Value(value=row[key] if reason == "ok" else None, se=row.get(f"{key}_se"), status=reason)
 
 
-def _spread(sweep: Sweep, run: str, study: Study, points: Sequence[int]) -> Table | None:
+def _spread(own: Studied, points: Sequence[int]) -> Table | None:
     """How much a few points reject from step to step; None with a single step or where nothing rejects."""
     import polars as pl
 
-    own = (pl.col("run") == run) & (pl.col("correction") == study.name) & pl.col("point").is_in(list(points))
-    steps = sweep.groups.filter((pl.col("scope") == GROUP) & own).select("point", "group", "rejected_tokens").collect()
-    if steps["group"].n_unique() < 2 or not study.correction.gates:
+    mine = (pl.col("run") == own.run) & (pl.col("correction") == own.study.name) & pl.col("point").is_in(list(points))
+    steps = own.sweep.groups.filter((pl.col("scope") == GROUP) & mine)
+    shares = steps.select("point", "group", "rejected_tokens").drop_nulls("rejected_tokens").collect()
+    if shares["group"].n_unique() < 2 or not own.study.correction.gates:
         return None
-    heads = [Head("at", numeric=False), *(Head(text) for text in ("steps", "least", "median", "most"))]
-    table = Table("Tokens rejected, step by step", [*heads, Head("most at step", numeric=False), Head("steps emptied")])
-    for point in points:
-        found = steps.filter(pl.col("point") == point).drop_nulls("rejected_tokens")
-        shares = found["rejected_tokens"]
-        if len(shares):
-            values = [np.quantile(shares.to_numpy(), level) for level in (0.0, 0.5, 1.0)]
-            where = clean(label(found["group"][int(shares.arg_max() or 0)]))
-            table.rows.append(
-                [
-                    words(at_place(study, point), "name"),
-                    Cell(number(len(shares), "tokens")),
-                    *(Cell(number(float(value), "fraction")) for value in values),
-                    words(where),
-                    Cell(number(int((shares == 1).sum()), "tokens")),
-                ]
-            )
-    return table
+    found = [(point, of) for (point,), of in shares.group_by("point", maintain_order=True)]
+
+    def at(share: float) -> Callable[[Any], str]:
+        return lambda item: number(item[1]["rejected_tokens"].quantile(share, "linear"), "fraction")
+
+    return Table.of("Tokens rejected, step by step", sorted(found, key=lambda item: points.index(item[0])), (
+        ("at", lambda item: words(at_place(own.study, item[0]), "name")),
+        (Head("steps"), lambda item: number(len(item[1]), "tokens")),
+        (Head("least"), at(0.0)), (Head("median"), at(0.5)), (Head("most"), at(1.0)),
+        ("most at step", lambda item: words(label(item[1]["group"][item[1]["rejected_tokens"].arg_max() or 0]))),
+        (Head("steps emptied"), lambda item: number(int((item[1]["rejected_tokens"] == 1).sum()), "tokens")),
+    ))  # fmt: skip

@@ -7,7 +7,6 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,29 +26,10 @@ _LEAST_SPREAD = math.log(1.5)
 """A series that varies less than by this factor is not stretched over the whole height."""
 
 
-@dataclass(frozen=True)
-class Frame:
-    """What stands around a page's content."""
-
-    css: Markup
-    script: Markup
-    policy: str
-
-
-def frame(own: str = "") -> Frame:
-    """Style, script, and the policy that knows the script by its hash; `own` names files of one kind of page."""
-    names = ("report", own) if own else ("report",)
-    css, script = (
-        "\n".join(templates_folder().joinpath(f"{name}.{kind}").read_text("utf-8") for name in names)
-        for kind in ("css", "js")
-    )
-    return Frame(Markup(f"{page_css()}\n{css}"), Markup(script), _policy(script))
-
-
 def html(document: Document) -> str:
     """One HTML document; the same Document gives the same bytes."""
-    explores = any(True for _ in document.parts(Explorer))
-    return render_page("document.html.j2", document, "sweep" if explores else "")
+    page = document.page()
+    return render_page("document.html.j2", page, "sweep" if any(page.parts(Explorer)) else "")
 
 
 def render_page(template: str, page: Any, own: str = "") -> str:
@@ -64,7 +44,12 @@ def render_page(template: str, page: Any, own: str = "") -> str:
     )
     environment.filters |= {"breakable": breakable, "rest": _rest, "json": as_json}
     environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
-    return environment.get_template(template).render(page=page, frame=frame(own))
+    css, script = (
+        "\n".join((templates_folder() / f"{name}.{kind}").read_text("utf-8") for name in ("report", own) if name)
+        for kind in ("css", "js")
+    )
+    frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _policy(script)}
+    return environment.get_template(template).render(page=page, frame=frame)
 
 
 def as_json(data: Any) -> Markup:

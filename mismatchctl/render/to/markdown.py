@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from mismatchctl.escape import markdown as safe
 from mismatchctl.render.document import BRIEF, Answers, Card, Document, Facts, Note, Part, Section, Table, Tiles
@@ -20,14 +21,14 @@ def markdown(document: Document) -> str:
     facts = f": {safe(', '.join(head.facts))}" if head.facts else ""
     blocks = [f"### mismatchctl{f' {head.what}' if head.what else ''}: {safe(head.title)}{facts}"]
     for section in document.sections:
-        blocks += _section(section, 4)
+        blocks += _part(section, 3) if section.reach <= BRIEF else ()
     return "\n\n".join(blocks) + "\n"
 
 
 def _section(section: Section, level: int) -> Iterator[str]:
-    shown = [part for part in section.parts if part.reach <= BRIEF or isinstance(part, Section)]
-    blocks = [block for part in _joined(shown) for block in _part(part, level)]
-    if section.reach > BRIEF or not blocks:
+    shown = (part for part in section.parts if part.reach <= BRIEF)
+    blocks = [block for kind, alike in groupby(shown, type) for block in _alike(kind, alike, level)]
+    if not blocks:
         return
     if section.heading and section.title:
         note = f" ({safe(section.note)})" if section.note else ""
@@ -35,22 +36,16 @@ def _section(section: Section, level: int) -> Iterator[str]:
     yield from blocks
 
 
-def _joined(parts: list[Part]) -> list[Part | list[Part]]:
-    """Cards, and notes, that follow each other, as one list."""
-    found: list[Part | list[Part]] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if isinstance(part, (Card, Note)) and isinstance(last, list) and type(last[0]) is type(part):
-            last.append(part)
-        else:
-            found.append([part] if isinstance(part, (Card, Note)) else part)
-    return found
+def _alike(kind: type[Part], parts: Iterable[Part], level: int) -> Iterator[str]:
+    """Parts of a kind that follow each other: cards, and notes, are one list."""
+    if kind in (Card, Note):
+        yield "\n".join(map(_item, parts))
+    else:
+        yield from (block for part in parts for block in _part(part, level))
 
 
-def _part(part: Part | list[Part], level: int) -> Iterator[str]:
-    if isinstance(part, list):
-        yield "\n".join(_item(each) for each in part)
-    elif isinstance(part, Section):
+def _part(part: Part, level: int) -> Iterator[str]:
+    if isinstance(part, Section):
         yield from _section(part, level + 1)
     elif isinstance(part, Answers):
         signs = (SIGNS.get(line.level, "⚪") for line in part.lines)

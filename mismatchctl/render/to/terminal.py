@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
@@ -28,7 +29,7 @@ from mismatchctl.render.document import (
     Tiles,
 )
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.grid import Column, broken, print_grid, print_matrix, ruled_table
+from mismatchctl.render.grid import Column, broken, matrix, print_grid, ruled_table
 
 STYLES = {
     "bad": "bold red", "failed": "bold red", "high": "bold red", "error": "bold red", "alarm": "yellow",
@@ -51,10 +52,6 @@ class Terminal:
 
     def __init__(self, console: Console, whole: bool = False) -> None:
         self.console, self.glyphs, self.whole = console, Glyphs(console), whole
-        self.kinds: Mapping[str, Callable[[Any], None]] = {
-            "section": self._section, "answers": self._answers, "tiles": self._tiles, "table": self._table,
-            "note": self._note, "facts": self._facts, "code": self._code,
-        }  # fmt: skip
 
     def show(self, document: Document) -> None:
         """Print it."""
@@ -64,22 +61,16 @@ class Terminal:
             title.append(f": {self.glyphs.text(', '.join(head.facts))}", style="not bold")
         if head.title:
             self.console.print(title, "", sep="\n")
-        for section in document.sections:
-            self._parts([section])
+        self._parts(document.sections)
 
     def _parts(self, parts: Sequence[Part]) -> None:
         """Parts in order; cards that follow each other stand in one grid."""
-        cards: list[Card] = []
-        for part in parts:
-            if part.reach >= WHOLE:
-                continue
-            if isinstance(part, Card):
-                cards.append(part)
-                continue
-            self._cards(cards)
-            cards = []
-            self.kinds[part.kind](part)
-        self._cards(cards)
+        for kind, alike in groupby((part for part in parts if part.reach < WHOLE), type):
+            if kind is Card:
+                self._cards([*alike])
+            else:
+                for part in alike:
+                    getattr(self, f"_{part.kind}")(part)
 
     def _section(self, section: Section) -> None:
         shown = [part for part in section.parts if part.reach <= USUAL]
@@ -108,11 +99,12 @@ class Terminal:
     def _tiles(self, part: Tiles) -> None:
         rows = self._rows()
         for tile in part.tiles:
-            if not (tile.first or tile.alarm):
+            if not (tile.first or tile.level == "alarm"):
                 continue
             text = Text(self.glyphs.text(tile.value))
+            style = STYLES["alarm"] if tile.level in ("alarm", "fair") else "dim"
             if tile.verdict:
-                text.append(self.glyphs.text(f"  {tile.verdict}"), style="yellow" if tile.alarm else "dim")
+                text.append(self.glyphs.text(f"  {tile.verdict}"), style=style)
             rows.add_row(Text(self.glyphs.text(tile.title)), text)
         self.console.print(rows, "")
 
@@ -123,14 +115,14 @@ class Terminal:
             order = sorted(range(len(rows)), key=lambda place: -float(rows[place][1].order or 0))[: table.most]
             title += f" ({table.most} of {len(rows)}, those with most {table.heads[1].text})"
             rows = [rows[place] for place in sorted(order)]
+        if title:
+            self.console.print(Text(self.glyphs.text(title), style="bold"))
         if table.prose:
             self._prose(table)
             return
-        columns = [self._column(table.heads[place], [row[place] for row in rows]) for place in chosen]
-        if table.matrix:
-            print_matrix(self.console, title, columns[0], columns[1:])
-        else:
-            print_grid(self.console, title, columns[0], columns[1:])
+        names, *columns = (self._column(table.heads[place], [row[place] for row in rows]) for place in chosen)
+        for part in matrix(self.console, names, columns) if table.matrix else [columns]:
+            print_grid(self.console, names, part)
 
     def _prose(self, table: Table) -> None:
         """Cells that break where they do not fit, but for the names that they are found by."""
@@ -139,19 +131,18 @@ class Terminal:
             rows.add_column(head.text, overflow="fold", no_wrap=place == 0)
         for row in table.rows:
             rows.add_row(*(Text(self.glyphs.text(cell.text)) for cell in row))
-        if table.title:
-            self.console.print(Text(self.glyphs.text(table.title), style="bold"))
         self.console.print(rows, "")
 
-    def _column(self, head: Head, cells_of: Sequence[Cell]) -> Column:
-        cells, brief = ([self._cell(cell, narrow) for cell in cells_of] for narrow in (False, True))
-        heading = head.short or (broken(self.glyphs.text(head.text), _BROKEN) if head.numeric else head.text)
-        return Column(heading, cells, right=head.numeric, drop=head.drop or 0, brief=brief)
+    def _column(self, head: Head, cells: Sequence[Cell]) -> Column:
+        text = self.glyphs.text
+        heading = head.short or (broken(text(head.text), _BROKEN) if head.numeric else head.text)
+        return Column(
+            "\n".join(map(text, heading.split("\n"))), [self._cell(cell, 16, cell.text) for cell in cells],
+            head.numeric, head.drop or 0, [self._cell(cell, 8, cell.brief or cell.text) for cell in cells],
+        )  # fmt: skip
 
-    def _cell(self, cell: Cell, narrow: bool) -> str:
-        if cell.line:
-            return self.glyphs.sparkline(cell.line, 8 if narrow else 16)
-        return cell.brief if narrow and cell.brief else cell.text
+    def _cell(self, cell: Cell, width: int, text: str) -> str:
+        return self.glyphs.sparkline(cell.line, width) if cell.line else self.glyphs.text(text)
 
     def _note(self, note: Note) -> None:
         if note.level != "alarm":
@@ -179,10 +170,8 @@ class Terminal:
             self.console.print(Text(f"  {self.glyphs.text(line)}"))
         self.console.print()
 
-    def _cards(self, cards: Sequence[Card]) -> None:
+    def _cards(self, cards: Sequence[Any]) -> None:
         """Mark, title and text; below each its lines, cut to what they may take."""
-        if not cards:
-            return
         marked = max(cell_len(card.mark) for card in cards)
         for place, card in enumerate(cards):
             rows = Grid.grid(padding=(0, 2, 0, 0))
