@@ -135,7 +135,12 @@ def anatomy(check: Check) -> str:
     found = [f"{_PARTS[part.name]} {_rose(part)}" for part in check.parts if part.rise is not None]
     if not found:
         return ""
-    risen = [_PARTS[part.name] for part in check.parts if part.interval is not None and part.interval[0] > _ROUNDED]
+    sure = check.kind in TRENDS  # of a change over nights, the part that shows it
+    risen = [
+        _PARTS[part.name]
+        for part in check.parts
+        if (part.interval is not None and part.interval[0] > _ROUNDED) or (sure and part.rise)
+    ]
     head = f"what rose is {' and '.join(risen)}: " if risen else "no part rose beyond noise: "
     return head + ", ".join(found)
 
