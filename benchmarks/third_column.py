@@ -8,6 +8,7 @@ Each case is a fresh process of one thread; cases are interleaved, and compared 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -90,7 +91,9 @@ def main() -> None:
             }
             for cases in (CASES, CASES[::-1]) * (given.repeat // 2)
         ]
-    text = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat) + "\n".join(table(rounds)) + "\n"
+    machine = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
+    head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat, **machine)
+    text = head + "\n".join(table(rounds)) + "\n"
     print(text)
     if given.write:
         given.write.write_text(text, encoding="utf-8")
@@ -120,6 +123,8 @@ rounds of fresh processes, causes and sides included; the start of Python and th
 
 A reference is measured as two more pairs, the error of each side, with every metric of the mismatch; the split of the
 gap, and causes asked of each side, come from the sample. It should cost one decode and at most 40 % of a pair.
+The load was {load:.1f} on {cores} cores at the end: beside others that want the cache, the tables of three pairs
+cost more.
 
 """
 
