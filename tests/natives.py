@@ -1,5 +1,6 @@
-"""Bytes of Parquet and Arrow exchanged, and decoded as the tool decodes them: does a library end the process?
+"""Bytes exchanged of what code in C decodes, as the tool has it decoded: does a library end the process?
 
+Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON, events and packed values.
 `python tests/natives.py PART FIRST COUNT` prints a line of JSON: how many were decoded, refused, and not survived.
 Pages carry no checksum here, so that what is exchanged in them is decoded.
 """
@@ -9,31 +10,49 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import pickle
 import random
 import resource
 import signal
 import struct
 import sys
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fuzzing import FRAMEWORKS
+from fuzzing_verbs import VerbMaker
 
+import mismatchctl
+from mismatchctl.analyze.tfevents import scalars
 from mismatchctl.dumps.arrow import Arrow
 from mismatchctl.dumps.contents import Contents
+from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
 from mismatchctl.dumps.parquet import Parquet
+from mismatchctl.engines.pack import UnpackableError, pack, unpack
+from mismatchctl.errors import MismatchctlError
+from mismatchctl.texts import TextError, parse_json
+from mismatchctl.texts.toml_text import parse_toml
+from mismatchctl.texts.yaml_text import parse_yaml
 
-PARTS = ("pages", "footer", "arrow")
+COLUMNAR = ("pages", "footer", "arrow")
 """Parquet but its footer, that footer, and Arrow files and streams whole."""
+PARTS = (*COLUMNAR, "torch", "pickles", "text", "events", "packed")
 REFUSED = (pa.ArrowException, OSError, ValueError)
 """What `dumps.files` turns into a sentence."""
+SENTENCES = (MismatchctlError, TextError, UnpackableError)
+"""How the other doors refuse."""
 AT_ONCE = 500
+SMALL = 200_000
+"""Bytes of a framework's file that is taken."""
 PATIENCE = 60
 _WORDS = [struct.pack("<i", number) for number in (0, 1, 2, 3, 8, 100, 1000, 65536, 2**30, 2**31 - 1, -1, -8, -(2**31))]
 _WORDS += [struct.pack("<q", number) for number in (0, -1, 2**63 - 1, 2**32, 2**56)]
@@ -69,6 +88,23 @@ def table() -> pa.Table:
 def sound(part: str) -> list[bytes]:
     """Files in each form that a writer may choose."""
     whole, made = table(), []
+    if part == "torch":
+        files = [path.read_bytes() for path in sorted(FRAMEWORKS.rglob("*.pt"))]
+        return [content for content in files if len(content) < SMALL]
+    if part == "pickles":
+        held = {name: whole.column(name).combine_chunks().to_numpy(False) for name in ("step", "half", "text")}
+        plain = {
+            "one": np.float32(1),
+            "flags": np.ones((2, 3), bool),
+            "big": np.arange(3, dtype=">i8"),
+            "rows": [{"a": 1}],
+        }
+        return [pickle.dumps(held | plain, protocol) for protocol in range(6)]
+    if part == "text":
+        shelves = Path(mismatchctl.__file__).parent.glob("frameworks/*/presets.yaml")
+        return [path.read_bytes()[:1000] for path in sorted(shelves)]
+    if part == "packed":
+        return [pack({name: whole.column(name).combine_chunks().to_numpy(False) for name in ("step", "half", "text")})]
     if part == "arrow":
         views = {
             "view": pa.array([f"a long string, number {row}" for row in range(len(whole))], pa.string_view()),
@@ -103,9 +139,13 @@ def sound(part: str) -> list[bytes]:
 def made(part: str, seed: int) -> bytes:
     """The file of a seed: a few of its bytes are others."""
     rng = random.Random(seed)
+    if part == "events":  # with checksums that hold
+        return VerbMaker(seed, Path()).events([{"step": rng.choice([0, 1, 2**70]), "actor/kl": 0.5}] * 3)
     data = bytearray(rng.choice(sound(part)))
-    start = len(data) - 8 - struct.unpack_from("<I", data, len(data) - 8)[0]
-    low, high = {"pages": (4, start), "footer": (start, len(data)), "arrow": (0, len(data))}[part]
+    low, high = 0, len(data)
+    if part in ("pages", "footer"):
+        start = high - 8 - struct.unpack_from("<I", data, high - 8)[0]
+        low, high = (4, start) if part == "pages" else (start, high)
     for _ in range(rng.choice([1, 1, 2, 4, 16])):
         at = rng.randrange(low, high)
         if part == "arrow" and rng.random() < 0.5:
@@ -127,7 +167,35 @@ def made(part: str, seed: int) -> bytes:
 
 
 def take(part: str, data: bytes) -> str:
-    """How it ends when the tool asks all that it may ask of a file."""
+    """How it ends when the tool asks all that it may ask of these bytes."""
+    if part in COLUMNAR:
+        return columns(part, data)
+    words = data.decode(errors="replace")
+    doors: dict[str, list[Callable[[], Any]]] = {
+        "torch": [lambda: load_torch(Path("a.pt"), data)],
+        "pickles": [lambda: unpickled(data)],
+        "text": [lambda: parse_yaml(words), lambda: parse_json(words), lambda: parse_toml(words)],
+        "events": [lambda: [*scalars(data, "events")]],
+        "packed": [lambda: unpack(data, dict[str, Any])],
+    }
+    ended = "refused"
+    for act in doors[part]:
+        with suppress(*SENTENCES):
+            act()
+            ended = "decoded"
+    return ended
+
+
+def unpickled(data: bytes) -> Any:
+    """What a file of these bytes holds."""
+    with open(os.memfd_create("a.pkl"), "wb") as file:
+        file.write(data)
+        file.flush()
+        return load_pickle(Path(f"/proc/self/fd/{file.fileno()}"), {})
+
+
+def columns(part: str, data: bytes) -> str:
+    """How it ends when all columns of a file of columns are read."""
     file = pa.BufferReader(data)
     try:
         contents: Contents = Arrow.of(file) if part == "arrow" else Parquet.of(file)

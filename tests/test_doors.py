@@ -226,6 +226,34 @@ def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any]
     assert not (tmp_path / "s.html").exists()
 
 
+COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a side less": lambda data: data["sides"].pop(),
+    "a side twice": lambda data: data["sides"].append(data["sides"][1]),
+    "no contrast": lambda data: data["contrasts"].clear(),
+    "another name": lambda data: data["contrasts"][0].__setitem__("other", "x"),
+    "no tokens": lambda data: data["sides"][0]["metrics"].pop("tokens"),
+    "pairs of nothing": lambda data: data.__setitem__("matrix", {"rollouts": ["a"], "trainers": [], "cells": []}),
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = dump(tmp_path_factory.mktemp("compared") / "d.parquet")
+    found: dict[str, Any] = json.loads(run("compare", path, path, "--json").stdout)
+    return found
+
+
+@pytest.mark.parametrize("damage", COMPARED_DAMAGE)
+def test_a_comparison_that_is_not_whole_is_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
+    data, path = copy.deepcopy(compared), tmp_path / "c.json"
+    path.write_text(json.dumps(data))
+    assert run("report", path, "-q").exit_code == 0
+    COMPARED_DAMAGE[damage](data)
+    path.write_text(json.dumps(data))
+    done = run("report", path, "--markdown", "-")
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
+
+
 @pytest.mark.parametrize("digits", [5, 9])
 def test_numbers_are_rounded_as_text_is(digits: int) -> None:
     rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mismatchctl import __version__
 from mismatchctl.correction import Correction
@@ -206,6 +206,12 @@ class Matrix(FiniteModel):
     trainers: list[str]
     cells: list[list[Cell | None]]
 
+    @model_validator(mode="after")
+    def _is_rectangular(self) -> Matrix:
+        if [len(row) for row in self.cells] != [len(self.trainers)] * len(self.rollouts):
+            raise ValueError("a matrix of other pairs than it names")
+        return self
+
 
 class Comparison(ComparisonViews, FiniteModel):
     """Several runs: each against the first."""
@@ -219,6 +225,14 @@ class Comparison(ComparisonViews, FiniteModel):
     corrections: list[Correction] = Field(default_factory=list)
     contrasts: list[Contrast]
     matrix: Matrix | None = None
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Comparison:
+        if not self.contrasts or [one.other for one in self.contrasts] != [side.name for side in self.sides[1:]]:
+            raise ValueError("contrasts are not of the sides after the first")
+        if not all("tokens" in side.metrics for side in self.sides):
+            raise ValueError("a side without its tokens")
+        return self
 
     @property
     def reference(self) -> Side:

@@ -15,7 +15,7 @@ from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.metrics.kept import BY_STEP
-from mismatchctl.measure.reduce import require_few
+from mismatchctl.measure.reduce import BreakdownValues, require_few
 from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
@@ -54,6 +54,7 @@ class Accumulator:
         self.evaluator = Evaluator(plan)
         self.runs: dict[str, RunTotals] = {}
         self.factors: Factors = []
+        self._breakdown = BreakdownValues(plan.by)
         self._open: dict[tuple[str, Value], _Cells] = {}
         self._complete: dict[tuple[str, Value], _Cells] = {}
         self._held = 0
@@ -64,6 +65,7 @@ class Accumulator:
             cells = self._open.setdefault((run, step), self._complete.pop((run, step), {}))
             cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
             require_few(self.plan.by, len(cells))
+            self._breakdown.add(run, values)
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
@@ -116,7 +118,6 @@ class Accumulator:
             for value, numbers in chosen.items():
                 cells = np.array(numbers)
                 self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
-            require_few([column], len(totals.by[column]))
 
     def _extend(self, totals: RunTotals, column: str, value: Value, closed: Closed, salts: Hashes) -> None:
         """Add closed groups to a run, or to one value of a column of it."""

@@ -209,6 +209,25 @@ def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
     return _Gathered(batch, names, np.append(starts, len(batch)))
 
 
+class BreakdownValues:
+    """The values of columns to break down by, of every run as far as it was read."""
+
+    def __init__(self, by: Sequence[str]) -> None:
+        self._by = by
+        self._values: dict[tuple[str, str], set[Value]] = {}
+
+    def add(self, run: str, values: Sequence[Value]) -> None:
+        """Note those of a cell.
+
+        Raises:
+            ConfigError: a column has too many by now.
+        """
+        for column, value in zip(self._by, values, strict=True):
+            found = self._values.setdefault((run, column), set())
+            found.add(value)
+            require_few([column], len(found))
+
+
 def require_few(by: Sequence[str], values: int) -> None:
     """Refuse columns to break down by that hardly two sequences share: each value takes as much memory as a run.
 

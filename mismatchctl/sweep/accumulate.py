@@ -24,7 +24,7 @@ from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, Layout, Swee
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
-from mismatchctl.measure.reduce import require_few
+from mismatchctl.measure.reduce import BreakdownValues, require_few
 from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, mix
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
@@ -97,6 +97,7 @@ class SweepAccumulator:
         self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
+        self._breakdown = BreakdownValues(plan.base.by)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
         self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
@@ -109,6 +110,7 @@ class SweepAccumulator:
             known = cells.get(values)
             cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
             require_few(self.plan.base.by, len(cells))
+            self._breakdown.add(run, values)
         self._sought = both(self._sought, sums.runs)
 
     def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
@@ -134,7 +136,6 @@ class SweepAccumulator:
                 for column, value in zip(self.plan.base.by, values, strict=True):
                     found = totals.by.setdefault(column, {})
                     found.setdefault(value, self._nothing())[number].add(closed, salt)
-                    require_few([column], len(found))
 
     def _nothing(self) -> list[Closed]:
         """Nothing yet of each family."""

@@ -14,19 +14,11 @@ from typing import Any
 from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in
 
 TOOL = "SGLang comparator"
-TYPES = frozenset(
-    {
-        "config",
-        "rank_info",
-        "input_ids",
-        "log",
-        "summary",
-        "comparison_tensor",
-        "comparison_non_tensor",
-        "comparison_skip",
-        "comparison_error",
-    }
+TYPES = (
+    *("config", "rank_info", "input_ids", "log", "summary"),
+    *("comparison_tensor", "comparison_non_tensor", "comparison_skip", "comparison_error"),
 )
+"""Of its records; no set, as a stranger's type may be a list."""
 MEASURE = "relative L2 error (sqrt of 2 rel_diff), failed by the comparator's own predicate"
 ONE_SIDED = "tensors that only the baseline has leave no record in such a report"
 _MOST = 0.5
