@@ -145,7 +145,7 @@ def problem(case: Case, ended: zygote.Ended, made: set[Path], folder: Path) -> s
 def of_sentences(case: Case, ended: zygote.Ended) -> str:
     """What is wrong with what was said."""
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    silent = ended.code in (2, 4) and not sentences and not judges(case) and "Usage" not in ended.stderr
+    silent = ended.code in (2, 4) and not sentences and not judges(case)
     if len(sentences) > 1 or silent:
         return f"{len(sentences)} sentences for exit code {ended.code}: {ended.stderr[:200]!r}"
     return ""

@@ -1,7 +1,7 @@
 """Bytes exchanged of what code in C decodes, as the tool has it decoded: does a library end the process?
 
 Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON, events and packed values.
-`python tests/natives.py PART FIRST COUNT` prints a line of JSON: how many were decoded, refused, and not survived.
+`python tests/natives.py FIRST COUNT [PARTS]` prints a line of JSON for each part: how many were decoded, refused, and not survived.
 Pages carry no checksum here, so that what is exchanged in them is decoded.
 """
 
@@ -147,6 +147,7 @@ def made(part: str, seed: int) -> bytes:
         start = high - 8 - struct.unpack_from("<I", data, high - 8)[0]
         low, high = (4, start) if part == "pages" else (start, high)
     for _ in range(rng.choice([1, 1, 2, 4, 16])):
+        high = min(high, len(data))  # what is put at the end may be shorter than what stood there
         at = rng.randrange(low, high)
         if part == "arrow" and rng.random() < 0.5:
             at &= ~3
@@ -279,4 +280,5 @@ def _play(part: str, seeds: range, place: mmap.mmap) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(natives(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))), flush=True)
+    for one in sys.argv[3:] or PARTS:
+        print(json.dumps(asdict(natives(one, int(sys.argv[1]), int(sys.argv[2])))), flush=True)

@@ -54,7 +54,7 @@ def test_bare_command_answers(dump: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["analyze"], 2, "Usage"),
+        (["analyze"], 2, "error: "),
         (["analyze", "{dump}", "--nonsense"], 2, "--nonsense"),
         (["analyse", "{dump}"], 2, "analyze"),
         (["analyze", "{dump}", "-c", "geo_sr"], 2, "geo_rs"),
@@ -231,6 +231,24 @@ def test_a_column_of_a_value_per_sequence_is_refused(
     assert done.exit_code == 2
     assert done.stdout == ""
     assert "--by name: more than 20 values; break down by what many sequences share" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    {
+        "analyze": "missing argument 'paths'; see mismatchctl analyze -h",
+        "gate d --level x": "'--level': it should be a valid number",
+        "analyze d --threads 0": "'--threads': it should be greater than or equal to 1",
+        "gate d --on-undecided x": "'x' is not one of 'fail', 'warn', 'pass'",
+        "gate --nosuch": "no such option: --nosuch; see mismatchctl gate -h",
+        "--nosuch": "no such option: --nosuch; see mismatchctl -h",
+        "analize d": "no such command 'analize': did you mean 'analyze'?",
+    }.items(),
+)
+def test_what_is_not_understood_is_one_sentence(words: str, said: str) -> None:
+    done = run(*words.split())
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: ") and said in done.stderr
 
 
 def test_settings_file_environment_and_flags_take_precedence_in_this_order(

@@ -37,6 +37,8 @@ EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
 
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""Of a flag, a value or a verb that there is not; typer brings click along, whose class it is, under a private name."""
 STDOUT = "stdout"
 
 
@@ -60,6 +62,12 @@ class _Group(TyperGroup):
         for parameter in parameters:
             parameter.type_descriptor.parameter_info.readable = False  # whoever opens a file says what is wrong with it
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            raise _usage(error) from None
+
     def invoke(self, ctx: Any) -> Any:
         try:
             done = self._invoke(ctx)
@@ -81,6 +89,8 @@ class _Group(TyperGroup):
         try:
             done = super().invoke(ctx)
             sys.stdout.flush()
+        except _UsageError as error:
+            raise _usage(error) from None
         except MismatchctlError as error:
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
@@ -98,6 +108,16 @@ class _Group(TyperGroup):
         except OSError as error:
             raise typer.Exit(_explain(error)) from None
         return done
+
+
+def _usage(error: Any) -> Exception:
+    """Say what was not understood in one sentence, as all else; without any words, the help is the answer."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return error  # type: ignore[no-any-return]
+    words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "").replace(". Did", ": did")
+    words = words.replace(": Input should", ": it should")
+    say(f"error: {words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else app.info.name} -h")
+    return typer.Exit(EXIT_USAGE)
 
 
 def _explain(error: OSError) -> int:

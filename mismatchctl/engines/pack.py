@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -23,6 +24,7 @@ _ALIGNMENT = 16
 _PLAIN = (bool, int, float, str)
 _BUFFERS = "biufU"
 """Kinds of numbers and text that are stored as they lie in memory."""
+_DTYPE = re.compile(rf"[<>|][{_BUFFERS}]\d{{1,9}}")
 
 
 class UnpackableError(ValueError):
@@ -129,8 +131,8 @@ def _value(tree: Any, buffers: memoryview, kinds: Mapping[str, type]) -> Any:
 
 
 def _from_buffer(dtype: str, shape: list[int], at: int, *, buffers: memoryview) -> NDArray[Any]:
-    kind = np.dtype(dtype)
-    if kind.kind not in _BUFFERS or at < 0 or min(shape, default=0) < 0:
+    if not _DTYPE.fullmatch(dtype) or at < 0 or min(shape, default=0) < 0:
         raise UnpackableError("an array of another kind")
+    kind = np.dtype(dtype)
     # A copy: a view of one small array would keep all buffers in memory for as long as it lives.
     return np.frombuffer(buffers, kind, math.prod(shape), at).reshape(shape).copy()
