@@ -1,8 +1,8 @@
 """Bytes exchanged of what code in C decodes, as the tool has it decoded: does a library end the process?
 
 Parquet and Arrow (pyarrow), torch's files and pickles (pickle, numpy), YAML (libyaml), JSON, events and packed values.
-`python tests/natives.py FIRST COUNT [PARTS]` prints a line of JSON for each part: how many were decoded, refused, and not survived.
-Pages carry no checksum here, so that what is exchanged in them is decoded.
+`python tests/natives.py FIRST COUNT [PARTS]` prints a line of JSON for each part: how many were decoded, refused, and
+not survived. Pages carry no checksum here, so that what is exchanged in them is decoded.
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ def natives(found: list[dict[str, Any]]) -> list[str]:
         return ["Not tried."]
     return [
         "What code in C decodes, a few of its bytes exchanged, decoded in this process as the tool has it decoded",
-        "(`tests/natives.py`): Parquet and Arrow in every form that a writer may choose (pages carry no checksum here),",
-        "torch's files, pickles, YAML, TOML and JSON, TensorBoard's events, what a cache holds. No file of numpy's own",
-        "(npy, npz) is read.",
+        "(`tests/natives.py`): Parquet and Arrow in every form that a writer may choose (pages without checksums),",
+        "torch's files, pickles, YAML, TOML and JSON, TensorBoard's events, what a cache holds. Files of numpy's own",
+        "(npy, npz) are not read at all.",
         "",
         "| bytes | files | decoded | refused | not survived, or no sentence |",
         "|---|---|---|---|---|",
