@@ -42,14 +42,23 @@ def read_regular(path: str | Path, most: int) -> bytes:
     Raises:
         OSError: it cannot be read, or is none.
     """
+    content = first_bytes(path, most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
+    return content
+
+
+def first_bytes(path: str | Path, count: int) -> bytes:
+    """As many bytes of a regular file, or all that it has; nothing waits for a pipe.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "is no regular file")
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
-    return content
+        return file.read(count)
 
 
 @contextlib.contextmanager

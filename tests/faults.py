@@ -63,6 +63,8 @@ def fault(name: str) -> Callable[[Callable[[Path], None]], Callable[[Path], None
 
 
 NOBODY = 65534
+OUTPUTS = ("--html", "--figures", "--cache", "-o")
+"""Flags of places that are looked at before any work."""
 ANALYZE = ("analyze", "a.parquet", "-q", "-o", "out/r.json")
 
 
@@ -240,6 +242,7 @@ def permission(folder: Path) -> None:
         ("analyze", "a.parquet", "-q", "-o", "r.json", "--force"): 2,
         ("analyze", "a.parquet", "-q", "-o", "out/x.json"): 2,
         ("analyze", "a.parquet", "-q", "--html", "locked/x.html"): 2,
+        ("analyze", "a.parquet", "-q", "--figures", "out/figures"): 2,
         ("analyze", "a.parquet", "-q", "--cache", "out/cache"): 2,
         ("convert", "a.parquet", "out/c.parquet"): 2,
     }.items():
@@ -278,7 +281,8 @@ def as_nobody(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
     def act() -> None:
         if os.geteuid() == 0:
-            rehearsed(argv)  # nobody may not be allowed to read the modules that are still to be loaded
+            # nobody may not be allowed to read the modules that are still to be loaded; those of outputs are not
+            rehearsed(argv[: len(argv) - 2 * (argv[-2] in OUTPUTS)])
             place = Path(os.environ["TMPDIR"])
             place.parent.chmod(0o755)
             os.chown(place, NOBODY, NOBODY)

@@ -30,7 +30,7 @@ from make_dump import make_dump
 
 ENDINGS = (0, 2, 3, 4)
 """Fine, usage, a check that failed, could not judge."""
-TOGETHER = 300
+TOGETHER = 100
 """Cases that share a fork."""
 FRAME = re.compile(r'File "[^"]*?(mismatchctl/[^"]*)", line (\d+)')
 

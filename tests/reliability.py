@@ -36,6 +36,7 @@ KINDS = {
                         "test_finite.py::test_no_verb_is_left_out"),
     "texts that are parsed": ("test_texts.py::test_what_is_refused_says_where_and_why",
                               "test_texts.py::test_regular_files_alone_are_read",
+                              "test_doors.py::test_nothing_waits_for_a_pipe",
                               "test_structure.py::test_texts_are_parsed_behind_one_door"),
     "Results from elsewhere": ("test_doors.py::test_a_result_that_is_not_whole_is_refused",
                                "test_doors.py::test_a_result_holds_finite_numbers",
@@ -78,7 +79,7 @@ LIMITS = """
   cannot be read is refused; above 1 MB a process of its own reads it first. The bytes below the footer and those
   of Arrow, whose arrays are validated whole, found no other. Read dumps of strangers where a crash does no harm.
 - Of the versions above, 3.11 is what all tests run on; 3.10 and 3.12 with today's dependencies were not run again,
-  nor were older versions of torch.
+  nor the oldest dependencies after their bounds were raised, nor older versions of torch.
 - Files of frameworks above 64 MB are mapped: one that is cut short while it is read ends the process.
 - pyarrow 26 cannot read lists of flags that it wrote in version 2 pages of a few bytes: such a file is
   refused.
@@ -121,9 +122,10 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
         if case["wrong"]
     ]
     return [
-        "Each case follows from its seed (`tests/fuzzing.py`) and is a process of its own; sound dumps are held to",
-        "their K3. A warning of a library on stderr is a failure too. Seeds that failed on the way were mended and run",
-        f"again. {earlier:,} others ran on earlier code." if earlier else "again.",
+        "Each case follows from its seed (`tests/fuzzing.py`). A hundred share a fork; one that does not end well there,",
+        "or was not reached, is run again in a fork of its own. Sound dumps are held to their K3. A warning of a library",
+        "on stderr is a failure too. Seeds that failed on the way were mended and run again.",
+        f"{earlier:,} others ran on earlier code." if earlier else "",
         "",
         "| input | cases |",
         "|---|---|",

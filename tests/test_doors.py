@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,18 @@ def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any]
     done = run("report", path, "--html", tmp_path / "s.html")
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
     assert not (tmp_path / "s.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["compare d.parquet {}", "gate {} --rule k3:max=1", "report {}", "analyze {}", "compare {} d.parquet"]
+)
+def test_nothing_waits_for_a_pipe(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    dump(Path("d.parquet"))
+    os.mkfifo("pipe.json")
+    done = run(*words.format("pipe.json").split())
+    assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
+    assert "pipe.json: " in done.stderr and "near names" not in done.stderr
 
 
 COMPARED_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -224,8 +224,9 @@ def _absent(path: str) -> DataError:
             return store.explain(error, path)
         except (OSError, ValueError):
             pass
-    problem = "this is not a file or folder" if os.path.lexists(path) else "there is no such file or folder"
-    return DataError(problem, file=printable(path), remedy=_near(path))
+    if os.path.lexists(path):
+        return DataError("this is not a file or folder", file=printable(path), remedy="name a dump")
+    return DataError("there is no such file or folder", file=printable(path), remedy=_near(path))
 
 
 def _near(path: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.files import first_bytes
 from mismatchctl.result.check import problems
 from mismatchctl.result.model import FORMAT, Result
 from mismatchctl.result.story import tell
@@ -26,8 +27,7 @@ def is_result(path: str | Path) -> bool:
     if remote(str(path)):
         return str(path).endswith(".json")
     try:
-        with open(path, "rb") as file:
-            start = file.read(64).lstrip()
+        start = first_bytes(path, 64).lstrip()
     except OSError:
         return Path(path).suffix == ".json" and not Path(path).is_dir()
     return start.startswith(b"{") or (not start and Path(path).suffix == ".json")
