@@ -122,9 +122,9 @@ def cases(found: list[dict[str, Any]], earlier: int) -> list[str]:
         if case["wrong"]
     ]
     return [
-        "Each case follows from its seed (`tests/fuzzing.py`). A hundred share a fork; one that does not end well there,",
-        "or was not reached, is run again in a fork of its own. Sound dumps are held to their K3. A warning of a library",
-        "on stderr is a failure too. Seeds that failed on the way were mended and run again.",
+        "Each case follows from its seed (`tests/fuzzing.py`). A hundred share a fork; one that does not end well",
+        "there, or was not reached, is run again in a fork of its own. Sound dumps are held to their K3. A warning",
+        "of a library on stderr is a failure too. Seeds that failed on the way were mended and run again.",
         f"{earlier:,} others ran on earlier code." if earlier else "",
         "",
         "| input | cases |",

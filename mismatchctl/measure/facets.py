@@ -114,8 +114,9 @@ def kl_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
     """As `losses.kl_estimate`, with every digit; weighted before the bound of low_var."""
     x = log_ratio
-    exact = x if kind == "k1" else x * x / 2 if kind == "k2" else k3_of(-x)
-    weighted = exact if importance is None else importance * exact
+    with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
+        exact = x if kind == "k1" else x * x / 2 if kind == "k2" else k3_of(-x)
+        weighted = exact if importance is None else importance * exact
     return np.clip(weighted, -LOW_VAR_BOUND, LOW_VAR_BOUND) if kind == "low_var" else weighted
 
 
