@@ -334,6 +334,7 @@ def test_sglang_is_read_from_a_log_an_array_and_a_later_version(tmp_path: Path) 
         "log.txt": "".join(f"INFO 12:00 {n}\n{json.dumps(line)}\n" for n, line in enumerate(lines)),
         "report.json": json.dumps(lines),
         "indented.json": json.dumps(lines, indent=2),
+        "odd.jsonl": "".join(json.dumps(line) + "\n" for line in [*lines, {"type": []}, {"type": {}}]),
         "later.jsonl": "".join(json.dumps(line) + "\n" for line in [*lines, {"type": "timing", "seconds": 3}]),
     }
     for name, text in texts.items():

@@ -37,7 +37,7 @@ def table(records: Sequence[Mapping[str, Any]], beside: int = 0) -> Table:
     notes, rows = Notes(), []
     for record in records:
         kind = record.get("type")
-        if kind not in TYPES:
+        if not isinstance(kind, str) or kind not in TYPES:
             notes.add("is a type of record that is not known here, and was passed over", f"{kind!r}")
         elif kind == "comparison_error":
             notes.add(f"could not be compared ({record.get('exception_type')})", str(record.get("name")))
