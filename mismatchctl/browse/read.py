@@ -114,7 +114,7 @@ def _row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Row:
     if last > MOST_TOKENS:
         first = min(max(0, int(np.argmax(size)) - MOST_TOKENS // 2), last - MOST_TOKENS)
         last = first + MOST_TOKENS
-    facts = {name: values[0] for name, values in whole.columns.items() if len(values) and _is_plain(values[0])}
+    facts = {name: value for name, values in whole.columns.items() for value in values[:1].tolist() if _said(value)}
     return Row(
         file=file.path, row=row, run=str(facts.pop("run", file.run)), facts=facts, batch=batch, mask=whole.mask,
         ids=None if ids is None or ids.ndim != 1 else np.nan_to_num(ids, nan=-1).astype(np.int64),
@@ -122,7 +122,7 @@ def _row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Row:
     )  # fmt: skip
 
 
-def _is_plain(value: Any) -> bool:
+def _said(value: Any) -> bool:
     return value is not None and value == value
 
 

@@ -201,11 +201,17 @@ class Code(Part):
 
 @dataclass
 class Figures(Part):
-    """Figures side by side: of the page alone. `axes` are (name, place of the axis) that a script finds each by."""
+    """Figures side by side, those that are None left out: of the page alone.
 
-    figures: Sequence[Figure]
+    `axes` are (name, place of the axis) that a script finds each by.
+    """
+
+    figures: Sequence[Figure | None]
     axes: Sequence[tuple[str, str]] = ()
     reach: int = field(default=WHOLE, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.figures = [figure for figure in self.figures if figure is not None]
 
 
 @dataclass

@@ -65,11 +65,6 @@ def _mismatch() -> dict[str, Metric]:
     return {metric.key: metric for metric in (*MISMATCH_METRICS, *other_metrics())}
 
 
-def _unknown(key: str) -> Metric:
-    """What stands for a key of another version."""
-    return Metric(clean(key), clean(key), "", "not in this version's registry", "")
-
-
 class Registry:
     """The metrics that a page can show, by scope: `m` the mismatch and drift, `c` corrections."""
 
@@ -83,7 +78,8 @@ class Registry:
 
     def metric(self, key: str, scope: str = "m") -> Metric:
         """The definition of a key; a key of another version stands for itself."""
-        metric = (self.mismatch if scope == "m" else self.corrections).get(key) or _unknown(key)
+        unknown = Metric(clean(key), clean(key), "", "not in this version's registry", "")
+        metric = (self.mismatch if scope == "m" else self.corrections).get(key, unknown)
         self.used[f"{scope}-{key}"] = Entry(f"{scope}-{key}", metric)
         return metric
 
@@ -128,11 +124,7 @@ class Registry:
 def _common(metric: Metric) -> Metric:
     """A gate's metric without the words of the one correction that it came with."""
     gate = re.fullmatch(r"(gate\d+)_(\w+)_(\w+)", metric.key)
-    return (
-        metric
-        if gate is None
-        else replace(metric, title=f"{gate[1].replace('gate', 'gate ')}: {gate[2]} too {gate[3]}")
-    )
+    return replace(metric, title=f"{gate[1].replace('gate', 'gate ')}: {gate[2]} too {gate[3]}") if gate else metric
 
 
 def group_table(caption: str, first: str, groups: Groups, columns: Sequence[tuple[Head, Any]]) -> Table:

@@ -47,9 +47,7 @@ def render_tokens(browsed: Browsed) -> str:
 def _shown(row: Row, span: tuple[int, int], index: int) -> dict[str, Any]:
     """One sequence as the template has it."""
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
-    facts = [
-        f"{text} {short(label(_plain(row.facts[name])), 40)}" for name, text in _FACTS.items() if name in row.facts
-    ]
+    facts = [f"{text} {short(label(row.facts[name]), 40)}" for name, text in _FACTS.items() if name in row.facts]
     facts += [f"{tokens:,} valid tokens", f"log ratio {number(float(log_ratio.sum()))} in sum"]
     note = f"Tokens {first:,} to {last - 1:,} of {tokens:,} are shown." if tokens > last - first else ""
     title = f"{short(row.file, 160)}, row {row.row:,}"
@@ -57,10 +55,6 @@ def _shown(row: Row, span: tuple[int, int], index: int) -> dict[str, Any]:
         "anchor": f"sequence-{index}", "title": title, "facts": facts, "note": note,
         "tokens": Markup("").join(_tokens(row, log_ratio, span)),
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _tokens(row: Row, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
@@ -98,9 +92,7 @@ def _text(row: Row, place: int) -> str:
 
 def _shade(log_ratio: float) -> str:
     level = sum(abs(log_ratio) >= bound for bound in SHADES)
-    if not level:
-        return ""
-    return f"{'n' if log_ratio < 0 else 'p'}{level}"
+    return f"{'n' if log_ratio < 0 else 'p'}{level}" if level else ""
 
 
 def _data(browsed: Browsed, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:

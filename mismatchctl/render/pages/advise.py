@@ -75,8 +75,7 @@ def _picture(advice: Advice, anchor: str) -> Figures:
     """All candidates in both parts of the error."""
     from mismatchctl.render.figures.advice import advice_figure  # draws: a terminal need not wait for it
 
-    figure = advice_figure(advice, f"{anchor}-front")
-    return Figures([] if figure is None else [figure])
+    return Figures([advice_figure(advice, f"{anchor}-front")])
 
 
 def _table(advice: Advice) -> Table:

@@ -278,8 +278,7 @@ def overview(result: Result, registry: Registry) -> Section:
 def _overlaid(result: Result) -> Figures:
     from mismatchctl.render.figures.of_run import overview_figure  # draws: what prints to a terminal need not wait
 
-    figure = overview_figure(result.runs)
-    return Figures([] if figure is None else [figure])
+    return Figures([overview_figure(result.runs)])
 
 
 def _range(k3: float | None) -> str:

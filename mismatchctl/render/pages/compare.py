@@ -70,7 +70,7 @@ def document(comparison: Comparison) -> Document:
         )
         made.add(Section("Pairs of engines", "matrix", lead=lead).add(*_matrix(comparison.matrix)))
     made.add(*(_section(comparison, contrast, index, registry) for index, contrast in enumerate(contrasts)))
-    made.add(Later(lambda: [Section("Over each other", "overlaid").add(Figures(_laid_over(comparison)))]))
+    made.add(Later(lambda: [Section("Over each other", "overlaid").add(Figures([*_laid_over(comparison)]))]))
     said = method(comparison)
     made.add(Section("The runs", "sides", lead=said).add(_sides(comparison, registry)))
     warnings = (Note(clean(text), "alarm") for text in comparison.warnings)
@@ -78,17 +78,16 @@ def document(comparison: Comparison) -> Document:
     return made.add(Section("", "method").add(Note(said, "quiet", reach=USUAL), *warnings))
 
 
-def _laid_over(comparison: Comparison) -> list[Figure]:
+def _laid_over(comparison: Comparison) -> Iterator[Figure | None]:
     from mismatchctl.render.figures.breakdowns import breakdowns_figure  # draws: a terminal need not wait for it
     from mismatchctl.render.figures.distributions import distributions_figure
 
     sides = comparison.sides
-    found = [distributions_figure({side.name: side.distribution for side in sides}, "distribution")]
+    yield distributions_figure({side.name: side.distribution for side in sides}, "distribution")
     breakdowns = comparison.reference.breakdowns
     for quantity, name in zip(breakdowns, stems(breakdowns), strict=True):
         having = {side.name: side.breakdowns[quantity] for side in sides if quantity in side.breakdowns}
-        found.append(breakdowns_figure(having, f"k3_by_{name}"))
-    return [figure for figure in found if figure is not None]
+        yield breakdowns_figure(having, f"k3_by_{name}")
 
 
 def _section(comparison: Comparison, contrast: Contrast, index: int, registry: Registry) -> Section:
@@ -117,14 +116,13 @@ def _of_page(comparison: Comparison, contrast: Contrast, index: int, registry: R
     anchor, others = f"contrast-{index}", stems([each.other for each in comparison.contrasts])
     prefix = "" if len(others) == 1 else f"{others[index]}-"
     by = zip(stems([found.quantity for found in contrast.decompositions]), contrast.decompositions, strict=True)
-    figures = [contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by]
-    shown = [figure for figure in figures if figure is not None]
+    drawn = Figures([contributions_figure(found, f"{prefix}change_by_{quantity}") for quantity, found in by])
     lead = (
         "The change of K3 in pieces that add up: by each quantity, how much comes from K3 being larger or smaller in a "
         "place (level), and how much from more or fewer tokens being there (mix)."
     )
-    parts = [_parts(found) for found in contrast.decompositions] if shown else []
-    yield Section("What carries the change", f"{anchor}-parts", lead=lead).add(Figures(shown), *parts)
+    parts = [_parts(found) for found in contrast.decompositions] if drawn.figures else []
+    yield Section("What carries the change", f"{anchor}-parts", lead=lead).add(drawn, *parts)
     if contrast.tokens is not None:
         yield Section("The tokens that moved", f"{anchor}-moved").add(_moved(contrast.tokens))
     every = [("All metrics", contrast.changes, "m")]

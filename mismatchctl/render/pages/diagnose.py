@@ -118,8 +118,7 @@ def _clouds(sides: Sides, anchor: str) -> Iterator[Figures]:
                 own.label: {"rollout": Value(value=own.rollout_rms), "train": Value(value=own.train_rms)}
                 for own in groups
             }
-            figure = dots_figure(sides_dots(name), errors, f"{anchor}-{name}")
-            yield Figures([] if figure is None else [figure])
+            yield Figures([dots_figure(sides_dots(name), errors, f"{anchor}-{name}")])
 
 
 def _share(share: SideShare) -> str:
@@ -158,8 +157,7 @@ def _picture(report: LayerReport, anchor: str) -> Figures:
     """The growth over the layers."""
     from mismatchctl.render.figures.layers import layers_figure  # draws: a terminal need not wait for it
 
-    figure = layers_figure(report, f"{anchor}-growth")
-    return Figures([] if figure is None else [figure])
+    return Figures([layers_figure(report, f"{anchor}-growth")])
 
 
 def first_bad(report: LayerReport) -> str:

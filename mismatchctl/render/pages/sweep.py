@@ -114,8 +114,7 @@ def _ahead(sweep: Sweep, index: int) -> Iterator[Section]:
         from mismatchctl.render.figures.fronts import checks_figure  # draws: a terminal need not wait for it
 
         found = [one.check for every in predictions.values() for one in every if one.check is not None]
-        figure = checks_figure(found, f"{_prefix(sweep, index)}checks")
-        yield Figures([] if figure is None else [figure])
+        yield Figures([checks_figure(found, f"{_prefix(sweep, index)}checks")])
 
     yield Section(
         "Predictions", f"{anchor}-predictions",

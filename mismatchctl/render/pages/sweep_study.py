@@ -158,7 +158,7 @@ def _drawn(own: Studied) -> Iterator[Part]:
                 name = f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(study)}-{place}"
                 axes.append((name, f"{' '.join(map(str, at.box))} {at.low} {at.high} {int(at.log)}"))
     yield Figures(found, axes)
-    yield Figures([figure for figure in (*_maps(own), _front(own)) if figure is not None])
+    yield Figures([*_maps(own), _front(own)])
 
 
 def _kinds(
