@@ -298,16 +298,19 @@ def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
         ["sweep", "dumps", "-o", "s3://b/o.parquet"],
         ["gate", "dumps", "--save-baseline", "s3://b/o.json"],
         ["convert", "dumps", "s3://b/o.parquet"],
+        ["analyze", "dumps", "--figures", "s3://"],
     ],
 )
 def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
     """Nor into a folder of this machine that is called so."""
     write(tmp_path / "dumps/a.parquet", wide())
     (tmp_path / "s3:/b").mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 2
     assert f"{words[-1]}: object stores are read, not written" in result.stderr
+    assert sorted(tmp_path.rglob("*")) == before
     assert not any((tmp_path / "s3:/b").iterdir())
 
 

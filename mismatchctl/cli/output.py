@@ -93,8 +93,9 @@ def on_disk(place: Path) -> Path:
     """
     from mismatchctl.stores import normal, remote
 
-    if remote(str(place)):
-        raise ConfigError(f"{normal(str(place))}: object stores are read, not written; name a place on a disk")
+    named = f"{place}/"  # as a Path, s3:// is s3:
+    if remote(named):
+        raise ConfigError(f"{normal(named)}: object stores are read, not written; name a place on a disk")
     return place
 
 
