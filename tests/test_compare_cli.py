@@ -47,7 +47,7 @@ def test_the_sentence_comes_first(dumps: tuple[Path, Path], width: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ([], 2, "Usage"),
+        ([], 2, "missing argument"),
         (["{a}", "{b}", "--nonsense"], 2, "--nonsense"),
         (["{a}"], 4, "only one run"),
         (["{a}", "absent"], 4, "absent"),

@@ -32,6 +32,17 @@ def test_workers_of_few_rows_are_no_alarm(rows: int, workers: int, seed: int, tm
     assert "stale_worker" not in {finding.cause for finding in found(dump, tmp_path)}
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_rollout_of_zeros_is_a_nucleus_of_one(share: float, tmp_path: Path) -> None:
+    """Greedy decoding of a sure model, logged after it: nothing is below 0, and nothing differs between tokens."""
+    dump, rng = healthy(), np.random.default_rng(0)
+    train = -np.minimum(rng.exponential(0.2, int(dump.lengths.sum())), 1.5)
+    dump.tokens["train_log_probs"] = train
+    dump.tokens["rollout_log_probs"] = np.where(rng.random(len(train)) < share, 0.0, 0.9 * train)
+    finding = named(found(dump, tmp_path), "truncated_sampling")
+    assert finding.confidence == "high" and "no exact zeros" not in finding.summary
+
+
 def test_a_worker_of_enough_rows_is_found_among_small_ones(tmp_path: Path) -> None:
     dump = healthy()
     rows = np.arange(len(dump))

@@ -51,6 +51,17 @@ def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtyp
     return folder
 
 
+@pytest.mark.parametrize("data", ["dense", "moe"])
+def test_a_dump_is_no_worse_than_its_own_result(data: str, tmp_path: Path) -> None:
+    """Nor is it undecided: what digits of a saved Result leave is no excess."""
+    dump, saved = ROOT / "sample_data" / data, tmp_path / "saved.json"
+    assert run("analyze", dump, "-q", "-c", "none", "-o", saved).exit_code == 0
+    rules = ["k3:increase=0%", "abs_diff_mean:increase=0%", "ppl_ratio:increase=0%", "ess_sequence:decrease=0%"]
+    for judged in (dump, saved):
+        done = run("gate", judged, "--baseline", saved, *(word for rule in rules for word in ("--rule", rule)))
+        assert done.exit_code == 0 and "a few tokens alone" not in done.stdout, done.stdout
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("gate")

@@ -246,6 +246,26 @@ def test_a_forward_pass_from_its_end_is_read_from_there(inside: str, tmp_path: P
     assert "it is a forward pass" in report.notes[0]
 
 
+@pytest.mark.parametrize("inside", ["reversed", "kept", "shuffled"])
+def test_what_has_no_layer_stands_before_or_after_them(inside: str, tmp_path: Path) -> None:
+    names = [("model.embed_tokens", -1), *FORWARD, ("model.norm", 6), ("lm_head", 6), ("logits.forward", 6)]
+    if inside == "shuffled":
+        names = [names[place] for place in np.random.default_rng(1).permutation(len(names))]
+    else:
+        names = names[::-1] if inside == "reversed" else sorted(names, key=lambda row: -row[1])
+    report = read(tmp_path, tensors(names, {3, 4, 5, 6}))
+    assert (place(report), report.last_good) == ((0, 3), 2)
+    assert report.first_bad is not None and "layers.3" in report.first_bad.name
+
+
+def test_a_step_without_layers_may_come_first(tmp_path: Path) -> None:
+    lines = tensors([("input_embeds", -1), *[(f"model.layers.{k}.mlp", k) for k in range(5, -1, -1)]], {3, 4, 5})
+    for line in lines[2:-1]:
+        line["location"] = {"step": 1}
+    report = read(tmp_path, lines)
+    assert report.last_good == 2 and report.first_bad is not None and "layers.3" in report.first_bad.name
+
+
 def test_a_backward_pass_stays_one(tmp_path: Path) -> None:
     report = read(tmp_path, tensors(FORWARD[::-1], {0, 1, 2}))
     assert (place(report), report.last_good) == ((0, 2), 3) and "a backward pass" in report.notes[0]
@@ -318,6 +338,36 @@ def test_versions_without_a_result_say_whether_accuracy_was_reached(tmp_path: Pa
     file.write_text("\n".join(["NPU Name,Bench Name,Accuracy Reached or Not", *lines]))
     [report] = read_layers(str(file))
     assert place(report) == (None, 3)
+
+
+def test_parts_of_ranks_and_of_other_files_are_their_own(tmp_path: Path) -> None:
+    text = (REPORTS / MSPROBE).read_text()
+    for name in ("a_part_1.csv", "a_part_2.csv", "b_part_1.csv", "a_part_1.tsv"):
+        (tmp_path / name).write_text(text)
+    assert len(read_layers(str(tmp_path))) == 3
+
+
+def test_a_reason_is_that_of_the_failure(tmp_path: Path) -> None:
+    file = tmp_path / "compare.csv"
+    lines = [f"Module.layers.{k}.mlp.forward.0.output.0," * 2 + "No,pass" for k in range(3)]
+    file.write_text("\n".join(["NPU Name,Bench Name,Accuracy Reached or Not,Result", *lines]))
+    [report] = read_layers(str(file))
+    assert report.first_bad is not None and report.first_bad.why == "accuracy not reached"
+
+
+def test_what_is_no_text_is_passed_over_in_a_folder_and_told_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.out").write_bytes(b"\x7fELF\xff\xfe")
+    (tmp_path / "b.csv").write_text((REPORTS / MSPROBE).read_text())
+    assert len(read_layers(str(tmp_path))) == 1
+    with pytest.raises(DataError, match="no UTF-8"):
+        read_layers(str(tmp_path / "a.out"))
+
+
+def test_a_logger_may_add_facts_of_its_own(tmp_path: Path) -> None:
+    line = "iter 3 layer={} tokens=2 max_abs=0.5 mean_abs=0.1 next-layer=foo layer=x\n"
+    (tmp_path / "layers.log").write_text(line.format(0) + line.format(1))
+    [report] = read_layers(str(tmp_path / "layers.log"))
+    assert report.tensors == 2
 
 
 def test_a_spreadsheet_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -57,6 +57,15 @@ def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> N
     assert max(map(cell_len, lines)) <= width
 
 
+@pytest.mark.parametrize("runs", [["dense"], ["dense", "moe"]])
+def test_tables_of_runs_are_called_by_their_column_and_run(runs: list[str]) -> None:
+    result = make_result(runs=runs)
+    assert any(correction.gates for correction in result.corrections) and result.runs["dense"].by
+    titles = re.findall(r"By (\S+)( on \w+)?", printed(result))
+    expected = {(column, f" on {run}" if len(runs) > 1 else "") for run in runs for column in result.runs[run].by}
+    assert set(titles) == expected
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("what", ["one run", "two runs", "32 runs", "12 corrections"])
 def test_all_runs_and_corrections_are_named(what: str, width: int) -> None:

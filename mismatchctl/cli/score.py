@@ -58,7 +58,7 @@ def score(
     """Score the tokens of a dump once more in high precision: a third column, which says which side is wrong.
 
     One sequence at a time, so that its numbers do not depend on others. What an interrupted run has written is kept:
-    give the same command again. MODEL is read from the disk as save_pretrained wrote it; needs mismatchctl[score].
+    give the same command again. MODEL is read from the disk as save_pretrained wrote it; needs the extra `score`.
     """
     from mismatchctl.score import Choice, Settings, fingerprint, write_replay
     from mismatchctl.score import score as run

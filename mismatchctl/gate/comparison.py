@@ -40,6 +40,7 @@ EVENED = 1 / (1.01 - (np.array([0.0, *PROBABILITIES]) + np.array([*PROBABILITIES
 _EQUAL = np.ones(BINS)
 _LOST, _HARDLY = -2, 1e-4  # a token is lost from |log ratio| 2^_LOST on, where at most such a share of the baseline is
 _NEARLY = 3.0  # levels: lost tokens count where all of them on one side would be no likelier than so many
+_ROUNDING = 1e-6  # of all that clusters have beyond their shares or below
 _TIE = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
 
 
@@ -57,8 +58,8 @@ class Statistic:
 
     @property
     def exceeds(self) -> bool:
-        """Whether the new sample is beyond the limit."""
-        return bool(self.new.sum() > 0)
+        """Whether the new sample is beyond the limit, by more than digits of a saved Result leave of no change."""
+        return bool(self.new.sum() > _ROUNDING * np.abs(self.new).sum())
 
 
 @dataclass

@@ -156,7 +156,8 @@ def _signed(rise: float) -> str:
     rise = 0.0 if abs(rise) < _ROUNDED else rise
     if rise > 1:
         return f"x {number(1 + rise)}"
-    return f"{100 * rise:+.{0 if abs(rise) >= 0.1 else 1}f} %"
+    digits = 0 if rise == 0 or abs(rise) >= 0.1 else 1 if abs(rise) >= 1e-3 else 2
+    return f"{100 * rise:+.{digits}f} %"
 
 
 def _relative(check: Check) -> str:

@@ -56,7 +56,7 @@ def _as_text(table: pl.LazyFrame) -> pl.LazyFrame:
     import polars as pl
     from polars import selectors
 
-    text = selectors.string()
+    text = selectors.string().as_expr()  # of which polars 1 can make another
     safe = pl.when(text.str.contains(FORMULA)).then("'" + text).otherwise(text)
     return table.with_columns(safe.name.keep())
 

@@ -38,7 +38,8 @@ def _test(case: Case) -> Diagnosis | None:
     if max(likely, unlikely) < _PLAINLY:
         bounded = np.expm1(np.minimum(case.x, _STRAY))
         excess, z = float(bounded.mean()), case.clustered_z(bounded)
-    certain = (case.r == 0) & (case.t < min(-1e-4, float(case.r[case.r < 0].max(initial=-np.inf))))
+    unsure = case.r[case.r < 0]
+    certain = (case.r == 0) & (case.t < min(-1e-4, float(unsure.max()) if len(unsure) else 0.0))
     zeros = float(certain.mean())
     one_sided = likely < _ONE_SIDED and unlikely < _ONE_SIDED
     if z > _Z or not (one_sided or zeros > _ZEROS):
@@ -146,7 +147,9 @@ def _kept_tokens(case: Case, cut: Float64s) -> tuple[tuple[int, int, int] | None
     half = np.zeros(len(cut), np.bool_)
     half[order[: np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2) + 1]] = True
     more, less = _mean_kept(case, weights * half), _mean_kept(case, weights * ~half)
-    drift = 0.0 if more is None or less is None else (less[0] - more[0]) / float(np.hypot(less[1], more[1]))
+    drift = 0.0
+    if more is not None and less is not None and (error := math.hypot(less[1], more[1])):
+        drift = (less[0] - more[0]) / error
     if length is None:
         return None, drift
     low, high = max(1, math.floor(length[0] - length[2])), math.ceil(length[0] + length[2])

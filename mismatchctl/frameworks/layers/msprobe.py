@@ -149,7 +149,7 @@ def _flagged(cell: Cells) -> str:
     if result not in ("error", "warning") and not missed:
         return ""
     message = str(cell.get("Err_message") or "").strip("[]\"' ")
-    return message.partition('", "')[0] or result or "accuracy not reached"
+    return message.partition('", "')[0] or ("accuracy not reached" if missed else result)
 
 
 def _measure(columns: Any) -> tuple[Callable[[Cells], float | None], str]:

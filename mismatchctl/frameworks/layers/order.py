@@ -24,6 +24,8 @@ _FEWEST = 8
 _DESCENT = 3
 """Layers that descend, at least, before anything is concluded from it."""
 _GRADIENT = re.compile(r"(?:^|[._/]|__)(?:backward|grads?|gradients?|d?grad_(?:in|out)put)(?=$|[._/\d])", re.IGNORECASE)
+_HEAD = re.compile(r"(?:^|[./])(?:lm_head|logits?|output_layer|ln_f|(?:final_?)?(?:layer_?)?norm)(?=$|[._/:])")
+"""Tensors of no layer that come after all of them."""
 _FORWARD = re.compile(r"(?:^|[._/])forward(?=$|[._/\d])", re.IGNORECASE)
 
 
@@ -40,9 +42,14 @@ def in_order(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
 
 
 def _by_layer(rows: Sequence[Row]) -> Sequence[Row]:
-    """By step and layer; what has no layer goes before the layers."""
+    """By step and layer; what has no layer goes before the layers, the head and what leads to it after them."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
-    return sorted(rows, key=lambda row: (steps[row.step], -1 if row.layer is None else row.layer))
+    last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
+
+    def place(row: Row) -> int:
+        return row.layer if row.layer is not None else last if _HEAD.search(row.name) else -1
+
+    return sorted(rows, key=lambda row: (steps[row.step], place(row)))
 
 
 def _descending(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
@@ -54,7 +61,8 @@ def _descending(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
         return rows, BACKWARD.format(why="its names say so")
     if any(_FORWARD.search(row.name) for row in rows):
         return _from_the_end(rows), REVERSED.format(why="its names say so")
-    of_layers = [row for row in rows if row.layer is not None and row.step == rows[0].step]
+    of_layers = [row for row in rows if row.layer is not None]
+    of_layers = [row for row in of_layers if row.step == of_layers[0].step]
     top, bottom = ([row for row in of_layers if row.layer == end.layer] for end in (of_layers[0], of_layers[-1]))
     if _worse(top, bottom):
         return _from_the_end(rows), REVERSED.format(why="its last layer is bad and its first is good")

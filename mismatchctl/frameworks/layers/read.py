@@ -40,7 +40,7 @@ def read_layers(path: str) -> list[LayerReport]:
     if not place.is_dir():
         return _reports(place)
     files = sorted(place.rglob("*"), key=lambda file: natural_key(str(file)))
-    tables = [(file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _tables(file) or ()]
+    tables = [(file, table) for file in files if file.suffix.lower() in SUFFIXES for table in _passing_over(file)]
     if not tables:
         remedy = SPREADSHEET if any(file.suffix.lower() in SPREADSHEETS for file in files) else KNOWN
         raise DataError("no file below this folder is a report of a comparator", file=path, remedy=remedy)
@@ -49,10 +49,10 @@ def read_layers(path: str) -> list[LayerReport]:
 
 def _joined(tables: Sequence[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
     """Parts of one report as one: msprobe splits a CSV of more than a million rows."""
-    found: dict[Path, tuple[Path, Table]] = {}
+    found: dict[tuple[Path, str | None], tuple[Path, Table]] = {}
     for number, (file, table) in enumerate(tables):
         part = _PART.search(file.stem)
-        key = file.with_name(_PART.sub("", file.stem)) if part else Path(str(number))
+        key = (file.with_name(_PART.sub("", file.stem) + file.suffix) if part else Path(str(number)), table.rank)
         known = found.get(key)
         found[key] = (
             (file, table)
@@ -67,7 +67,7 @@ def _reports(file: Path) -> list[LayerReport]:
     tables = _tables(file)
     if tables is None:
         raise DataError("this is no report of a known comparator", file=str(file), remedy=KNOWN)
-    reports = _judged(tables, file)
+    reports = [judge(table, str(file)) for table in tables]
     if not any(report.tensors for report in reports):
         raise DataError(
             "the report compares no tensor", file=str(file), remedy="run the comparison again; see what it logs"
@@ -75,8 +75,16 @@ def _reports(file: Path) -> list[LayerReport]:
     return reports
 
 
-def _judged(tables: Sequence[Table], file: Path) -> list[LayerReport]:
-    return [judge(table, str(file)) for table in tables]
+class _NoTextError(DataError):
+    """What is named .out or .log is not always a text."""
+
+
+def _passing_over(file: Path) -> Sequence[Table]:
+    """The tables of one of the files in a folder, none of one that is no report."""
+    try:
+        return _tables(file) or ()
+    except _NoTextError:
+        return ()
 
 
 def _tables(file: Path) -> list[Table] | None:
@@ -148,4 +156,4 @@ def _text(file: Path) -> str:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror or error}", file=str(file)) from None
     except UnicodeDecodeError:
-        raise DataError("not a text: its bytes are no UTF-8", file=str(file), remedy=KNOWN) from None
+        raise _NoTextError("not a text: its bytes are no UTF-8", file=str(file), remedy=KNOWN) from None

@@ -17,8 +17,8 @@ TOOL = "slime layer-wise comparator"
 NAME = "residual stream after the layer"
 _NUMBER = r"([^\s=]+)"
 _LINE = re.compile(r"(?:^|[\s\]:])layer=\d{1,6}\s[^\n]*max_abs=[^\n]*$", re.MULTILINE)
-"""Whatever a logger writes before it, and in whatever order its facts are."""
-_FACT = re.compile(r"\b(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
+"""Whatever a logger writes before it, and in whatever order its facts are after the layer."""
+_FACT = re.compile(r"(?<![\w-])(layer|tokens|max_abs|mean_abs)=([^\s,]+)")
 
 
 _KEY = re.compile(r"(?:.*\D)?(\d{1,6})")
@@ -55,7 +55,7 @@ def recognizes_text(text: str) -> bool:
 
 def text_table(text: str) -> Table:
     """The rows of what the comparator prints, which does not say its limit: any difference counts."""
-    lines = [dict(_FACT.findall(line)) for line in _LINE.findall(text)]
+    lines = [dict(reversed(_FACT.findall(line))) for line in _LINE.findall(text)]  # of a fact said twice, the first
     facts = (
         (
             int(line["layer"]),

@@ -91,6 +91,10 @@ class DeviceArray(NDArrayOperatorsMixin):
         """Whether one of them is true."""
         return bool(self.tensor.any())
 
+    def sum(self) -> float:
+        """Their sum, in their own dtype."""
+        return float(self.tensor.sum())
+
 
 def _operand(value: Any) -> Any:
     """What torch is given for an operand of numpy's."""

@@ -132,8 +132,8 @@ def by_tables(corrections: Sequence[Correction], run: RunResult, registry: Regis
     tables, gated = [], [correction.name for correction in corrections if correction.gates]
     for column, groups in run.by.items():
         columns = [registry.series(groups, key, drop=drop) for key, drop in BY_KEYS.items() if key in groups.metrics]
-        for name in (name for name in gated if name in groups.corrections):
-            columns.append(registry.series(groups, "rejected_tokens", name, text=f"rejected by {name}"))
+        for rule in (rule for rule in gated if rule in groups.corrections):
+            columns.append(registry.series(groups, "rejected_tokens", rule, text=f"rejected by {rule}"))
         table = group_table(f"By {clean(column)}", column, groups, columns)
         table.title, table.reach, table.most = f"{table.caption}{name}", USUAL, MOST_GROUPS
         tables.append(table)
