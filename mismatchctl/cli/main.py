@@ -37,7 +37,7 @@ EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
 
-_UsageError: Any = typer.BadParameter.__mro__[1]
+_UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
 """Of a flag, a value or a verb that there is not; typer brings click along, whose class it is, under a private name."""
 STDOUT = "stdout"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mismatchctl import __version__
 from mismatchctl.errors import DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
 from mismatchctl.gate.comparison import compare, is_layered
@@ -121,7 +122,10 @@ def judge(
     outcome = worst([check.outcome for check in checks])
     notes = [*said(result, baseline), *dict.fromkeys(judging.notes)]
     growth = {name: growth_of_run(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
-    found = Verdict(outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes, growth=growth)
+    found = Verdict(
+        version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
+        growth=growth,
+    )  # fmt: skip
     return told(found)
 
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from mismatchctl import __version__
 from mismatchctl.finite import FiniteModel
 from mismatchctl.result import Growth
 from mismatchctl.views import VerdictViews
@@ -109,7 +108,7 @@ class Verdict(VerdictViews, FiniteModel):
 
     format: Literal[1] = 1
     tool: str = "mismatchctl"
-    version: str = __version__
+    version: str = ""
     outcome: Outcome
     level: float
     baseline: str | None

@@ -51,7 +51,7 @@ def first_comparison(causes: Collection[str], wrong: str | None) -> list[tuple[s
     return [
         (
             "replay",
-            f"`{REPLAY}` writes the worst sequences: prompts and responses, to be scored in one prefill",
+            f"`{REPLAY}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
         ),
         ("hook", f"score them with {against} each with `{_HOOKS} DUMPER_DIR=...`: two folders of every layer"),
         ("compare", f"`{COMPARE}` writes TARGET/comparator_report.jsonl"),

@@ -54,7 +54,8 @@ def _next(found: Diagnosed) -> list[Section]:
         causes = [finding.cause for finding in findings if finding.confidence != "low"]
         sides = found.sides.get(name)
         if steps := first_comparison(causes, None if sides is None else sides.side):
-            return [Section("Where in the network", "next").add(Facts(steps, reach=BRIEF))]
+            of = f" of {name}" if len(found.runs) > 1 else ""
+            return [Section(f"Where in the network{of}", "next").add(Facts(steps, reach=BRIEF))]
     return []
 
 
