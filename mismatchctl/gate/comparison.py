@@ -8,6 +8,7 @@ every statistic's own p-value: docs/gate.md.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,7 +60,8 @@ class Statistic:
     @property
     def exceeds(self) -> bool:
         """Whether the new sample is beyond the limit, by more than digits of a saved Result leave of no change."""
-        return bool(self.new.sum() > _ROUNDING * np.abs(self.new).sum())
+        rounding = np.abs(_ROUNDING * self.new).sum()
+        return bool(self.new.sum() > min(rounding, sys.float_info.max))  # a sum that overflows is beyond it
 
 
 @dataclass
