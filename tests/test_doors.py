@@ -215,13 +215,19 @@ SWEPT_DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("damage", SWEPT_DAMAGE)
-def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
-    data, path = copy.deepcopy(swept), tmp_path / "s.json"
+def damaged(whole: dict[str, Any], damage: Callable[[dict[str, Any]], Any], folder: Path) -> Path:
+    """A file of what a verb saved, which was read before it was damaged."""
+    data, path = copy.deepcopy(whole), folder / "saved.json"
     path.write_text(json.dumps(data))
     assert run("report", path, "-q").exit_code == 0
-    SWEPT_DAMAGE[damage](data)
+    damage(data)
     path.write_text(json.dumps(data))
+    return path
+
+
+@pytest.mark.parametrize("damage", SWEPT_DAMAGE)
+def test_a_sweep_that_is_not_whole_is_refused(damage: str, swept: dict[str, Any], tmp_path: Path) -> None:
+    path = damaged(swept, SWEPT_DAMAGE[damage], tmp_path)
     done = run("report", path, "--html", tmp_path / "s.html")
     assert (done.exit_code, done.stderr.count("\n")) == (4, 1), done.stderr
     assert not (tmp_path / "s.html").exists()
@@ -258,12 +264,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.mark.parametrize("damage", COMPARED_DAMAGE)
 def test_a_comparison_that_is_not_whole_is_refused(damage: str, compared: dict[str, Any], tmp_path: Path) -> None:
-    data, path = copy.deepcopy(compared), tmp_path / "c.json"
-    path.write_text(json.dumps(data))
-    assert run("report", path, "-q").exit_code == 0
-    COMPARED_DAMAGE[damage](data)
-    path.write_text(json.dumps(data))
-    done = run("report", path, "--markdown", "-")
+    done = run("report", damaged(compared, COMPARED_DAMAGE[damage], tmp_path), "--markdown", "-")
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (4, "", 1), done.stderr
 
 
