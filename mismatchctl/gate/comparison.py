@@ -33,7 +33,7 @@ from mismatchctl.resample import (
 
 BULK, SHOULDER = 0.2, 0.01
 """Share of the baseline's tokens beyond the cap of the bulk and of the shoulder."""
-WEIGHTS = (2.0, 2.0, 2.0, 14.0, 1.0)
+WEIGHTS = {"bulk": 2.0, "shoulder": 2.0, "evened": 2.0, "lost": 14.0, "whole": 1.0}
 """Shares of the level of bulk, shoulder, evened K3, lost tokens and K3 as it is: each sees what the others do not.
 Where too few tokens are lost to decide anything, theirs is left to the others."""
 EVENED = 1 / (1.01 - (np.array([0.0, *PROBABILITIES]) + np.array([*PROBABILITIES, 1.0])) / 2)
@@ -146,8 +146,8 @@ def of_k3(new: Layers, old: Layers, allowance: Allowance, *, level: float = 0.05
     lost = _lost(new, old, *bulk, level)
     allowed = _allowed(old.k3, old.tokens.sum(1), allowance)
     whole = _beyond(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
-    found = zip((bulk, shoulder, evened, lost, whole), WEIGHTS, strict=True)
-    return [Statistic(*values, weight) for values, weight in found]
+    found = {"bulk": bulk, "shoulder": shoulder, "evened": evened, "lost": lost, "whole": whole}
+    return [Statistic(*values, WEIGHTS[name]) for name, values in found.items()]
 
 
 def _allowed(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.gate.comparison import BULK, SHOULDER, is_layered, rise_within_bins
+from mismatchctl.gate.comparison import BULK, SHOULDER, WEIGHTS, is_layered, rise_within_bins
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.gate.verdict import Part
 from mismatchctl.measure.table import mix
@@ -27,8 +27,6 @@ LEAST = 3
 """Accepted nights from which their scatter is known: a change is looked for, and tonight held against it."""
 _DRAWS = 1 << 15
 _SALT = np.uint64(0x6E6967687473)
-WEIGHTS = (1.0, 2.0, 2.0)
-"""Shares of the level of K3 as it is, shoulder and bulk."""
 _PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 
@@ -69,7 +67,7 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
     if not np.isfinite(values).all():
         return Change(math.nan, math.nan, 0, None, math.nan, math.nan)
     every = [values, *(_layered(samples) if is_layered(metric, lower=lower) else [])]
-    weights = WEIGHTS if len(every) > 1 else (1.0,)
+    weights = [WEIGHTS[name] for name in ("whole", *_PARTS)] if len(every) > 1 else [1.0]
     found = [_statistics(series, allowance, lower=lower) for series in every]
     nulls = _null(len(samples))
     shares = [np.array([_above(nulls[0], each.max()), _above(nulls[1], each[-2])]) for each in found]
