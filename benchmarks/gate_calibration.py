@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
-from mismatchctl.gate.comparison import WEIGHTS, Statistic, linear, of_k3
+from mismatchctl.gate.comparison import Statistic, linear, of_k3
 from mismatchctl.gate.power import detectable, planted_k3
 from mismatchctl.measure.layers import BINS, CAPPED, CAPS, TOKENS, layer_columns
 from mismatchctl.resample import Exchange, Layers, Sample, find_metric, holm, shares_above, smallest_of_family
@@ -107,7 +107,7 @@ class Design:
         """P-value; that of K3 alone; whether bulk or shoulder are beyond the limit; smallest p-values."""
         found = of_k3(new, old, Allowance(relative=tolerance))
         shares = self.shares(found)
-        smallest = smallest_of_family(shares, WEIGHTS)
+        smallest = smallest_of_family(shares, [each.weight for each in found])
         p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
         return p, float(shares[0, -1]), any(each.exceeds for each in found[:2]), np.sort(smallest)
 
