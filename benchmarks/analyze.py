@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from measure import COLUMNS, Cost, make_dump, measure, report
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 DECODE, BARE, FIVE = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
+OWN = "decode of them page by page, as analyze does"
 WITHOUT, SUMS = "the same without findings", "of that, reading and sums alone"
-CASES = (DECODE, BARE, FIVE, WITHOUT, SUMS)
+CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS)
 
 
 def run_case(case: str, folder: Path, threads: int) -> None:
@@ -39,6 +41,10 @@ def run_case(case: str, folder: Path, threads: int) -> None:
     if case == DECODE:
         start, processor = time.perf_counter(), time.process_time()
         decode(folder, threads)
+    elif case == OWN:
+        load_loops()
+        start, processor = time.perf_counter(), time.process_time()
+        decode(folder, threads, by_page=True)
     else:
         from mismatchctl.analyze import analyze
         from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
@@ -55,12 +61,21 @@ def run_case(case: str, folder: Path, threads: int) -> None:
     report(time.perf_counter() - start, time.process_time() - processor)
 
 
-def decode(folder: Path, threads: int) -> None:
-    """Every row group of the two columns, read and let go."""
+def decode(folder: Path, threads: int, by_page: bool = False) -> None:
+    """Every row group of the two columns, read and let go: by pyarrow, or page by page."""
 
     def read(place: tuple[Path, int]) -> None:
         path, group = place
-        pq.ParquetFile(path).read_row_group(group, columns=list(COLUMNS), use_threads=False)
+        if by_page:
+            from mismatchctl.dumps.pages import read_lists
+            from mismatchctl.dumps.parquet import Parquet
+
+            with pa.OSFile(str(path)) as file:
+                parquet = Parquet.of(file)
+                found = read_lists(file, parquet.footer, parquet.schema, [group], COLUMNS)
+            assert len(found) == len(COLUMNS)
+        else:
+            pq.ParquetFile(path).read_row_group(group, columns=list(COLUMNS), use_threads=False)
 
     files = sorted(folder.iterdir())
     groups = [(path, group) for path in files for group in range(pq.ParquetFile(path).num_row_groups)]
@@ -91,6 +106,7 @@ def load_loops() -> None:
     import numpy as np
 
     from mismatchctl.batch import Segments
+    from mismatchctl.dumps import pages
     from mismatchctl.measure.kernels.compiled import COMPILED
     from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
     from mismatchctl.measure.layers import table_of
@@ -102,6 +118,10 @@ def load_loops() -> None:
     COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
     COMPILED.outside(ratios, np.zeros(1), np.zeros(1))
+    body = np.zeros(8, np.uint8)
+    body.flags.writeable = False
+    pages.zeros(body, 0, 0, 0, np.zeros(1, np.int64))
+    pages.unsplit(body, 0, 0, np.zeros(1, np.uint32))
 
 
 def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:
@@ -111,17 +131,20 @@ def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: i
     ]
     lines = [
         f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {threads} thread{'s' * (threads > 1)}, {repeat} rounds", "",
-        "| case | processor seconds, median [least, most] | against decode | by the clock | peak memory, MB |",
-        "|---|---|---|---|---|",
+        "| case | processor seconds, median [least, most] | M tokens/s | against decode | by the clock | "
+        "against its own decode | peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for case in CASES:
         costs = [found[case] for found in rounds]
         seconds = [cost.processor for cost in costs]
         ratio = statistics.median(found[case].processor / found[DECODE].processor for found in rounds)
+        own = statistics.median(found[case].processor / found[OWN].processor for found in rounds)
         clock = statistics.median(found[case].wall / found[DECODE].wall for found in rounds)
         spread = f"{statistics.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
         memory = statistics.median(cost.memory for cost in costs)
-        lines.append(f"| {case} | {spread} | {ratio:.2f} | {clock:.2f} | {memory:,.0f} |")
+        speed = tokens / 1e6 / statistics.median(seconds)
+        lines.append(f"| {case} | {spread} | {speed:.0f} | {ratio:.2f} | {clock:.2f} | {own:.2f} | {memory:,.0f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -72,7 +72,7 @@ def check_footer(file: pa.NativeFile) -> None:
 
 def _check(data: bytes) -> None:
     try:
-        footer = _Compact(data).struct(0, _FOOTER)
+        footer = Compact(data).struct(0, _FOOTER)
         leaves = list(_leaves(iter(footer[_SCHEMA]), 0, 0))
         for group in footer.get(_ROW_GROUPS, ()):
             _check_group(group[_COLUMNS], leaves)
@@ -123,11 +123,15 @@ def _kind(form: Any) -> int:
     return _LIST if isinstance(form, list) else _STRUCT if isinstance(form, dict) else int(form)
 
 
-class _Compact:
-    """Thrift's compact protocol: fields by number, lists, and nothing of what they are called."""
+class Compact:
+    """Thrift's compact protocol: fields by number, lists, and nothing of what they are called.
+
+    Attributes:
+        at: how many bytes are read.
+    """
 
     def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
+        self._data, self.at = data, 0
         self._skip: dict[int, Callable[[int], Any]] = {
             1: lambda depth: True, 2: lambda depth: False, 3: lambda depth: self._byte(),
             **dict.fromkeys((4, _I32, _I64), lambda depth: self._signed()),
@@ -175,8 +179,8 @@ class _Compact:
         return [self._skip[kind](depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        self.at += 1
+        return self._data[self.at - 1]
 
     def _number(self) -> int:
         found = shift = 0
@@ -194,6 +198,6 @@ class _Compact:
         return (found >> 1) ^ -(found & 1)
 
     def _pass(self, count: int) -> None:
-        self._at += count
-        if self._at > len(self._data):
+        self.at += count
+        if self.at > len(self._data):
             raise IndexError("cut short")

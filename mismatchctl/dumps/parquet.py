@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -77,10 +78,27 @@ class Parquet(Contents):
             pre_buffer=rows is None,  # else it would hold the whole row group, compressed
         )
         if rows is None:
-            yield parquet.read_row_groups(list(groups), columns=columns, use_threads=False)
+            lists: dict[str, pa.Array] = {}
+            lists |= self._lists(file, groups, columns)  # without this line, pyarrow reads the same
+            others = [name for name in columns if name not in lists]
+            table = parquet.read_row_groups(list(groups), columns=others, use_threads=False)
+            for name, array in lists.items():
+                table = table.append_column(self.schema.field(name), array)
+            yield table.select(columns) if lists else table
         else:
             for batch in parquet.iter_batches(rows, list(groups), columns, use_threads=False):
                 yield pa.Table.from_batches([batch])
+
+    def _lists(self, file: pa.NativeFile, groups: Sequence[int], columns: list[str]) -> dict[str, pa.Array]:
+        """Those that are read page by page: of a file of this machine, once compiled loops were needed.
+
+        Without loops at work, loading those takes longer than they save; of a store, pyarrow asks for all at once.
+        """
+        if "mismatchctl.measure.kernels.loops" not in sys.modules or not isinstance(file, pa.OSFile):
+            return {}
+        from mismatchctl.dumps.pages import read_lists
+
+        return read_lists(file, self.footer, self.schema, groups, columns)
 
     def _leaf(self, column: str) -> int | None:
         """Index of the first leaf of a column, where its statistics and sizes are found."""

@@ -1,0 +1,253 @@
+"""Lists as the recorder writes them, read page by page in half of the time that pyarrow takes.
+
+Taken are required lists of required numbers or flags, in data pages of version 1 whose levels are run lengths, plain or
+byte-stream-split, in zstd or uncompressed (https://github.com/apache/parquet-format). A column of which anything is
+otherwise is left to pyarrow before a value of it is read; so is one whose pages contradict themselves or their
+checksums, of which pyarrow says what is wrong. Files claim what they like: counts are held against the bytes at hand.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numba import int64, uint32
+from numpy.typing import NDArray
+
+from mismatchctl.footer import Compact
+from mismatchctl.measure.kernels.loops import compiled
+
+MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
+"""Values of a column that are read at once, and bytes of a page: units of work stay far below."""
+_HEADER = 1 << 10
+_I32 = 5
+_FORM = {1: _I32, 2: _I32, 3: _I32, 4: _I32, 5: {1: _I32, 2: _I32, 3: _I32, 4: _I32}}
+"""Of a page its kind, its bytes before and after compression and its checksum; of a data page (5) its values, and the
+encodings of these and of both levels."""
+_PLAIN, _RUN_LENGTHS, _SPLIT = 0, 3, 9
+_TYPES = {
+    "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "INT32": pa.int32(), "INT64": pa.int64(), "BOOLEAN": pa.bool_(),
+}  # fmt: skip
+
+Bytes = NDArray[np.uint8]
+
+
+class _RefusedError(Exception):
+    """It is for pyarrow to read this, or to say what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A data page: how many bytes its body has once decompressed, its values (one for an empty list) and encoding."""
+
+    body: pa.Buffer
+    size: int
+    count: int
+    encoding: int
+
+
+def read_lists(
+    file: pa.NativeFile, footer: pq.FileMetaData, schema: pa.Schema, groups: Sequence[int], columns: Sequence[str]
+) -> dict[str, pa.Array]:
+    """Those of the columns that can be read here, of some row groups, each as pyarrow would give it."""
+    leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
+    found = {}
+    for name in columns:
+        leaf = leaves.get(f"{name}.list.element")
+        if leaf is None or not _is_taken(schema.field(name), footer.schema.column(leaf)):
+            continue
+        chunks = [(footer.row_group(group).num_rows, footer.row_group(group).column(leaf)) for group in groups]
+        try:
+            found[name] = _read(file, chunks, schema.field(name).type)
+        except (_RefusedError, pa.ArrowException, OSError, LookupError, ValueError):
+            continue
+    return found
+
+
+def _is_taken(field: pa.Field, leaf: pq.ColumnSchema) -> bool:
+    """Whether it is a column of lists without nulls, whose values lie as Arrow wants them."""
+    kind = field.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    required = leaf.max_definition_level == leaf.max_repetition_level == 1
+    nullable = field.nullable or kind.value_field.nullable
+    return required and not nullable and bool(kind.value_type == _TYPES.get(leaf.physical_type))
+
+
+def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]], kind: pa.DataType) -> pa.Array:
+    """The lists of some column chunks, each of so many rows."""
+    sizes = [size for rows, chunk in chunks for size in (rows, chunk.num_values, chunk.total_compressed_size)]
+    rows, count = sum(sizes[::3]), sum(sizes[1::3])
+    if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
+        raise _RefusedError
+    width = kind.value_type.bit_width // 8
+    pages = [list(_pages(file, chunk, width)) for _, chunk in chunks]
+    values, offsets = _Values(count, width), np.empty(rows + 1, np.int64)
+    filled = 0
+    for (length, chunk), own in zip(chunks, pages, strict=True):
+        open_list, end = False, filled + length
+        for page in own:
+            body = _decompressed(page, chunk.compression)
+            start, firsts, held, open_list = _lists(body, page.count, open_list)
+            offsets[filled : filled + len(firsts)] = firsts + values.filled
+            filled += len(firsts)
+            values.add(body, start, held, page.encoding)
+        if filled != end:
+            raise _RefusedError
+    offsets[rows] = values.filled
+    places = pa.py_buffer(offsets.astype(np.int32 if pa.types.is_list(kind) else np.int64, copy=False))
+    return pa.Array.from_buffers(kind, rows, [None, places], null_count=0, children=[values.array(kind.value_type)])
+
+
+def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
+    """The pages of a column chunk, their checksums verified; their headers fill a few dozen bytes each."""
+    if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
+        raise _RefusedError
+    start, size = chunk.data_page_offset, chunk.total_compressed_size
+    if start < 0 or size > file.size() - start:
+        raise _RefusedError
+    file.seek(start)
+    data = file.read_buffer(size)
+    at, missing = 0, chunk.num_values
+    while missing > 0:
+        header = Compact(bytes(data[at : at + _HEADER]))
+        fields = header.struct(0, _FORM)
+        own, stored, after = fields[5], fields[3], at + header.at
+        known = own[2] == _PLAIN or (own[2] == _SPLIT and width > 0)
+        if fields[1] != 0 or not known or {own[3], own[4]} != {_RUN_LENGTHS}:
+            raise _RefusedError
+        if not (0 < own[1] <= missing and 0 < stored <= size - after and 0 < fields[2] <= MOST_PAGE):
+            raise _RefusedError
+        body = data[after : after + stored]
+        if 4 in fields and zlib.crc32(body) != fields[4] & 0xFFFFFFFF:
+            raise _RefusedError
+        yield _Page(body, fields[2], own[1], own[2])
+        at, missing = after + stored, missing - own[1]
+    if at != size:
+        raise _RefusedError
+
+
+def _decompressed(page: _Page, compression: str) -> Bytes:
+    body = page.body
+    if compression == "ZSTD":
+        body = pa.Codec("zstd").decompress(body, page.size)  # to this size, or it raises
+    if body.size != page.size:
+        raise _RefusedError
+    found = np.frombuffer(body, np.uint8)
+    found.flags.writeable = False  # as those of a file are: the loops are compiled once
+    return found
+
+
+def _lists(body: Bytes, count: int, open_list: bool) -> tuple[int, NDArray[np.int64], int, bool]:
+    """Of a page: where its values begin, the first value of each list that begins in it, and how many values it holds.
+
+    Last, whether a list may go on in the next page, as `open_list` says of this one: an empty list does not.
+    """
+    middle = _section(body, 0)
+    end = _section(body, middle)
+    firsts, empty = np.empty(count, np.int64), np.empty(count, np.int64)
+    made, without = zeros(body, 4, middle, count, firsts), zeros(body, middle + 4, end, count, empty)
+    if made < 0 or without < 0 or not (open_list or (made and firsts[0] == 0)):
+        raise _RefusedError
+    firsts, empty = firsts[:made], empty[:without]
+    if not without:
+        return end, firsts, count, True
+    # An empty list is one level, which begins it, and what follows begins another.
+    begins = np.zeros(count + 1, np.bool_)
+    begins[firsts], begins[count] = True, True
+    if not (begins[empty].all() and begins[empty + 1].all()):
+        raise _RefusedError
+    return end, firsts - np.searchsorted(empty, firsts), count - without, bool(empty[-1] != count - 1)
+
+
+def _section(body: Bytes, at: int) -> int:
+    """Where levels end that begin with their length."""
+    end = at + 4 + int.from_bytes(bytes(body[at : at + 4]), "little")
+    if at + 4 > len(body) or end > len(body):
+        raise _RefusedError
+    return end
+
+
+class _Values:
+    """The values of all pages, end to end; flags take a byte each until they are all there."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self._width, self.filled = width, 0
+        self._buffer = pa.allocate_buffer(count * (width or 1))
+        self._bytes: Bytes = np.frombuffer(self._buffer, np.uint8)
+
+    def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
+        """`count` values, which are all that a body holds from `start` on."""
+        width = self._width
+        if len(body) - start != (count * width if width else (count + 7) // 8):
+            raise _RefusedError
+        out = self._bytes[self.filled * (width or 1) : (self.filled + count) * (width or 1)]
+        if not width:
+            out[:] = np.unpackbits(body[start:], count=count, bitorder="little")
+        elif encoding == _PLAIN:
+            out[:] = body[start:]
+        elif width == 4:
+            unsplit(body, start, count, out.view(np.uint32))
+        else:
+            out.reshape(count, width)[:] = body[start:].reshape(width, count).T
+        self.filled += count
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """All of them."""
+        if self._width:
+            return pa.Array.from_buffers(kind, self.filled, [None, self._buffer.slice(0, self.filled * self._width)])
+        bits = np.packbits(self._bytes[: self.filled], bitorder="little")
+        return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(bits)])
+
+
+@compiled
+def zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
+    """Write the places of zeros among `count` levels of one bit, in runs and groups of eight: how many, -1 if unsound.
+
+    `stop` is within the body, and there is room for `count` places.
+    """
+    done = found = 0
+    while done < count:
+        header: Any = int64(0)
+        shift, more = 0, True
+        while more:
+            if at >= stop or shift > 28:
+                return -1
+            byte = int64(body[at])
+            header |= (byte & 127) << shift
+            at, shift, more = at + 1, shift + 7, byte > 127
+        length, left = header >> 1, count - done
+        covered = length
+        if header & 1:
+            if not 0 < length <= stop - at or 8 * length - left > 7:
+                return -1
+            covered = min(8 * length, left)
+            for place in range(covered):
+                if not (body[at + (place >> 3)] >> (place & 7)) & 1:
+                    out[found] = done + place
+                    found += 1
+            at += length
+        else:
+            if not 0 < length <= left or at >= stop or body[at] > 1:
+                return -1
+            if body[at] == 0:
+                for place in range(length):
+                    out[found + place] = done + place
+                found += length
+            at += 1
+        done += covered
+    return found if at == stop else -1
+
+
+@compiled
+def unsplit(body: Any, start: int, count: int, out: Any) -> None:
+    """Put values of four bytes together, of which the first, second, ... bytes lie end to end."""
+    a, b = body[start : start + count], body[start + count : start + 2 * count]
+    c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
+    for i in range(count):
+        out[i] = uint32(a[i]) | uint32(b[i]) << uint32(8) | uint32(c[i]) << uint32(16) | uint32(d[i]) << uint32(24)
