@@ -58,7 +58,7 @@ def of_quantiles(run: Run, size: int, draws: int) -> Iterator[tuple[float, tuple
     np.add.at(counts, (run.prompts, place), 1)
 
     def read(rows: np.ndarray) -> list[Quantile]:
-        histogram = SimpleNamespace(magnitudes=lambda: (np.arange(len(rows)), filled, counts[rows]))
+        histogram = SimpleNamespace(by_bucket=lambda: (filled, counts[rows].astype(np.float64)))
         return quantiles_of(SimpleNamespace(histogram=histogram), SHARES, float(sizes.max()))
 
     truth, random = read(np.arange(run.count)), np.random.default_rng(size)

@@ -21,7 +21,7 @@ ratios = COMPILED.ratios(policy, reference, Segments(np.concatenate([[0], np.cum
 pair, run = PairTables(), RunTables()
 rows = np.arange(4)
 places = Places(rows, rows, rows)
-found = *COMPILED.reduce(ratios, None, places, pair, run), pair.counts, pair.k3, *run.breakdowns.values()
+found = *COMPILED.reduce(ratios, None, places, pair, run), pair.tokens, pair.sums, *run.breakdowns.values()
 print([hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest() for values in found])
 """
 

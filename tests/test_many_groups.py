@@ -10,8 +10,8 @@ from mismatchctl.correction import Correction
 from mismatchctl.frameworks import preset
 from mismatchctl.measure import Plan, Sums, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
-from mismatchctl.measure.bins import SIGNED
-from mismatchctl.measure.histogram import MOST_ROWS, Histogram, table_buffers
+from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_edges, magnitude_of, signed_bin
+from mismatchctl.measure.histogram import MOST_ROWS, Histogram, Rows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BUCKETS
 
 CORRECTIONS: list[Correction] = [preset(name) for name in ("token_tis", "geo_rs")]
@@ -45,8 +45,8 @@ def test_together_as_alone() -> None:
         np.testing.assert_allclose(sums.table.sums, alone.table.sums, rtol=1e-13, atol=1e-15)
         np.testing.assert_array_equal(sums.table.maxima, alone.table.maxima)
         own, other = sums.pairs["mismatch"], alone.pairs["mismatch"]
-        np.testing.assert_array_equal(own.histogram.places, other.histogram.places)
-        np.testing.assert_array_equal(own.histogram.tokens, other.histogram.tokens)
+        for name in ("places", "tokens", "signed", "counts"):
+            np.testing.assert_array_equal(getattr(own.histogram, name), getattr(other.histogram, name))
         np.testing.assert_allclose(own.histogram.k3, other.histogram.k3, rtol=1e-13)
         np.testing.assert_array_equal(own.token_tail, other.token_tail)
         np.testing.assert_allclose(own.sequence_tail, other.sequence_tail, rtol=1e-12, atol=1e-15)
@@ -79,29 +79,47 @@ def test_a_group_is_as_large_as_its_tokens() -> None:
     for (_, (step, _)), sums in reduce_batch(batch, "run", Plan()).cells.items():
         assert isinstance(step, int)
         histogram = sums.pairs["mismatch"].histogram
-        assert len(histogram.places) <= only(batch, step).tokens == histogram.tokens.sum()
+        assert len(histogram.places) <= only(batch, step).tokens == histogram.tokens.sum() == histogram.counts.sum()
         assert histogram.places.base is None or histogram.places.base.size <= BUCKETS * batch.tokens
 
 
-def histogram_of(places: np.ndarray, seed: int) -> Histogram:
+def histogram_of(size: int, seed: int) -> Histogram:
     rng = np.random.default_rng(seed)
-    return Histogram(places, rng.integers(1, 9, len(places)), rng.random(len(places)))
+    places, signed = (np.unique(rng.integers(0, most, size)) for most in (BUCKETS * MAGNITUDES, SIGNED))
+    tokens, counts = (rng.integers(1, 9, len(own)) for own in (places, signed))
+    return Histogram(places, tokens, signed, counts, rng.random(len(signed)))
 
 
 @pytest.mark.parametrize("size", [10, 20_000])
 def test_histograms_add(size: int) -> None:
-    rng = np.random.default_rng(size)
-    one, other = (histogram_of(np.unique(rng.integers(0, BUCKETS * SIGNED, size)), seed) for seed in (1, 2))
-    tokens, k3 = np.zeros(BUCKETS * SIGNED, np.int64), np.zeros(BUCKETS * SIGNED)
-    for own in (one, other):
-        for place, count, value in zip(own.places, own.tokens, own.k3, strict=True):
-            tokens[place] += count
-            k3[place] += value
+    one, other = (histogram_of(size, seed) for seed in (1, 2))
     both = one + other
-    np.testing.assert_array_equal(both.places, np.flatnonzero(tokens))
-    np.testing.assert_array_equal(both.tokens, tokens[both.places])
-    np.testing.assert_array_equal(both.k3, k3[both.places])
+    for where, what, most in (
+        ("places", "tokens", BUCKETS * MAGNITUDES),
+        ("signed", "counts", SIGNED),
+        ("signed", "k3", SIGNED),
+    ):
+        expected = np.zeros(most)
+        for own in (one, other):
+            for place, value in zip(getattr(own, where), getattr(own, what), strict=True):
+                expected[place] += value
+        np.testing.assert_array_equal(getattr(both, where), np.flatnonzero(expected))
+        np.testing.assert_array_equal(getattr(both, what), expected[getattr(both, where)])
     assert (one + Histogram()).places is one.places
+
+
+def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
+    rng = np.random.default_rng(7)
+    x, bucket = rng.standard_t(2, 500) * rng.choice([0.0, 1e-3, 1.0], 500), rng.choice([3, 17, 63], 500)
+    rows = Rows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
+    tables, own = table_buffers(rows), signed_bin(x)
+    np.add.at(tables.tokens, (bucket, magnitude_of(own)), 1)
+    np.add.at(tables.sums[0, :, 0], own, 1.0)
+    filled, tokens = histograms_of(tables, rows)[0].by_bucket()
+    magnitudes = np.searchsorted(magnitude_edges(), np.abs(x.astype(np.float32)), side="right") - 1
+    np.testing.assert_array_equal(filled, np.unique(magnitudes))
+    for place, each in enumerate((3, 17, 63)):
+        np.testing.assert_array_equal(tokens[place], [np.sum(magnitudes[bucket == each] == bin_) for bin_ in filled])
 
 
 def test_tables_are_zero_whoever_had_them_before() -> None:
@@ -110,14 +128,14 @@ def test_tables_are_zero_whoever_had_them_before() -> None:
     expected = reduce_batch(first, "run", plan)
     for seed in range(3):
         reduce_batch(batch_of(50, 7, seed=seed), "run", plan)
-        tables = table_buffers(MOST_ROWS)
-        assert not tables.counts.any()
-        assert not tables.k3.any()
+        tables = table_buffers(Rows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+        assert not tables.tokens.any()
+        assert not tables.sums.any()
         same_histograms(reduce_batch(first, "run", plan), expected)
 
 
 def same_histograms(found: Sums, expected: Sums) -> None:
     for key, sums in expected.cells.items():
         own, other = found.cells[key].pairs["mismatch"].histogram, sums.pairs["mismatch"].histogram
-        for one, two in ((own.places, other.places), (own.tokens, other.tokens), (own.k3, other.k3)):
-            np.testing.assert_array_equal(one, two)
+        for name in ("places", "tokens", "signed", "counts", "k3"):
+            np.testing.assert_array_equal(getattr(own, name), getattr(other, name))

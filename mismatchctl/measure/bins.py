@@ -37,6 +37,12 @@ def signed_bin(values: Float64s) -> NDArray[np.int32]:
     return result
 
 
+def magnitude_of(signed: NDArray[Any]) -> NDArray[Any]:
+    """The magnitude bin of each signed one."""
+    own = signed - MAGNITUDES
+    return np.where(own < 0, -1 - own, own)
+
+
 def reached_by(counts: NDArray[Any], number: int) -> float:
     """A value that at least `number` values reach, given counts by signed bin; -inf where it would be negative."""
     from_top = np.cumsum(counts[: MAGNITUDES - 1 : -1])

@@ -24,7 +24,7 @@ class PairSums:
     """What a pair of policies needs beside the cluster table: histogram and tails.
 
     Attributes:
-        histogram: tokens and K3 by bucket of the cluster and by signed log ratio.
+        histogram: tokens by bucket of the cluster, tokens and K3 by signed log ratio.
         token_tail: largest token log ratios.
         sequence_tail: largest log ratios of whole sequences.
     """
@@ -54,8 +54,9 @@ class PairCollector:
 
     def __init__(self, kernel: Kernel, rows: Rows) -> None:
         self._kernel, self._rows = kernel, rows
-        self._tables = table_buffers(len(rows.cells))
+        self._tables = table_buffers(rows)
         cells = np.unique(rows.cells).tolist()
+        self._place = {cell: place for place, cell in enumerate(cells)}
         self._tokens = {cell: LargestSoFar() for cell in cells}
         self._sequences = {cell: LargestSoFar() for cell in cells}
 
@@ -81,8 +82,7 @@ class PairCollector:
         first, last = segments.offsets[start], segments.offsets[stop]
         threshold = known.threshold
         if threshold == -np.inf and last - first > TAIL_VALUES:  # its histogram says where its tail begins
-            counts = self._tables.counts[self._rows.cells == cell]
-            threshold = bins.reached_by(counts.sum(axis=0), TAIL_VALUES)
+            threshold = bins.reached_by(self._tables.sums[self._place[cell], :, 0], TAIL_VALUES)
         if threshold == -np.inf:
             found = np.arange(first, last)
         else:
@@ -118,7 +118,7 @@ class CellSums:
     @property
     def size(self) -> int:
         """How many numbers it holds, about."""
-        return self.table.sums.size + sum(3 * len(pair.histogram.places) for pair in self.pairs.values())
+        return self.table.sums.size + sum(pair.histogram.size for pair in self.pairs.values())
 
     def folded(self, cap: int) -> CellSums:
         """The same with at most `cap` clusters in each scope."""

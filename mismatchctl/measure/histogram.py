@@ -1,16 +1,20 @@
-"""Tokens and K3 by bucket of their cluster and by signed log ratio, of what holds a token: small groups stay small."""
+"""Tokens by bucket of their cluster and size of their log ratio, and tokens and K3 by signed log ratio.
+
+Only what holds a token is kept: small groups stay small.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints
-from mismatchctl.measure.bins import MAGNITUDES, SIGNED
+from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_of
 from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables
 
 MOST_ROWS = 2 * BUCKETS
@@ -32,22 +36,35 @@ class Rows:
     buckets: Ints
 
 
+def _no_places() -> Ints:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Histogram:
     """Sums over tokens, by place.
 
     Attributes:
-        places: bucket * SIGNED + signed bin of those that hold a token [N], ascending.
+        places: bucket * MAGNITUDES + magnitude bin of those that hold a token [N], ascending.
         tokens: how many [N].
-        k3: the sum of their K3 [N].
+        signed: signed bins that hold a token [B], ascending.
+        counts: how many [B].
+        k3: the sum of their K3 [B].
     """
 
-    places: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    places: Ints = field(default_factory=_no_places)
+    tokens: NDArray[np.int64] = field(default_factory=_no_places)
+    signed: Ints = field(default_factory=_no_places)
+    counts: NDArray[np.int64] = field(default_factory=_no_places)
     k3: Float64s = field(default_factory=lambda: np.zeros(0))
 
     def __add__(self, other: Histogram) -> Histogram:
         return Histogram.together([self, other])
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds."""
+        return 2 * len(self.places) + 3 * len(self.signed)
 
     @staticmethod
     def together(parts: Sequence[Histogram]) -> Histogram:
@@ -55,92 +72,88 @@ class Histogram:
         filled = [own for own in parts if len(own.places)]
         if len(filled) < 2:
             return filled[0] if filled else parts[0]
-        if sum(len(own.places) for own in filled) <= _FEW:
-            places, tokens, k3 = (
-                np.concatenate(values) for values in zip(*((o.places, o.tokens, o.k3) for o in filled), strict=True)
-            )
-            order = np.argsort(places, kind="stable")
-            places = places[order]
-            starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
-            return Histogram(places[starts], np.add.reduceat(tokens[order], starts), np.add.reduceat(k3[order], starts))
-        tables = table_buffers(BUCKETS)
-        sums = tables.sums.view(np.complex128).reshape(-1)
-        for own in filled:
-            added = np.empty(len(own.places), np.complex128)
-            added.real, added.imag = own.tokens, own.k3
-            sums[own.places] += added
-        return _emptied(tables)
-
-    def _told_apart(self) -> tuple[Ints, Ints]:
-        """The bucket and the signed bin of each place [N]; they ascend, so nothing need be divided."""
-        starts = np.arange(BUCKETS + 1) * SIGNED
-        bucket = np.repeat(np.arange(BUCKETS), np.diff(np.searchsorted(self.places, starts)))
-        return bucket, self.places - starts[bucket]
+        return Histogram(
+            *_added([(own.places, own.tokens) for own in filled], BUCKETS * MAGNITUDES),
+            *_added([(own.signed, own.counts, own.k3) for own in filled], SIGNED),
+        )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
         """Tokens and K3 by signed bin, [SIGNED] each."""
-        _, where = self._told_apart()
-        tokens = np.bincount(where, self.tokens, SIGNED).astype(np.int64)
-        return tokens, np.bincount(where, self.k3, SIGNED).astype(np.float64)
+        tokens, k3 = np.zeros(SIGNED, np.int64), np.zeros(SIGNED)
+        tokens[self.signed], k3[self.signed] = self.counts, self.k3
+        return tokens, k3
 
-    def magnitudes(self) -> tuple[Ints, Ints, Float64s]:
-        """Buckets [B] and magnitude bins [M] that hold a token, and tokens by both [B, M]."""
-        bucket, signed = self._told_apart()
-        signed -= MAGNITUDES
-        buckets, row = _numbered(bucket, BUCKETS)
-        filled, column = _numbered(np.where(signed < 0, -1 - signed, signed), MAGNITUDES)
-        where, tokens = row * len(filled) + column, self.tokens.astype(np.float64)
-        counts: Float64s = np.bincount(where, tokens, len(buckets) * len(filled)).astype(np.float64)
-        return buckets, filled, counts.reshape(len(buckets), len(filled))
+    def by_bucket(self) -> tuple[Ints, Float64s]:
+        """Magnitude bins that hold a token [M], and tokens by bucket that holds one and by those bins [B, M]."""
+        starts = np.arange(BUCKETS + 1) * MAGNITUDES
+        sizes = np.diff(np.searchsorted(self.places, starts))  # places ascend, so that nothing need be divided
+        buckets, filled = np.flatnonzero(sizes), np.unique(magnitude_of(self.signed))
+        column = np.zeros(MAGNITUDES, np.int64)
+        column[filled] = np.arange(len(filled))
+        first, row = np.repeat(starts[buckets], sizes[buckets]), np.repeat(np.arange(len(buckets)), sizes[buckets])
+        tokens = np.zeros((len(buckets), len(filled)))
+        tokens[row, column[self.places - first]] = self.tokens
+        return filled, tokens
 
 
-def _numbered(values: Ints, size: int) -> tuple[Ints, Ints]:
-    """Which of 0 .. size - 1 occur, ascending, and the place of each value among them: np.unique without sorting."""
-    occurs = np.zeros(size, np.bool_)
-    occurs[values] = True
-    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[values]
+def _added(parts: Sequence[tuple[NDArray[Any], ...]], size: int) -> list[NDArray[Any]]:
+    """Parts are places, of so many in all, and columns there: the places that some part has, and the columns' sums."""
+    if sum(len(places) for places, *_ in parts) <= _FEW:
+        places, *columns = (np.concatenate(own) for own in zip(*parts, strict=True))
+        order = np.argsort(places, kind="stable")
+        places = places[order]
+        starts = np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+        return [places[starts], *(np.add.reduceat(column[order], starts) for column in columns)]
+    tables = [np.zeros(size, column.dtype) for column in parts[0][1:]]
+    for places, *columns in parts:
+        for table, column in zip(tables, columns, strict=True):
+            table[places] += column
+    places = np.flatnonzero(tables[0])
+    return [places, *(table[places] for table in tables)]
 
 
 class _Buffers(threading.local):
     """Tables of this thread, all zero between two uses."""
 
     def __init__(self) -> None:
-        self.free: list[PairTables] = []
+        self.free: list[tuple[NDArray[np.int32], Float64s]] = []
 
 
 _BUFFERS = _Buffers()
 
 
-def table_buffers(rows: int) -> PairTables:
-    """Tables of zeros with so many rows; `_emptied` gives them back to this thread."""
-    if rows > MOST_ROWS:
-        return PairTables(rows)
-    whole = _BUFFERS.free.pop() if _BUFFERS.free else PairTables(MOST_ROWS)
-    return PairTables(rows, whole.sums[:rows])
-
-
-def _emptied(tables: PairTables) -> Histogram:
-    """What the tables hold, with rows for buckets; they are zero again afterwards, and lent to the next who asks."""
-    sums = tables.sums.reshape(-1, 2)
-    places = np.flatnonzero(sums[:, 0] != 0)  # of flags, it takes a fifth of the time
-    tokens, k3 = sums.take(places, axis=0).T  # a seventh of what indexing rows takes, which is why they are zeroed so
-    found = Histogram(places, tokens.astype(np.int64), k3.copy())
-    sums.view(np.complex128)[places] = 0.0
-    whole = tables.sums.base
-    if whole is not None and len(whole) == MOST_ROWS:
-        _BUFFERS.free.append(PairTables(MOST_ROWS, whole))
-    return found
+def table_buffers(rows: Rows) -> PairTables:
+    """Tables of zeros with these rows; `histograms_of` gives them back to this thread."""
+    cells = np.unique(rows.cells, return_inverse=True)[1]
+    if len(cells) > MOST_ROWS:
+        return PairTables(cells)
+    if not _BUFFERS.free:
+        whole = PairTables(np.arange(MOST_ROWS))
+        _BUFFERS.free.append((whole.tokens, whole.sums))
+    tokens, sums = _BUFFERS.free.pop()
+    return PairTables(cells, tokens[: len(cells)], sums[: cells.max(initial=-1) + 1])
 
 
 def histograms_of(tables: PairTables, rows: Rows) -> dict[int, Histogram]:
-    """The histogram of each cell whose rows these are; the tables are given back."""
-    found = _emptied(tables)
-    count = len(rows.cells)
-    bounds = np.searchsorted(found.places, np.arange(count + 1) * SIGNED)  # of each row
-    places = found.places + np.repeat((rows.buckets - np.arange(count)) * SIGNED, np.diff(bounds))
-    cells = np.unique(rows.cells)
-    ends = bounds[np.searchsorted(rows.cells, cells, side="right")].tolist()
-    return {
-        cell: Histogram(places[start:end], found.tokens[start:end], found.k3[start:end])
-        for cell, start, end in zip(cells.tolist(), [0, *ends[:-1]], ends, strict=True)
-    }
+    """The histogram of each cell whose rows these are; the tables are zero again afterwards, and lent to the next."""
+    tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
+    places, signed = np.flatnonzero(tokens), np.flatnonzero(sums[:, 0] != 0)  # of flags, it takes a fifth of the time
+    number, (counts, k3) = tokens[places].astype(np.int64), sums.take(signed, axis=0).T
+    tokens[places] = 0
+    sums.view(np.complex128)[signed] = 0.0
+    whole, beside = tables.tokens.base, tables.sums.base
+    if whole is not None and beside is not None and len(whole) == MOST_ROWS:
+        _BUFFERS.free.append((whole, beside))
+
+    cells, last = np.unique(rows.cells), np.append(np.diff(rows.cells) != 0, True)
+    by_row = np.searchsorted(places, np.arange(len(rows.cells) + 1) * MAGNITUDES)
+    places += np.repeat((rows.buckets - np.arange(len(rows.cells))) * MAGNITUDES, np.diff(by_row))
+    of_rows = np.append(0, by_row[1:][last])
+    of_bins = np.searchsorted(signed, np.arange(len(cells) + 1) * SIGNED)
+    signed -= np.repeat(np.arange(len(cells)) * SIGNED, np.diff(of_bins))
+    counts = counts.astype(np.int64)
+    found = {}
+    for place, cell in enumerate(cells.tolist()):
+        own, bins = slice(*of_rows[place : place + 2]), slice(*of_bins[place : place + 2])
+        found[cell] = Histogram(places[own], number[own], signed[bins], counts[bins], k3[bins].copy())
+    return found

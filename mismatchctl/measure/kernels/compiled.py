@@ -116,8 +116,8 @@ def reduce_tokens(
     tables = _NO_RUN if run is None else run
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
-        places.rows, places.buckets, places.clusters,
-        sums, maxima, pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
+        places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
+        pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
         _NOWHERE if run is None else run.joint.reshape(-1), (_NO_LAYERS if layers is None else layers).reshape(-1),
     )  # fmt: skip
     ratios.sums = sums.T, maxima.T
@@ -144,7 +144,7 @@ def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
 
 
 _NO_LAYERS = table_of(0)
-_NO_RUN, _NO_PAIR = RunTables(), PairTables(0)
+_NO_RUN, _NO_PAIR = RunTables(), PairTables(_NOWHERE)
 COMPILED = Kernel(
     CompiledRatios, reduce_tokens, beyond, outside, correction_columns, partial(TokenBatch.blocks, tokens=3 << 19)
 )

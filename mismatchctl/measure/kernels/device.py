@@ -122,7 +122,7 @@ def reduce_tokens(
     """As the interface says."""
     spread = ratios.segments.spread
     at = tensor_of(ratios.segments.places if position is None else position)
-    _tally_pair(pair, ratios, tensor_of(spread(places.rows)))
+    _tally_pair(pair, ratios, tensor_of(spread(places.rows)), tensor_of(spread(pair.cells[places.rows])))
     if run is not None:
         _tally_run(run, ratios, at, tensor_of(spread(places.buckets)))
     if layers is not None:
@@ -139,9 +139,12 @@ def _neighbours(ratios: Ratios, places: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return adjacent, torch.where(adjacent, x * before, 0.0), torch.where(adjacent, x + before, 0.0)
 
 
-def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor) -> None:
-    where = row * bins.SIGNED + _signed_bin(tensor_of(ratios.log_ratio))
-    counts, (k3,) = _by_bin(where, tables.counts.size, [ratios.k3])
+def _tally_pair(tables: PairTables, ratios: Ratios, row: Tensor, cell: Tensor) -> None:
+    signed = _signed_bin(tensor_of(ratios.log_ratio))
+    magnitude = (signed - bins.MAGNITUDES) ^ ((signed - bins.MAGNITUDES) >> 31)
+    tokens = torch.bincount(row * bins.MAGNITUDES + magnitude, minlength=tables.tokens.size)
+    tables.tokens += to_host(tokens.to(torch.int32)).reshape(tables.tokens.shape)
+    counts, (k3,) = _by_bin(cell * bins.SIGNED + signed, tables.sums.size // 2, [ratios.k3])
     tables.sums += to_host(torch.stack([counts.to(torch.float64), k3], dim=1)).reshape(tables.sums.shape)
 
 

@@ -27,24 +27,24 @@ SUMMED, SHIFTED = 3, ("surprisal", "length")
 
 
 class PairTables:
-    """Sums over tokens of a pair of policies, by row (as each sequence is given one) and signed bin of the log ratio.
+    """Sums over tokens of a pair of policies, added to in place; each sequence is given a row, each row is of a cell.
 
     Attributes:
-        sums: tokens, and their K3 [rows, SIGNED, 2], added to in place.
+        cells: of each row [rows]; all of one where nothing else is said.
+        tokens: by row and magnitude of the log ratio [rows, MAGNITUDES].
+        sums: tokens, and their K3, by cell and signed bin [cells, SIGNED, 2].
     """
 
-    def __init__(self, rows: int = BUCKETS, sums: Float64s | None = None) -> None:
-        self.sums = np.zeros((rows, bins.SIGNED, 2)) if sums is None else sums
-
-    @property
-    def counts(self) -> Float64s:
-        """Tokens [rows, SIGNED]."""
-        return self.sums[..., 0]
-
-    @property
-    def k3(self) -> Float64s:
-        """Their K3 [rows, SIGNED]."""
-        return self.sums[..., 1]
+    def __init__(
+        self,
+        cells: Ints | None = None,
+        tokens: NDArray[np.int32] | None = None,
+        sums: Float64s | None = None,
+    ) -> None:
+        self.cells = np.zeros(BUCKETS, np.int64) if cells is None else cells
+        rows, number = len(self.cells), int(self.cells.max(initial=-1)) + 1
+        self.tokens = np.zeros((rows, bins.MAGNITUDES), np.int32) if tokens is None else tokens
+        self.sums = np.zeros((number, bins.SIGNED, 2)) if sums is None else sums
 
 
 @dataclass

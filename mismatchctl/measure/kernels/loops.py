@@ -241,13 +241,15 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 
 @compiled
-def _tally_ratios(x: Any, k3: Any, row: int, table: Any, where: Any) -> None:
+def _tally_ratios(x: Any, k3: Any, row: int, cell: int, tokens: Any, sums: Any, where: Any) -> None:
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = _float_bits(float32(x[j]))
         magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-        where[j] = (min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)) + bins.MAGNITUDES
+        where[j] = min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)
+    first, middle = row * bins.MAGNITUDES, cell * bins.SIGNED + bins.MAGNITUDES
     for j in range(len(x)):
-        _add_to_row(table, 2 * (row * bins.SIGNED + where[j]), (1.0, k3[j]))
+        tokens[first + (where[j] ^ (where[j] >> 31))] += 1
+        _add_to_row(sums, 2 * (middle + where[j]), (1.0, k3[j]))
 
 
 _Bins = tuple[int, int, int]
@@ -371,12 +373,12 @@ _TILE = 1024
 
 @compiled
 def reduce_sequences(
-    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, buckets: Any, clusters: Any,
-    sums: Any, maxima: Any, histograms: Any, by_surprisal: Any, by_position: Any,
+    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, cells: Any, buckets: Any, clusters: Any,
+    sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
-    x, where, cells = np.empty(_TILE + 1), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
+    x, where, at = np.empty(_TILE + 1), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
     exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     lanes = np.zeros(_LANES * by_surprisal.shape[1] * 2 * 4)
     for i in range(len(offsets) - 1):
@@ -390,12 +392,12 @@ def reduce_sequences(
             mend_unlikely(p, q, p_own)
             _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
-            if len(histograms):
-                _tally_ratios(own, k3_own, rows[i], histograms, where)
+            if len(tokens_by_row):
+                _tally_ratios(own, k3_own, rows[i], cells[rows[i]], tokens_by_row, sums_by_cell, where)
             if len(joint):
                 _tally_surprisal(q, own, k3_own, q_own, lanes, where)
                 if len(layers):
-                    _tally_layers(k3_own, where, clusters[i], layers, cells)
+                    _tally_layers(k3_own, where, clusters[i], layers, at)
                 _tally_joint(p_own, q_own, joint, where)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]

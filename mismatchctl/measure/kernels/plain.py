@@ -75,8 +75,10 @@ def _neighbours(x: Float64s, segments: Segments, position: Ints | None) -> list[
 
 
 def _tally_pair(tables: PairTables, ratios: Ratios, rows: Ints) -> None:
-    where = ratios.segments.spread(rows) * bins.SIGNED + bins.signed_bin(ratios.log_ratio)
+    spread, signed = ratios.segments.spread, bins.signed_bin(ratios.log_ratio)
+    np.add.at(tables.tokens.reshape(-1), spread(rows) * bins.MAGNITUDES + bins.magnitude_of(signed), 1)
     tokens, k3 = tables.sums.reshape(-1, 2).T
+    where = spread(tables.cells[rows]) * bins.SIGNED + signed
     np.add.at(tokens, where, 1.0)
     np.add.at(k3, where, ratios.k3)
 

@@ -20,6 +20,7 @@ COVERS, COVERS_LEAST = 0.85, 0.65
 """What the intervals of quantiles with the status `heavy_tail` were seen to cover, and of those with next to nothing
 beyond them: docs/gate.md, Intervals."""
 _BEYOND, _NOTHING = 10, 3  # tokens beyond a quantile: with fewer, it is hardly known, or not at all
+_REACH = 8  # bins on either side of a quantile in which those of resamples are looked for first
 _SEED = 20251027  # fixed: the same sums give the same interval
 
 
@@ -62,27 +63,36 @@ def quantiles_of(pair: PairSums, shares: Sequence[float], largest: float, *, sur
         For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
         fewer than two buckets), which has a heavy tail where few tokens or few clusters lie beyond the quantile.
     """
-    buckets, filled, counts = pair.histogram.magnitudes() if sure else _in_one(pair)
+    filled, counts = pair.histogram.by_bucket() if sure else _in_one(pair)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
-    cumulative, middles = np.cumsum(counts.T, axis=0), np.minimum(_middles()[filled], largest)
-    whole = np.ones((1, len(buckets)))
-    reached = _reached(whole, cumulative, shares)[0]
+    middles = np.minimum(_middles()[filled], largest)
+    together = np.cumsum(counts.sum(axis=0))
+    reached = np.searchsorted(together, np.ceil(together[-1] * np.array(shares)))
     values = middles[reached]
     low = high = covers = np.full(len(shares), np.nan)
-    if len(buckets) >= 2:
-        resampled = np.sort(middles[_reached(_draws(len(buckets)), cumulative, shares)], axis=0)
+    if len(counts) >= 2:
+        sizes = counts.sum(axis=1)
+        found = [_resampled(counts, sizes, share, own) for share, own in zip(shares, reached.tolist(), strict=True)]
+        resampled = np.sort(middles[np.stack(found, axis=1)], axis=0)
         outside = int((1 - INTERVAL) / 2 * RESAMPLES)
         low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
-        covers = np.where(low < high, _covers(cumulative, reached, shares), np.nan)
-    found = zip(*(each.tolist() for each in (values, low, high, covers)), strict=True)
-    return [Quantile(value, (lower, upper), covered) for value, lower, upper, covered in found]
+        below = np.stack([counts[:, : own + 1].sum(axis=1) for own in reached.tolist()])
+        covers = np.where(low < high, _covers(below, sizes, shares), np.nan)
+    quantiles = zip(*(each.tolist() for each in (values, low, high, covers)), strict=True)
+    return [Quantile(value, (lower, upper), covered) for value, lower, upper, covered in quantiles]
 
 
-def _covers(cumulative: Float64s, reached: Ints, shares: Sequence[float]) -> Float64s:
-    """What intervals cover where few tokens lie beyond a quantile, or few buckets count; else NaN [shares]."""
-    sizes, left = cumulative[-1], 1 - np.array(shares)
-    apart = (sizes - cumulative[reached] - left[:, None] * sizes) ** 2
+def _covers(below: Float64s, sizes: Float64s, shares: Sequence[float]) -> Float64s:
+    """What intervals cover where few tokens lie beyond a quantile, or few buckets count; else NaN [shares].
+
+    Args:
+        below: tokens of each bucket up to each quantile [shares, buckets].
+        sizes: tokens of each bucket [buckets].
+        shares: of the tokens.
+    """
+    left = 1 - np.array(shares)
+    apart = (sizes - below - left[:, None] * sizes) ** 2
     with np.errstate(all="ignore"):
         effective = apart.sum(axis=1) ** 2 / (apart**2).sum(axis=1)
     tokens = sizes.sum() * left
@@ -90,29 +100,33 @@ def _covers(cumulative: Float64s, reached: Ints, shares: Sequence[float]) -> Flo
     return np.select([tokens < _NOTHING, few], [COVERS_LEAST, COVERS], np.nan)
 
 
-def _in_one(pair: PairSums) -> tuple[Ints, Ints, Float64s]:
-    """As `Histogram.magnitudes`, with all buckets as one."""
+def _in_one(pair: PairSums) -> tuple[Ints, Float64s]:
+    """As `Histogram.by_bucket`, with all buckets as one."""
     tokens = fold_signs(pair.histogram.by_bin()[0])
     filled = np.flatnonzero(tokens)
-    return np.zeros(1, np.int64), filled, tokens[None, filled].astype(np.float64)
+    return filled, tokens[None, filled].astype(np.float64)
 
 
-def _reached(draws: Float64s, cumulative: Float64s, shares: Sequence[float]) -> Ints:
-    """The first bin at which each resample has each share of its tokens [N, shares], by bisection.
+def _resampled(counts: Float64s, sizes: Float64s, share: float, near: int) -> Ints:
+    """The first bin at which each resample has a share of its tokens [RESAMPLES], looked for about that of the whole.
 
     Args:
-        draws: how often each bucket is drawn [N, buckets].
-        cumulative: tokens up to each bin [bins, buckets].
-        shares: of the tokens.
+        counts: tokens by bucket and bin [buckets, bins].
+        sizes: tokens of each bucket [buckets].
+        share: of the tokens.
+        near: the first bin at which all buckets together have it.
     """
-    total = (draws @ cumulative[-1])[:, None]
-    wanted = np.ceil(total * np.array(shares))  # counts are whole: those that reach a share reach the next whole number
-    low, high = np.zeros(wanted.shape, np.int64), np.full(wanted.shape, len(cumulative) - 1)
-    while np.any(low < high):
-        middle = (low + high) // 2
-        enough = np.einsum("nb,nsb->ns", draws, cumulative[middle]) >= wanted
-        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
-    return low
+    draws = _draws(len(counts))
+    wanted = np.ceil(draws @ sizes * share)  # counts are whole: those that reach it reach the next whole number
+    reach = _REACH
+    while True:
+        first, stop = max(near - reach, 0), min(near + reach + 1, counts.shape[1])
+        before = draws @ counts[:, :first].sum(axis=1)
+        enough = before[:, None] + np.cumsum(draws @ counts[:, first:stop], axis=1) >= wanted[:, None]
+        if (enough[:, -1] & ((before < wanted) | (first == 0))).all():
+            found: Ints = first + enough.argmax(axis=1)
+            return found
+        reach *= 8
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:
