@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Ints, TokenBatch
-from mismatchctl.measure.table import Hashes, hash_content, hash_values, mix
+from mismatchctl.measure.table import Hashes, hash_content, hash_values, mix, told_apart
 
 Value = str | int | float | bool | None
 """The name of a group."""
@@ -19,15 +19,15 @@ def labels_of(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
     """A number for each row [S], from 0 on, in the order of what it had and then of the keys."""
     for values in keys:
         if values is not None:
-            _, codes = np.unique(_told_apart(values), return_inverse=True)
+            _, codes = told_apart(_with_missing(values))
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
     return labels
 
 
-def _told_apart(values: NDArray[Any]) -> NDArray[Any]:
-    """Values as text, a missing one unlike the text "None"."""
+def _with_missing(values: NDArray[Any]) -> NDArray[Any]:
+    """Values of which a missing one is unlike the text "None"."""
     if values.dtype != object:
-        return values.astype(str)
+        return values
     return np.array(["\0" if value is None else str(value) for value in values])
 
 

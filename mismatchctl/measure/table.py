@@ -30,9 +30,19 @@ _SHORT = 32  # rows of a sum up to which it is faster to add the first of each, 
 
 def hash_values(values: NDArray[Any]) -> Hashes:
     """A 64-bit hash of each value, the same on every machine; 5 and "5" hash alike."""
-    uniques, inverse = np.unique(values.astype(str), return_inverse=True)
-    digests = [hashlib.blake2b(str(value).encode(), digest_size=8).digest() for value in uniques]
-    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)[inverse]
+    texts, codes = told_apart(values)
+    digests = [hashlib.blake2b(str(text).encode(), digest_size=8).digest() for text in texts]
+    return np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)[codes]
+
+
+def told_apart(values: NDArray[Any]) -> tuple[NDArray[np.str_], Ints]:
+    """The distinct values as text, ascending, and which of them each is [S]; few numbers are turned into text."""
+    if values.dtype.kind not in "iu":
+        texts, codes = np.unique(values.astype(str), return_inverse=True)
+        return texts, codes
+    distinct, numbers = np.unique(values, return_inverse=True)
+    texts, codes = np.unique(distinct.astype(str), return_inverse=True)
+    return texts, codes[numbers]
 
 
 def mix(hashes: Hashes, salt: np.uint64 | Hashes) -> Hashes:
