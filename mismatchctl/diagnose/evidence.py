@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any
 
@@ -56,10 +56,13 @@ class Sample:
 
     Equal rows have equal hashes, so that duplicates are sampled together. Causes are told from these rows; counts
     and sums by step and worker are of all tokens.
+
+    Attributes:
+        parts: hashes and rows of samples that were added up, which are looked through once they are asked for or many.
+        size: tokens to keep.
     """
 
-    hashes: Hashes
-    rows: Rows
+    parts: tuple[tuple[Hashes, Rows], ...]
     size: int
 
     @classmethod
@@ -74,10 +77,37 @@ class Sample:
             order = order[hashes[order] < np.uint64(2**65 * size // tokens)]
         before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
         order = order[before < size]
-        return cls(hashes[order], rows.take(order), size)
+        chosen = rows if np.array_equal(order, np.arange(len(rows))) else rows.take(order)
+        return cls(((hashes[order], chosen),), size)
+
+    @cached_property
+    def _chosen(self) -> tuple[Hashes, Rows]:
+        if len(self.parts) == 1:
+            return self.parts[0]
+        hashes, rows = zip(*self.parts, strict=True)
+        return Sample.of(np.concatenate(hashes), _concatenated(rows), self.size).parts[0]
+
+    @property
+    def hashes(self) -> Hashes:
+        """Of the rows, ascending."""
+        return self._chosen[0]
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, in the order of their hashes."""
+        return self._chosen[1]
 
     def __add__(self, other: Sample) -> Sample:
-        return Sample.of(np.concatenate([self.hashes, other.hashes]), _concatenated(self.rows, other.rows), self.size)
+        both = Sample((*self.parts, *other.parts), self.size)
+        held = sum(rows.segments.tokens for _, rows in both.parts)
+        return Sample((both._chosen,), self.size) if held > 2 * self.size else both
+
+    def at_file(self, index: int) -> Sample:
+        """The same rows of one file, which has another place in the dump."""
+        return replace(
+            self,
+            parts=tuple((hashes, replace(rows, file=np.full_like(rows.file, index))) for hashes, rows in self.parts),
+        )
 
 
 def sample_size(tokens: int) -> int:
@@ -119,10 +149,7 @@ class Evidence:
             name: replace(tally, places=tuple((index, row, position) for _, row, position in tally.places))
             for name, tally in self.tallies.items()
         }
-        sample = self.sample
-        if sample is not None:
-            sample = replace(sample, rows=replace(sample.rows, file=np.full_like(sample.rows.file, index)))
-        return replace(self, tallies=tallies, sample=sample)
+        return replace(self, tallies=tallies, sample=self.sample and self.sample.at_file(index))
 
     def sampled(self, size: int, tokens: int) -> Evidence:
         """The same with the sample that would have been taken of a run of about so many `tokens`."""
@@ -271,28 +298,30 @@ def column_of(rows: Rows, name: str) -> NDArray[Any]:
     return np.full(len(rows), None, object) if values is None else values
 
 
-def _concatenated(first: Rows, second: Rows) -> Rows:
-    offsets = np.concatenate([first.segments.offsets, first.segments.tokens + second.segments.offsets[1:]])
-    tokens = {
-        name: np.concatenate([values, second.tokens[name]])
+def _concatenated(parts: Sequence[Rows]) -> Rows:
+    """All rows, one after the other, with the values per token that all have."""
+    first = parts[0]
+    starts = np.cumsum([0, *(part.segments.tokens for part in parts[:-1])])
+    ends = [start + part.segments.offsets[1:] for start, part in zip(starts, parts, strict=True)]
+    shared = [
+        name
         for name, values in first.tokens.items()
-        if name in second.tokens and values.shape[1:] == second.tokens[name].shape[1:]
-    }
-    columns = {
-        name: np.concatenate([column_of(first, name), column_of(second, name)])
-        for name in (*first.columns, *second.columns)
-    }
-    alike = first.given_position is None and second.given_position is None
+        if all(name in part.tokens and part.tokens[name].shape[1:] == values.shape[1:] for part in parts)
+    ]
+    alike = all(part.given_position is None for part in parts)
     return replace(
         first,
-        segments=Segments(offsets),
-        rollout=np.concatenate([first.rollout, second.rollout]),
-        train=np.concatenate([first.train, second.train]),
-        mask=np.concatenate([first.mask, second.mask]),
-        given_position=None if alike else np.concatenate([first.position, second.position]),
-        tokens=tokens,
-        columns=columns,
-        file=np.concatenate([first.file, second.file]),
-        rows=np.concatenate([first.rows, second.rows]),
+        segments=Segments(np.concatenate([[0], *ends])),
+        rollout=np.concatenate([part.rollout for part in parts]),
+        train=np.concatenate([part.train for part in parts]),
+        mask=np.concatenate([part.mask for part in parts]),
+        given_position=None if alike else np.concatenate([part.position for part in parts]),
+        tokens={name: np.concatenate([part.tokens[name] for part in parts]) for name in shared},
+        columns={
+            name: np.concatenate([column_of(part, name) for part in parts])
+            for name in dict.fromkeys(name for part in parts for name in part.columns)
+        },
+        file=np.concatenate([part.file for part in parts]),
+        rows=np.concatenate([part.rows for part in parts]),
         extents={},
     )

@@ -116,7 +116,7 @@ def reduce_tokens(
     tables = _NO_RUN if run is None else run
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
-        places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
+        np.argsort(places.rows, kind="stable"), places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
         pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
         _NOWHERE if run is None else run.joint.reshape(-1), (_NO_LAYERS if layers is None else layers).reshape(-1),
     )  # fmt: skip

@@ -115,19 +115,11 @@ def _split(x: float) -> tuple[float, float, float]:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = _COEFFICIENTS[13]
-    p = p * r + _COEFFICIENTS[12]
-    p = p * r + _COEFFICIENTS[11]
-    p = p * r + _COEFFICIENTS[10]
-    p = p * r + _COEFFICIENTS[9]
-    p = p * r + _COEFFICIENTS[8]
-    p = p * r + _COEFFICIENTS[7]
-    p = p * r + _COEFFICIENTS[6]
-    p = p * r + _COEFFICIENTS[5]
-    p = p * r + _COEFFICIENTS[4]
-    p = p * r + _COEFFICIENTS[3]
-    p = p * r + _COEFFICIENTS[2]
-    return r * r * p, r, _double((_double_bits(shifted) << 52) + 0x3FF0000000000000)
+    c, s = _COEFFICIENTS, r * r  # pairs first, then pairs of these: each of a chain of products would wait for the last
+    low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
+    middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
+    high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
+    return s * (low + s * s * (middle + s * s * high)), r, _double((_double_bits(shifted) << 52) + 0x3FF0000000000000)
 
 
 @_compiled_terms
@@ -373,15 +365,18 @@ _TILE = 1024
 
 @compiled
 def reduce_sequences(
-    policy: Any, reference: Any, position: Any, offsets: Any, rows: Any, cells: Any, buckets: Any, clusters: Any,
-    sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
+    policy: Any, reference: Any, position: Any, offsets: Any, order: Any, rows: Any, cells: Any, buckets: Any,
+    clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
     joint: Any, layers: Any,
 ) -> None:  # fmt: skip
-    """One pass over the tokens. `x` and `position` start one token early, with the neighbour of the tile's first."""
+    """One pass over the tokens, in an `order` of sequences in which those of a row lie together.
+
+    `x` and `position` start one token early, with the neighbour of the tile's first.
+    """
     x, where, at = np.empty(_TILE + 1), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
     exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     lanes = np.zeros(_LANES * by_surprisal.shape[1] * 2 * 4)
-    for i in range(len(offsets) - 1):
+    for turn, i in enumerate(order):
         bucket = buckets[i]
         for start in range(offsets[i], offsets[i + 1], _TILE):
             stop = min(start + _TILE, offsets[i + 1])
@@ -401,7 +396,7 @@ def reduce_sequences(
                 _tally_joint(p_own, q_own, joint, where)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]
-        if len(joint) and (i + 2 == len(offsets) or buckets[i + 1] != bucket):
+        if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):
             _close_surprisal(lanes, by_surprisal[bucket])
 
 
@@ -413,6 +408,7 @@ def add_levels(
 
     Tokens count that are sound and whose log ratio is finite; a probability is 1 at most.
     """
+    _widen()
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         own, other, counted = policy[tokens], reference[tokens], sound[tokens]
