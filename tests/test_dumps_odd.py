@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from mismatchctl import footer
 from mismatchctl.cli.main import app
+from mismatchctl.dumps import open_dump
 
 ROOT = Path(__file__).parent.parent
 
@@ -176,6 +177,16 @@ def test_a_column_without_a_value_is_no_column(tmp_path: Path, form: str, void: 
     (expected,), (found,) = (result["runs"].values() for result in results)
     assert found["overall"] == expected["overall"] and found["groups"] == expected["groups"]
     assert results[0]["warnings"] == results[1]["warnings"]
+
+
+@pytest.mark.parametrize(("rows", "held"), [([[]] * 12, False), ([[0.5]] * 12, True), ([[]] * 11 + [[0.5] * 8], True)])
+def test_lists_without_nulls_or_statistics(tmp_path: Path, rows: list[list[float]], held: bool) -> None:
+    """As the recorder writes them; how many entries they have is in the footer."""
+    table = pq.read_table(wide(tmp_path / "plain.parquet"))
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
+    table = table.append_column(pa.field("advantages", kind, nullable=False), pa.array(rows, kind))
+    pq.write_table(table, tmp_path / "lists.parquet", write_statistics=False)
+    assert open_dump([str(tmp_path / "lists.parquet")]).has("advantages") is held
 
 
 def test_a_single_value_makes_it_a_column(tmp_path: Path) -> None:

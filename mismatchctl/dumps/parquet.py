@@ -58,6 +58,11 @@ class Parquet(Contents):
             return False
         if any(_has_no_null(self.footer.row_group(group).column(leaf)) for group in filled):
             return False
+        levels = self.footer.schema.column(leaf)
+        if levels.max_definition_level == levels.max_repetition_level and any(
+            self.footer.row_group(group).column(leaf).num_values > self.rows[group] for group in filled
+        ):
+            return False  # nothing may be null, and not every list has one entry at most, which it would if empty
         try:
             with opening as file:
                 return not any(
