@@ -19,6 +19,7 @@ from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.traits import TITLES, traits_of
+from mismatchctl.diagnose.saved import diagnosis_schema
 from mismatchctl.dumps.foreign.registry import LAYOUTS
 from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
@@ -295,6 +296,11 @@ def comparison() -> str:
     return json.dumps(comparison_schema(), indent=1) + "\n"
 
 
+def diagnosis() -> str:
+    """The JSON Schema of what `diagnose` writes."""
+    return json.dumps(diagnosis_schema(), indent=1) + "\n"
+
+
 DOCUMENTS = {
     "contract.md": contract,
     "metrics.md": metrics,
@@ -304,6 +310,7 @@ DOCUMENTS = {
     "importers.md": importers,
     "result.schema.json": schema,
     "comparison.schema.json": comparison,
+    "diagnosis.schema.json": diagnosis,
 }
 
 

@@ -16,7 +16,7 @@ import pytest
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layers import LayerReport, read_layers
 from mismatchctl.frameworks.layers.model import layer_in
-from mismatchctl.frameworks.layers.next import first_comparison
+from mismatchctl.frameworks.layers.next import COMPARE, first_comparison
 from mismatchctl.frameworks.layers.noise import held_against, logit_noise
 from mismatchctl.render.figures.layers import layers_figure
 
@@ -461,8 +461,10 @@ def test_a_clean_report_asks_for_nothing() -> None:
 
 
 def test_a_dump_says_how_its_layers_are_compared() -> None:
-    said = dict(first_comparison([], "rollout"))
-    assert list(said) == ["replay", "hook", "compare", "read"]
-    assert "the engine, and the checkpoint in float32" in said["hook"]
-    assert first_comparison(["temperature"], None) == [] == first_comparison(["moe_routing"], "none")
-    assert "the engine and the trainer" in dict(first_comparison(["moe_routing"], None))["hook"]
+    said = {step.name: step for step in first_comparison("rollout", in_layers=False)}
+    assert list(said) == ["replay", "hook", "compare", "msprobe", "read"]
+    assert "the engine, and the checkpoint in float32" in said["hook"].text
+    assert said["compare"].commands == [COMPARE]
+    assert all(command in step.text for step in said.values() for command in step.commands)
+    assert first_comparison(None, in_layers=False) == [] == first_comparison("none", in_layers=True)
+    assert "the engine and the trainer" in first_comparison(None, in_layers=True)[1].text

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.diagnose import diagnose
+from mismatchctl.diagnose.saved import diagnosis_schema
 from mismatchctl.result import Sides
 
 DUMPS = Path(__file__).parent / "reference_dumps"
@@ -200,3 +202,18 @@ def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path)
     found = sides_of(tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
     assert "the gap between them is the rollout's" in found.summary
+
+
+def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:
+    """Of each run whose fault may be in a layer; with a report of layers, that one says what is next."""
+    paths = [str(DUMPS / name) for name in ("dense_rollout_int8", "dense_clean_fp32")]
+    told = json.loads(CliRunner().invoke(app, ["diagnose", *paths, "--json"]).stdout)
+    jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
+    assert list(told["next"]) == ["dense_rollout_int8"]
+    page = " ".join(CliRunner().invoke(app, ["diagnose", *paths], env={"COLUMNS": "400"}).stdout.split())
+    for step in told["next"]["dense_rollout_int8"]:
+        assert f"{step['name']} {step['text']}" in page
+    report = str(Path(__file__).parent / "framework_dumps/comparators/sglang/clean/report.jsonl")
+    told = json.loads(CliRunner().invoke(app, ["diagnose", *paths, "--layers", report, "--json"]).stdout)
+    jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
+    assert "next" not in told and told["layers"] and told["logit_noise"]

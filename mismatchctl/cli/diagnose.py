@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -34,12 +34,6 @@ from mismatchctl.cli.output import (
     write,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mismatchctl.diagnose import Diagnosed
-    from mismatchctl.frameworks.layers import LayerReport
-
 
 def diagnose(
     paths: Annotated[
@@ -66,11 +60,15 @@ def diagnose(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """What causes the mismatch: findings with their evidence, strongest first, and what to do."""
+    """What causes the mismatch: findings with their evidence, strongest first, and what to do.
+
+    The shape of the JSON: docs/diagnosis.schema.json.
+    """
     output, json = or_stdout(output, json)
     check_places(output, html, force=force, inputs=paths)
 
     from mismatchctl.diagnose import diagnose as run
+    from mismatchctl.diagnose.saved import as_json
     from mismatchctl.frameworks.layers import read_layers
 
     reports = [report for path in layers or [] for report in read_layers(path)]
@@ -87,7 +85,7 @@ def diagnose(
     if output is not None:
         import json as format_
 
-        text = format_.dumps(_as_json(found, reports), indent=2, ensure_ascii=False, allow_nan=False)
+        text = format_.dumps(signed(as_json(found, reports)), indent=2, ensure_ascii=False, allow_nan=False)
         files.append((output, f"{text}\n".encode()))
     if html is not None:
         from mismatchctl.render.to import html as page
@@ -96,25 +94,8 @@ def diagnose(
     with outputs(quiet):
         write(files)
     if json:
-        print_json(_as_json(found, reports))
+        print_json(signed(as_json(found, reports)))
     elif not quiet:
         from mismatchctl.render.to.terminal import show
 
         show(document(found, reports, told=verbose), console(), whole=verbose)
-
-
-def _as_json(found: Diagnosed, layers: Sequence[LayerReport]) -> dict[str, Any]:
-    """All findings in one list; each names its run where there are several."""
-    several = len(found.runs) > 1
-    findings = [
-        ({"run": name} if several else {}) | finding.model_dump(mode="json")
-        for name, findings in found.runs.items()
-        for finding in findings
-    ]
-    data = signed({"findings": findings})
-    if found.sides:
-        data["sides"] = {name: sides.model_dump(mode="json") for name, sides in found.sides.items()}
-    if layers:
-        data["layers"] = [report.model_dump(mode="json") for report in layers]
-        data["logit_noise"] = {name: noise.model_dump(mode="json") for name, noise in found.logit_noise.items()}
-    return data

@@ -17,6 +17,7 @@ from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
+from mismatchctl.frameworks.layers.next import NextStep, first_comparison
 from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 from mismatchctl.measure import WORTH_COMPILING
 from mismatchctl.result import Finding, Growth, Sides
@@ -151,6 +152,17 @@ class Diagnosed(FindingsViews):
     logit_noise: dict[str, LogitNoise]
     warnings: list[str]
     problems: Problems
+
+    @property
+    def next(self) -> dict[str, list[NextStep]]:
+        """The steps to a comparison of layers, of each run where the fault may be in one."""
+        steps = {}
+        for run, found in self.runs.items():
+            surer = {finding.cause for finding in found if finding.confidence != "low"}
+            sides = self.sides.get(run)
+            in_layers = any(cause.in_layers for cause in CAUSES if cause.id in surer)
+            steps[run] = first_comparison(None if sides is None else sides.side, in_layers=in_layers)
+        return {run: own for run, own in steps.items() if own}
 
 
 def diagnose(

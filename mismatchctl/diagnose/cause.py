@@ -69,6 +69,8 @@ class Cause:
         pointless: which corrections make no sense until it is fixed.
         columns: optional columns of the dump that the test looks at.
         flags: tokens that the pass counts over the whole dump, by name.
+        in_layers: whether it is somewhere in the network, so that comparing layers finds it; others are in what goes
+            into it, or comes out.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Cause:
     pointless: str = ""
     columns: tuple[str, ...] = ()
     flags: Callable[[Rows], Mapping[str, Bools]] = no_flags
+    in_layers: bool = False
 
     @property
     def advised(self) -> str:

@@ -102,4 +102,5 @@ CAUSE = Cause(
     "wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
     pointless="",
     columns=("token_ids",),
+    in_layers=True,
 )

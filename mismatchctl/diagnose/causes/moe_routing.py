@@ -129,4 +129,5 @@ CAUSE = Cause(
     "Record rollout_experts and train_experts to measure it.",
     pointless="",
     columns=("rollout_experts", "train_experts"),
+    in_layers=True,
 )

@@ -72,4 +72,5 @@ CAUSE = Cause(
     advice="Compare rope_theta, rope scaling (YaRN factor, original_max_position_embeddings), sliding_window and "
     "position_ids of both sides (packed rows restart at 0, left padding does not count), and the attention mask.",
     pointless="importance weights: late tokens of every response would lose theirs",
+    in_layers=True,
 )

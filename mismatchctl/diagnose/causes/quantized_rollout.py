@@ -68,4 +68,5 @@ CAUSE = Cause(
     "that one side has not merged.",
     pointless="",
     columns=("token_ids", "current_log_probs"),
+    in_layers=True,
 )

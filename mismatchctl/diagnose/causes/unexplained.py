@@ -191,4 +191,5 @@ CAUSE = Cause(
     "cheapest first: score a batch twice, compare the weights' checksums, compare both configurations. `mismatchctl "
     "score` makes a third column, which says whose error it is; its --replay writes sequences for the engine.",
     pointless="thresholds: they hide what is not understood",
+    in_layers=True,
 )

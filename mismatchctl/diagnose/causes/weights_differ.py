@@ -77,4 +77,5 @@ CAUSE = Cause(
     "rollout_version and train_version, or current_log_probs: they tell these apart.",
     pointless="",
     columns=("token_ids",),
+    in_layers=True,
 )

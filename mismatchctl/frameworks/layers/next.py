@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
 
 REPLAY = "mismatchctl score DUMPS --replay worst.jsonl --worst 8"
 """The worst sequences as lines of JSON: they are enough."""
@@ -15,15 +17,32 @@ SLIME = (
     "dump these layers of both sides, then `python tests/glm52_layerwise_comparator.py --megatron-dir MEGATRON "
     "--sglang-dir SGLANG --layers {layers} --output-json layerwise.json`"
 )
+_MSPROBE = "msprobe compare -tp TARGET -gp GOLDEN -o OUT"
 MSPROBE = (
-    'dump both sides with `"task": "tensor"` and `"list": [{quoted}]` in msprobe\'s config.json, then '
-    "`msprobe compare -tp TARGET -gp GOLDEN -o OUT`"
+    f'dump both sides with `"task": "tensor"` and `"list": [{{quoted}}]` in msprobe\'s config.json, then `{_MSPROBE}`'
 )
 EVERY_LAYER = f"run both sides with `{_HOOKS}`, then `{COMPARE}`"
-_NUMERIC = frozenset(
-    ("cache_quantization", "moe_routing", "position_mismatch", "quantized_rollout", "unexplained", "weights_differ")
-)
-"""Causes that are somewhere in the network; others are in what goes into it, or comes out."""
+
+
+class NextStep(BaseModel):
+    """A step from a dump to the first report of its layers.
+
+    Attributes:
+        name: replay, hook, compare, read; msprobe: the same by that tool.
+        text: what to do, with its commands in backticks.
+        commands: these alone; words in capitals are to be filled in.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    text: str
+    commands: list[str]
+
+    @classmethod
+    def of(cls, name: str, text: str) -> NextStep:
+        """One whose commands stand in its text."""
+        return cls(name=name, text=text, commands=text.split("`")[1::2])
 
 
 def again(syntax: str, layers: Sequence[int]) -> str:
@@ -37,23 +56,22 @@ def again(syntax: str, layers: Sequence[int]) -> str:
     return f"{said}; the worst sequences are enough: `{REPLAY}`"
 
 
-def first_comparison(causes: Collection[str], wrong: str | None) -> list[tuple[str, str]]:
-    """The steps from a dump to the first report of its layers, by name; none where no layer can be at fault.
+def first_comparison(wrong: str | None, *, in_layers: bool) -> list[NextStep]:
+    """The steps from a dump to the first report of its layers; none where no layer can be at fault.
 
     Args:
-        causes: what was found at medium confidence or more.
         wrong: the side that is, where a third column tells.
+        in_layers: whether a cause was found, at medium confidence or more, that is in them.
     """
-    if wrong == "none" or not (wrong or _NUMERIC & set(causes)):
+    if wrong == "none" or not (wrong or in_layers):
         return []
     one = {"rollout": "the engine", "trainer": "the trainer"}.get(wrong or "")
     against = f"{one}, and the checkpoint in float32," if one else "the engine and the trainer"
-    return [
-        (
-            "replay",
-            f"`{REPLAY}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
-        ),
-        ("hook", f"score them with {against} each with `{_HOOKS} DUMPER_DIR=...`: two folders of every layer"),
-        ("compare", f"`{COMPARE}` writes TARGET/comparator_report.jsonl"),
-        ("read", "`mismatchctl diagnose DUMPS --layers TARGET/comparator_report.jsonl` names the first bad tensor"),
-    ]
+    steps = {
+        "replay": f"`{REPLAY}` writes the worst sequences, to be scored in one prefill; needs prompt_token_ids",
+        "hook": f"score them with {against} each with `{_HOOKS} DUMPER_DIR=DIR`: two folders of every layer",
+        "compare": f"`{COMPARE}` writes TARGET/comparator_report.jsonl",
+        "msprobe": f'or in place of both: dump each with "task": "tensor" in msprobe\'s config.json, then `{_MSPROBE}`',
+        "read": "`mismatchctl diagnose DUMPS --layers TARGET` (the report in it; or OUT) names the first bad tensor",
+    }
+    return [NextStep.of(name, text) for name, text in steps.items()]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
-from mismatchctl.frameworks.layers.next import first_comparison
 from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
 from mismatchctl.numbers import DASH
 from mismatchctl.render.document import (
@@ -50,12 +49,10 @@ def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, told: boo
 
 def _next(found: Diagnosed) -> list[Section]:
     """What to dump and compare next, where the fault may be in a layer."""
-    for name, findings in found.runs.items():
-        causes = [finding.cause for finding in findings if finding.confidence != "low"]
-        sides = found.sides.get(name)
-        if steps := first_comparison(causes, None if sides is None else sides.side):
-            of = f" of {name}" if len(found.runs) > 1 else ""
-            return [Section(f"Where in the network{of}", "next").add(Facts(steps, reach=BRIEF))]
+    for name, steps in found.next.items():
+        of = f" of {name}" if len(found.runs) > 1 else ""
+        facts = Facts([(step.name, step.text) for step in steps], reach=BRIEF)
+        return [Section(f"Where in the network{of}", "next").add(facts)]
     return []
 
 
