@@ -149,7 +149,7 @@ class TokenBatch:
         advantages: per token [T], where the dump has them (a scalar per sequence is repeated).
         columns: per-sequence values [S] by name (step, prompt_id, reward, any column named with `--by`);
             numbers are float64 or int64, a missing number is NaN, other values are objects or None.
-        file: index of the file that the sequences come from.
+        file: index of the file of each sequence [S].
         rows: row of each sequence in its file [S] (its first row in the long layout).
         others: more columns of the contract by name: log-probs of further policies [T], experts [T, K]; NaN where a
             sequence lacks them.
@@ -164,7 +164,7 @@ class TokenBatch:
     position: Ints | None = None
     advantages: Floats | None = None
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    file: int = 0
+    file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
@@ -247,6 +247,7 @@ class TokenBatch:
             others={name: values[tokens] for name, values in self.others.items()},
             columns={name: values[start:stop] for name, values in self.columns.items()},
             trims={gate: values[start:stop] for gate, values in self.trims.items()},
+            file=self.file[start:stop],
             rows=self.rows[start:stop],
         )
 
@@ -268,6 +269,7 @@ class TokenBatch:
             others={name: picked(values) for name, values in self.others.items()},
             columns={name: values[chosen] for name, values in self.columns.items()},
             trims={gate: values[chosen] for gate, values in self.trims.items()},
+            file=self.file[chosen],
             rows=self.rows[chosen],
         )
 

@@ -43,7 +43,7 @@ class Noted:
     def __add__(self, other: Noted) -> Noted:
         return Noted(self.units + other.units)
 
-    def at_file(self, index: int) -> Noted:
+    def moved(self, by: int) -> Noted:
         return self
 
 

@@ -113,7 +113,7 @@ def read(
     found: dict[str, list[_Part]] = {}
     seen: list[Rows] = []
     done, expected = 0, sum(unit.tokens for unit in dump.units)
-    for unit in dump.units:
+    for unit in dump.readings:
         for batch in dump.read(unit, Problems(), seen.append):
             for run, part in _parts(batch, seen[-1], unit.file.run):
                 found[run] = _capped([*found.get(run, []), part])

@@ -44,8 +44,8 @@ class _Done:
         sums, turns = self.sums + other.sums, self.turns + other.turns
         return _Done(self.causes + other.causes, sums, turns, self.parts + other.parts)
 
-    def at_file(self, index: int) -> _Done:
-        return _Done(self.causes.at_file(index), self.sums.at_file(index), self.turns.at_file(index), self.parts)
+    def moved(self, by: int) -> _Done:
+        return _Done(self.causes.moved(by), self.sums.moved(by), self.turns.moved(by), self.parts)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,11 @@ class MicroBatches:
 
     def of(self, batch: TokenBatch) -> Ints:
         """The micro-batch of each sequence of a batch [S]."""
-        return self.numbers[batch.file][np.searchsorted(self.rows[batch.file], batch.rows)]
+        found = np.empty(len(batch), np.int64)
+        for file in np.unique(batch.file).tolist():
+            own = batch.file == file
+            found[own] = self.numbers[file][np.searchsorted(self.rows[file], batch.rows[own])]
+        return found
 
 
 def numbered(dump: Dump, size: int) -> MicroBatches:
@@ -38,13 +42,14 @@ def numbered(dump: Dump, size: int) -> MicroBatches:
     seen: Counter[tuple[object, object]] = Counter()
     rows: dict[int, list[int]] = {}
     numbers: dict[int, list[int]] = {}
-    for unit in dump.units:
+    for unit in dump.readings:
         for batch in dump.read(unit, Problems()):
             runs = batch.columns.get("run", np.full(len(batch), unit.file.run, object))
             steps = batch.columns.get("step", np.full(len(batch), None, object))
-            for row, run, step in zip(batch.rows.tolist(), runs.tolist(), steps.tolist(), strict=True):
-                rows.setdefault(batch.file, []).append(row)
-                numbers.setdefault(batch.file, []).append(seen[run, step] // size)
+            places = (values.tolist() for values in (batch.file, batch.rows, runs, steps))
+            for file, row, run, step in zip(*places, strict=True):
+                rows.setdefault(file, []).append(row)
+                numbers.setdefault(file, []).append(seen[run, step] // size)
                 seen[run, step] += 1
     return MicroBatches(
         *({file: np.array(found, np.int64) for file, found in each.items()} for each in (rows, numbers))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
 
 from mismatchctl.analyze.micro_batches import MicroBatches
 from mismatchctl.analyze.trims import Trims, trims_of
@@ -30,7 +33,7 @@ class Batches:
     """The batches of one unit, read as they are asked for.
 
     Attributes:
-        tokens: valid tokens so far.
+        tokens: valid tokens so far, by file.
         problems: what was left out so far.
     """
 
@@ -38,7 +41,8 @@ class Batches:
         self, dump: Dump, unit: Unit, micro_batches: MicroBatches | None = None, trims: Trims | None = None
     ) -> None:
         self._dump, self._unit, self._micro_batches, self._trims = dump, unit, micro_batches, trims or Trims()
-        self.tokens, self.problems = 0, Problems()
+        self.tokens: Counter[int] = Counter()
+        self.problems = Problems()
 
     def __iter__(self) -> Iterator[TokenBatch]:
         return self.watched_by(None)
@@ -46,11 +50,16 @@ class Batches:
     def watched_by(self, watch: Callable[[Rows], None] | None) -> Iterator[TokenBatch]:
         """The batches; `watch` sees the rows of each as they stand in the file, before."""
         for batch in self._dump.read(self._unit, self.problems, watch):
-            self.tokens += batch.tokens
+            self._count(batch)
             if self._micro_batches is not None:
                 numbers = self._micro_batches.of(batch)
                 batch = replace(batch, columns={**batch.columns, "micro_batch": numbers})
             yield self._trims.on(batch, self._unit.file.run)
+
+    def _count(self, batch: TokenBatch) -> None:
+        files, place = np.unique(batch.file, return_inverse=True)
+        tokens = np.bincount(place, batch.segments.lengths)
+        self.tokens.update(dict(zip(files.tolist(), tokens.astype(int).tolist(), strict=True)))
 
 
 class OnBatches(Protocol):
@@ -69,18 +78,20 @@ class OnBatches(Protocol):
 
 @dataclass(frozen=True)
 class Read(Generic[PartT]):
-    """What was made of units of one file, and the account of reading them."""
+    """What was made of the units of a shard, and the account of reading them: valid tokens by file, and problems."""
 
     made: PartT
-    tokens: int
+    tokens: dict[int, int]
     problems: Problems
 
     def __add__(self, other: Read[PartT]) -> Read[PartT]:
-        return Read(self.made + other.made, self.tokens + other.tokens, self.problems + other.problems)
+        tokens = Counter(self.tokens) + Counter(other.tokens)
+        return Read(self.made + other.made, dict(tokens), self.problems + other.problems)
 
-    def at_file(self, index: int) -> Read[PartT]:
-        """The same at another place of the dump."""
-        return replace(self, made=self.made.at_file(index))
+    def moved(self, by: int) -> Read[PartT]:
+        """The same of files that lie so many places further on in the dump."""
+        tokens = {file + by: number for file, number in self.tokens.items()}
+        return replace(self, made=self.made.moved(by), tokens=tokens)
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,7 @@ class _ReadUnit:
     def __call__(self, dump: Dump, unit: Unit) -> Read[Any]:
         batches = Batches(dump, unit, self.micro_batches, self.trims)
         made = self.work(batches, unit.file.run)
-        return Read(made, batches.tokens, batches.problems)
+        return Read(made, dict(batches.tokens), batches.problems)
 
     def asked(self, file: DumpFile) -> Iterator[_ReadUnit]:
         return (replace(self, work=work) for work in self.work.asked(file))
@@ -168,13 +179,15 @@ class Reading:
         Raises:
             DataError: a unit that cannot be read, or no valid token in all of them.
         """
-        later = _Later(self.dump.units)
+        later, done = _Later(self.dump.readings), 0
         reading = _ReadUnit(work, micro_batches, trims_of(self.dump, self._corrections))
         for shard, read in engine.map(reading, self.dump, shards_of(self.dump)):
-            self.problems = self.problems + read.problems.at(shard.file.path)
-            self.tokens[shard.file.index] += read.tokens
+            self.problems = self.problems + read.problems.of(shard.paths)
+            for file, tokens in read.tokens.items():
+                self.tokens[file] += tokens
+            done += sum(read.tokens.values())
             if progress is not None:
-                progress(sum(self.tokens.values()), self.expected)
+                progress(done, self.expected)
             yield read.made, later.after(shard.units[-1])
         self.dump.require_tokens(sum(self.tokens.values()))
 

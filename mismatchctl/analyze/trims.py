@@ -47,7 +47,7 @@ def trims_of(dump: Dump, corrections: Iterable[Correction]) -> Trims:
         DataError: as of the reading itself.
     """
     gates = _gates(corrections)
-    units = dump.units if gates else ()
+    units = dump.readings if gates else ()
     return _found(gates, ((batch, unit.file.run) for unit in units for batch in dump.read(unit, Problems())))
 
 

@@ -38,7 +38,9 @@ def by_turns(batch: TokenBatch) -> TokenBatch:
     number = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1 if told is None else told[starts]
     columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
     columns |= {TURN: number, "prompt_id": cluster_hashes(batch)[sequence]}
-    return replace(batch, segments=Segments(turns), columns=columns, rows=batch.rows[sequence])
+    return replace(
+        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
+    )
 
 
 def _changes(values: Float64s) -> Ints:

@@ -126,7 +126,7 @@ def _worst(before: Ratios, after: Ratios, change: Float64s, block: TokenBatch, t
     score = np.abs(change)
     found = np.flatnonzero((score >= threshold) & (score > 0))
     sequence = np.searchsorted(block.segments.offsets, found, side="right") - 1
-    place = np.stack([np.full(len(found), block.file), block.rows[sequence], block.positions[found]], axis=1)
+    place = np.stack([block.file[sequence], block.rows[sequence], block.positions[found]], axis=1)
     fields: dict[str, NDArray[Any]] = {
         "token": found - block.segments.offsets[sequence],
         "rollout_log_prob": np.stack([before.reference[found], after.reference[found]], axis=1),

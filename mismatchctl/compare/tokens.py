@@ -110,7 +110,7 @@ def _batch_hashes(batch: TokenBatch, ids_from: Dump | None, names: list[str]) ->
     }
     if ids_from is not None:
         prompts = _column_hash(batch, "prompt_id") if "prompt_id" in names else np.zeros(len(batch), np.uint64)
-        found["token_ids"] = _id_hashes(batch, ids_from.token_ids(batch.file, batch.rows.tolist()), prompts)
+        found["token_ids"] = _id_hashes(batch, ids_from.token_ids(int(batch.file[0]), batch.rows.tolist()), prompts)
     return found
 
 

@@ -175,7 +175,9 @@ def _beyond(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, B
 def _luck(gate: Gate, batch: TokenBatch) -> Float64s:
     """Minus the log of a uniform number per token or per sequence: of the seed, the row and the place alone."""
     rows = batch.rows if len(batch.rows) else np.arange(len(batch))
-    key = (rows.astype(np.uint64) << np.uint64(32)) + np.uint64(batch.file << 56)
+    key = rows.astype(np.uint64) << np.uint64(32)
+    if len(batch.file):
+        key = key + (batch.file.astype(np.uint64) << np.uint64(56))
     if gate.per_token:
         segments = Segments(batch.segments.offsets)
         key = segments.spread(key) + segments.places.astype(np.uint64)

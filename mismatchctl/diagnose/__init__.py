@@ -60,9 +60,9 @@ class Collector:
         both._add(other.runs)
         return both
 
-    def at_file(self, index: int) -> Collector:
-        """The same of one file, which has another place in the dump."""
-        return replace(self, runs={run: evidence.at_file(index) for run, evidence in self.runs.items()})
+    def moved(self, by: int) -> Collector:
+        """The same of files that lie so many places further on in the dump."""
+        return replace(self, runs={run: evidence.moved(by) for run, evidence in self.runs.items()})
 
     def empty(self) -> Collector:
         """One that gathers the same, and has nothing yet."""
@@ -122,8 +122,8 @@ class _Gathered:
     def __add__(self, other: _Gathered) -> _Gathered:
         return _Gathered(self.causes + other.causes, self.problems + other.problems)
 
-    def at_file(self, index: int) -> _Gathered:
-        return replace(self, causes=self.causes.at_file(index))
+    def moved(self, by: int) -> _Gathered:
+        return replace(self, causes=self.causes.moved(by))
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def diagnose(
     engine = engine or Local(threads)
     for shard, part in engine.map(_Gather(everything.empty()), dump, shards_of(dump)):
         everything.add(part.causes)
-        problems = problems + part.problems.at(shard.file.path)
+        problems = problems + part.problems.of(shard.paths)
         done += shard.tokens
         if progress is not None:
             progress(done, expected)

@@ -102,12 +102,9 @@ class Sample:
         held = sum(rows.segments.tokens for _, rows in both.parts)
         return Sample((both._chosen,), self.size) if held > 2 * self.size else both
 
-    def at_file(self, index: int) -> Sample:
-        """The same rows of one file, which has another place in the dump."""
-        return replace(
-            self,
-            parts=tuple((hashes, replace(rows, file=np.full_like(rows.file, index))) for hashes, rows in self.parts),
-        )
+    def moved(self, by: int) -> Sample:
+        """The same rows of files that lie so many places further on in the dump."""
+        return replace(self, parts=tuple((hashes, replace(rows, file=rows.file + by)) for hashes, rows in self.parts))
 
 
 def sample_size(tokens: int) -> int:
@@ -143,13 +140,13 @@ class Evidence:
         sample = both[0] + both[1] if len(both) == 2 else both[0] if both else None
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
-    def at_file(self, index: int) -> Evidence:
-        """The same evidence of one file, which has another place in the dump."""
+    def moved(self, by: int) -> Evidence:
+        """The same evidence of files that lie so many places further on in the dump."""
         tallies = {
-            name: replace(tally, places=tuple((index, row, position) for _, row, position in tally.places))
+            name: replace(tally, places=tuple((file + by, row, position) for file, row, position in tally.places))
             for name, tally in self.tallies.items()
         }
-        return replace(self, tallies=tallies, sample=self.sample and self.sample.at_file(index))
+        return replace(self, tallies=tallies, sample=self.sample and self.sample.moved(by))
 
     def sampled(self, size: int, tokens: int) -> Evidence:
         """The same with the sample that would have been taken of a run of about so many `tokens`."""

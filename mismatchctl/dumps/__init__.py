@@ -1,8 +1,9 @@
 """Reading dumps: Parquet or Arrow files in, TokenBatches out, bad data named."""
 
 from mismatchctl.dumps.files import DumpFile, Unit
+from mismatchctl.dumps.plan import files_of
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump, open_dump
 from mismatchctl.dumps.rows import Rows
 
-__all__ = ["Dump", "DumpFile", "Problems", "Rows", "Unit", "open_dump"]
+__all__ = ["Dump", "DumpFile", "Problems", "Rows", "Unit", "files_of", "open_dump"]

@@ -30,22 +30,26 @@ class Block:
     Attributes:
         file: where they come from.
         offsets: sequence i owns the tokens `offsets[i]:offsets[i + 1]` of each column in `tokens`.
-        rows: row of each sequence in the file (its first row in the long layout).
+        files: index of the file of each sequence: small files may be read together, of which `file` is the first.
+        rows: row of each sequence in its file (its first row in the long layout).
         tokens: per-token columns.
         values: per-sequence columns.
         watched_tokens: per-token columns that only an onlooker wants; nothing is checked about them.
         watched_values: such per-sequence columns.
         faults: what is wrong so far; of sequences in the block or of such that could not enter it.
+        lacks: whether a column for an onlooker was left out, since its lists do not match the others.
     """
 
     file: DumpFile
     offsets: Ints
+    files: Ints
     rows: Ints
     tokens: Mapping[str, pa.Array]
     values: Mapping[str, pa.Array]
     watched_tokens: Mapping[str, pa.Array] = field(default_factory=dict)
     watched_values: Mapping[str, pa.Array] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    lacks: bool = False
     _extents: dict[str, Extent] = field(default_factory=dict)
 
     def extent(self, column: str) -> Extent:
@@ -250,16 +254,16 @@ def _not_finite(array: pa.Array) -> Bools:
 
 def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
     """Put the batch together, without the sequences that have a fault."""
-    file, rows, values = block.file, block.rows, dict(block.values)
+    files, rows, values = block.files, block.rows, dict(block.values)
     if block.faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in block.faults]))
         if not keep.all():
             tokens = segments.spread(keep)
             picked = {column: column_values[tokens] for column, column_values in picked.items()}
             segments = Segments(np.concatenate([[0], np.cumsum(segments.lengths[keep])]).astype(np.int64))
-            rows, chosen = rows[keep], pa.array(keep)
+            files, rows, chosen = files[keep], rows[keep], pa.array(keep)
             values = {column: array.filter(chosen) for column, array in values.items()}
-    columns = with_versions(_columns(file, values, len(rows)), picked, segments)
+    columns = with_versions(_columns(block.file, values, len(rows)), picked, segments)
     if ADVANTAGES in columns:
         picked[ADVANTAGES] = segments.spread(columns.pop(ADVANTAGES))
     return TokenBatch(
@@ -271,7 +275,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
         advantages=picked.get(ADVANTAGES),
         others={column: picked[column] for column in PARTIAL if column in picked},
         columns=columns,
-        file=file.index,
+        file=files,
         rows=rows,
     )
 

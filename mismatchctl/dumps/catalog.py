@@ -16,13 +16,12 @@ from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.stores import printable, remote
+from mismatchctl.stores import ASKED_AT_ONCE, printable, remote
 
 ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
 """Optional columns that are read wherever they are."""
 
 _SHOWN_FILES = 3
-_ASKED_AT_ONCE = 16
 
 
 @dataclass
@@ -85,7 +84,7 @@ def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:
     if not any(remote(one.location) for one in found):
         yield from map(read, found)
         return
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         yield from pool.map(read, found)
 
 

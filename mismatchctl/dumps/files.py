@@ -39,7 +39,7 @@ class Footer:
     def is_void(self, column: str) -> bool:
         """Whether a column holds no value in any row: it is as if it were not there."""
         location = self.found.location
-        with _failing(self.found.path, location, "cannot be read"):
+        with failing(self.found.path, location, "cannot be read"):
             return self.contents.is_void(store_of(location).open(location), column)
 
 
@@ -88,7 +88,7 @@ class DumpFile:
     def spans(self, column: str) -> list[Span | None]:
         """The range of a canonical column's integers in each group, where known exactly."""
         opening = store_of(self.location).open(self.location)
-        with _failing(self.path, self.location, "cannot be read"):
+        with failing(self.path, self.location, "cannot be read"):
             return self.contents.spans(opening, self.columns[column])
 
     def is_list(self, column: str) -> bool:
@@ -117,6 +117,8 @@ class Unit:
         tokens: roughly how many tokens it holds, masked ones included.
         start: first row; `start + rows` is the row after the last.
         sequences: how many sequences it holds.
+        along: of small files that are read together, the units; this is the first of them, with the index of the last
+            and the tokens, sequences and steps of all.
     """
 
     index: int
@@ -128,6 +130,7 @@ class Unit:
     start: int = 0
     sequences: int = 0
     row_groups: int = 1
+    along: tuple[Unit, ...] = ()
 
 
 def read_footer(found: Found) -> Footer:
@@ -145,7 +148,7 @@ def read_footer(found: Found) -> Footer:
                 raise DataError("this file is empty (0 bytes)", file=found.path, remedy=_LEAVE_OUT)
             return size, version, read_contents(found.path, file)
 
-    with _failing(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
+    with failing(found.path, found.location, f"this is not a complete {format_name(found.path)} file"):
         size, version, contents = store.patiently(read)
         names = contents.schema.names
     for name in names:
@@ -159,7 +162,7 @@ _LEAVE_OUT = f"write it again, or {_SKIP}"
 
 
 @contextmanager
-def _failing(path: str, location: str, problem: str) -> Iterator[None]:
+def failing(path: str, location: str, problem: str) -> Iterator[None]:
     """Say what is wrong with a file, or with the store that it lies in."""
     store = store_of(location)
     try:
@@ -339,7 +342,7 @@ def pieces(
         tables = decode()
         return tables, next(tables, None)
 
-    with _failing(file.path, file.location, f"{where} cannot be decoded"):
+    with failing(file.path, file.location, f"{where} cannot be decoded"):
         tables, table = store.patiently(begin)
         while table is not None:
             yield table

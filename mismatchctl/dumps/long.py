@@ -102,6 +102,7 @@ def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched:
     block = Block(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
+        files=np.full(len(stretch.starts), file.index),
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},

@@ -7,9 +7,9 @@ beginning in one row group to the first in the next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from mismatchctl.dumps.arrays import changes, single, texts
 from mismatchctl.dumps.catalog import Catalog
 from mismatchctl.dumps.contents import Span
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
+from mismatchctl.dumps.kinds import is_list, plain
 from mismatchctl.dumps.problems import SORT_REMEDY
 from mismatchctl.errors import DataError
 from mismatchctl.stores import printable
@@ -30,6 +31,10 @@ KEYS = ("sequence_id", "step", "run")
 _PIECE_ROWS = 1 << 21
 UNIT_TOKENS = 3 << 19
 """Tokens up to which row groups are read together: what is done once per unit costs as much as many tokens do."""
+SMALL_TOKENS = 1 << 14
+"""Tokens of a file, at most, that is read together with others, where there are many."""
+_MANY, _MOST = 33, 128
+"""How many such files follow each other at least, and how many are read together: of a few, each is a unit."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,50 @@ def _joined(first: Unit, then: Unit) -> Unit:
     )
 
 
+def together(units: Iterable[Unit]) -> Iterator[Unit]:
+    """The units in their order; many small files of one run and kind that follow each other are one."""
+    for key, alike in groupby(units, key=_small_file):
+        found = list(alike)
+        if key is None or len(found) < _MANY:
+            yield from found
+            continue
+        for start in range(0, len(found), _MOST):
+            yield _along(found[start : start + _MOST])
+
+
+def _small_file(unit: Unit) -> object:
+    """What units of small files have in common that are read together; None of any other unit."""
+    file = unit.file
+    if file.layout != "wide" or unit.tokens > SMALL_TOKENS or unit.rows != file.rows:
+        return None
+    if any(is_list(plain(kind)) and is_list(plain(kind.value_type)) for kind in file.types.values()):
+        return None  # lists within lists may be of one length in each file, and of several in all
+    return file.run, file.columns, file.types, file.partition
+
+
+def _along(units: Sequence[Unit]) -> Unit:
+    """Units of small files as one."""
+    if len(units) == 1:
+        return units[0]
+    steps = [unit.step_range for unit in units if unit.step_range is not None]
+    known = (min(low for low, _ in steps), max(high for _, high in steps)) if len(steps) == len(units) else None
+    tokens, sequences = sum(unit.tokens for unit in units), sum(unit.sequences for unit in units)
+    return replace(
+        units[0], index=units[-1].index, step_range=known, tokens=tokens, sequences=sequences, along=tuple(units)
+    )
+
+
+def files_of(units: Iterable[Unit]) -> tuple[DumpFile, ...]:
+    """The files that units are of, in their order."""
+    every = (one.file for unit in units for one in unit.along or (unit,))
+    return tuple({file.index: file for file in every}.values())
+
+
 def apart(unit: Unit) -> list[Unit]:
-    """The row groups that a unit is made of."""
+    """The row groups that a unit is made of; small files in two halves, so that a bad one is soon alone."""
+    if unit.along:
+        half = len(unit.along) // 2
+        return [_along(unit.along[:half]), _along(unit.along[half:])]
     last = unit.row_group + unit.row_groups
     return [own for own in _groups(unit.file) if unit.row_group <= own.row_group < last]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mismatchctl.batch import Ints
@@ -89,8 +89,11 @@ class Problems:
         """Record a file that was left out whole."""
         self.files.setdefault(path, problem)
 
-    def at(self, path: str) -> Problems:
-        """The account of one file, which now lies at `path`."""
+    def of(self, paths: Sequence[str]) -> Problems:
+        """The account of the files at these paths, of which one alone may have lain elsewhere when it was read."""
+        if len(paths) > 1:
+            return self
+        path = paths[0]
         return Problems(
             {(path, reason): number for (_, reason), number in self.counts.items()},
             {(path, reason): example for (_, reason), example in self.examples.items()},

@@ -17,7 +17,7 @@ from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
 from mismatchctl.dumps.paths import discover
-from mismatchctl.dumps.plan import Plan, apart, plan
+from mismatchctl.dumps.plan import Plan, apart, files_of, plan, together
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
@@ -71,6 +71,7 @@ class Dump:
     Attributes:
         files: the files in canonical order: runs by name, then files by name, numbers as numbers.
         units: pieces of files that can be read independently, in the same order.
+        readings: the same, where many small files that follow each other are read together: what a pass goes through.
         warnings: sentences for the user.
         problems: files that were left out (`on_bad="skip"`); add it to those of the units.
     """
@@ -93,6 +94,7 @@ class Dump:
         self.files: tuple[DumpFile, ...] = tuple(opened.files)
         self._known = _known(self.files)
         self.units: tuple[Unit, ...] = self._plan.units
+        self.readings: tuple[Unit, ...] = tuple(together(self.units))
         self.warnings: list[str] = [*hints, *opened.notes, *warnings(self.files)]
 
     def has(self, column: str) -> bool:
@@ -100,11 +102,12 @@ class Dump:
         return column in self._known
 
     def only(self, units: Sequence[Unit]) -> Dump:
-        """The same dump as far as some units of one file need it: little enough to be sent elsewhere."""
-        part, file = copy.copy(self), units[0].file
-        broken = self._plan.broken.get(file.index)
-        part._plan = replace(self._plan, units=tuple(units), broken={} if broken is None else {file.index: broken})
-        part.files, part.units, part.problems, part.warnings = (file,), tuple(units), Problems(), []
+        """The same dump as far as some of `readings` need it: little enough to be sent elsewhere."""
+        part, own = copy.copy(self), tuple(units)
+        part.files = files_of(own)
+        broken = {file.index: found for file in part.files if (found := self._plan.broken.get(file.index)) is not None}
+        part._plan = replace(self._plan, units=own, broken=broken)
+        part.units, part.readings, part.problems, part.warnings = own, own, Problems(), []
         part._known = _known(part.files)
         return part
 
@@ -117,7 +120,7 @@ class Dump:
         """The batches of a unit, each of about two million tokens or fewer; any thread may call this.
 
         Args:
-            unit: one of `units`.
+            unit: one of `units` or `readings`.
             problems: receives what was left out; use one per thread, and add them up in the order of units.
             watch: is shown the rows of each batch as they lie in the file, before its mask and its checks.
 
@@ -130,7 +133,7 @@ class Dump:
             try:
                 block = next(blocks, None)
             except DataError as error:
-                if unit.row_groups > 1:  # which of them it is, alone
+                if unit.along or unit.row_groups > 1:  # which of them it is, alone
                     for part in apart(unit):
                         yield from self.read(part, problems, watch)
                     return
@@ -139,6 +142,10 @@ class Dump:
                 problems.add_unreadable(path, unit.sequences - done, unit.start, error.problem)
                 return
             if block is None:
+                return
+            if unit.along and _is_odd(block):  # in which of the files, each tells
+                for part in apart(unit):
+                    yield from self.read(part, problems, watch)
                 return
             if watch is not None:
                 watch(Rows.of(block))
@@ -156,7 +163,7 @@ class Dump:
         """The rows of a unit as they lie in the file: masked tokens too, and values that `read` would refuse.
 
         Args:
-            unit: one of `units`.
+            unit: one of `units` or `readings`.
             problems: receives the rows that are none: null lists, and lists of different lengths.
 
         Raises:
@@ -164,11 +171,15 @@ class Dump:
         """
         try:
             for block in self._blocks(unit):
+                if unit.along and _is_odd(block):
+                    for part in apart(unit):
+                        yield from self.rows(part, problems)
+                    return
                 if block.faults:
                     problems.add(unit.file.path, block.faults)
                 yield Rows.of(block)
         except DataError:
-            if unit.row_groups == 1:
+            if not unit.along and unit.row_groups == 1:
                 raise
             for part in apart(unit):
                 yield from self.rows(part, problems)
@@ -200,6 +211,12 @@ class Dump:
         where = "in the file" if file else f"in any of the {len(self.files)} files"
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
+
+
+def _is_odd(block: Block) -> bool:
+    """Whether a block of several files is not as sound as the rows of each should be."""
+    assemble(block)  # adds the faults that it finds
+    return bool(block.faults) or block.lacks
 
 
 def _known(files: Sequence[DumpFile]) -> frozenset[str]:

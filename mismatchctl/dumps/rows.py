@@ -63,7 +63,7 @@ class Rows:
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=tokens,
             columns=with_versions(column_values(block), tokens, segments),
-            file=np.full(len(segments), block.file.index, np.int64),
+            file=block.files,
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
         )

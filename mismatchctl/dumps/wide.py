@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -11,18 +12,44 @@ from mismatchctl.batch import Bools, Ints
 from mismatchctl.contract import PARTIAL, REQUIRED
 from mismatchctl.dumps.arrays import Lists, single
 from mismatchctl.dumps.blocks import Block
-from mismatchctl.dumps.files import DumpFile, Unit, pieces
+from mismatchctl.dumps.files import DumpFile, Unit, failing, pieces
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
-from mismatchctl.stores import printable
+from mismatchctl.stores import ASKED_AT_ONCE, printable, remote
 
 BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
 
 
 def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[Block]:
-    """Decode a unit, in pieces where it is big. The pieces depend on the file alone."""
-    for first, table in wide_tables(unit, [*columns, *watched]):
-        yield wide_block(unit.file, table, columns, first, watched)
+    """Decode a unit, in pieces where it is big. The pieces depend on the file alone.
+
+    Small files that are read together are one block, whose faults are told file by file by whoever reads each alone.
+    """
+    wanted = [*columns, *watched]
+    if unit.along:
+        yield wide_block(unit.file, *_joined(unit, wanted), columns, watched)
+        return
+    for first, table in wide_tables(unit, wanted):
+        files = np.full(len(table), unit.file.index)
+        yield wide_block(unit.file, table, files, np.arange(first, first + len(table)), columns, watched)
+
+
+def _joined(unit: Unit, columns: Collection[str]) -> tuple[pa.Table, Ints, Ints]:
+    """The rows of small files, and the file and the row in it of each."""
+
+    def read(one: Unit) -> pa.Table:
+        return pa.concat_tables([table for _, table in wide_tables(one, columns)])
+
+    if remote(unit.file.location):  # each is a question over the network
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            tables = list(pool.map(read, unit.along))
+    else:
+        tables = list(map(read, unit.along))
+    lengths = [len(table) for table in tables]
+    files = np.repeat([one.file.index for one in unit.along], lengths)
+    rows = np.concatenate([np.arange(length) for length in lengths])
+    with failing(unit.file.path, unit.file.location, "cannot be read together with others"):
+        return pa.concat_tables(tables), files, rows
 
 
 def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.Table]]:
@@ -37,26 +64,32 @@ def wide_tables(unit: Unit, columns: Collection[str]) -> Iterator[tuple[int, pa.
 
 
 def wide_block(
-    file: DumpFile, table: pa.Table, columns: Collection[str], first: int, watched: Collection[str] = ()
+    file: DumpFile,
+    table: pa.Table,
+    files: Ints,
+    rows: Ints,
+    columns: Collection[str],
+    watched: Collection[str] = (),
 ) -> Block:
     """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED, *lists))}
-    rows = np.arange(first, first + len(table), dtype=np.int64)
     faults = list(_mismatched(file, lists, rows))
     keep: Bools | None = None
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
-        rows = rows[keep]
+        files, rows = files[keep], rows[keep]
     lengths = lists[REQUIRED[0]].lengths
     lengths = lengths if keep is None else lengths[keep]
     chosen = None if keep is None else pa.array(keep)
     watched_arrays = {column: single(table.column(file.columns[column])) for column in watched}
     unchecked = {column: Lists.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
+    beside = {column: _watched(column, column_lists, keep, lengths) for column, column_lists in unchecked.items()}
     return Block(
         file=file,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        files=files,
         rows=rows,
         tokens={column: column_lists.flat(keep) for column, column_lists in lists.items()},
         values={
@@ -64,17 +97,14 @@ def wide_block(
             for column, array in arrays.items()
             if column not in lists
         },
-        watched_tokens={
-            column: values
-            for column, column_lists in unchecked.items()
-            if (values := _watched(column, column_lists, keep, lengths)) is not None
-        },
+        watched_tokens={column: values for column, values in beside.items() if values is not None},
         watched_values={
             column: array if chosen is None else array.filter(chosen)
             for column, array in watched_arrays.items()
             if column not in unchecked
         },
         faults=faults,
+        lacks=None in beside.values(),
     )
 
 

@@ -63,15 +63,15 @@ class Cached:
         self._prepare()
         shards = list(shards)
         contents = {file.index: digest for file, digest in self._digests(dump.files)}
-        names = [self._names(work, dump, shard, contents[shard.file.index]) for shard in shards]
+        names = [self._names(work, dump, shard, contents) for shard in shards]
         kept = [next((name for name in found if name.exists()), None) for found in names]
         made = self.engine.map(work, dump, [shard for shard, place in zip(shards, kept, strict=True) if place is None])
         for shard, found, place in zip(shards, names, kept, strict=True):
             part = None if place is None else self._load(place, work.makes, shard.file.index)
             if part is None:
                 _, part = next(made if place is None else self.engine.map(work, dump, [shard]))
-                if found and self._digest(shard.file) == contents[shard.file.index]:
-                    self._save(found[0], part)
+                if found and all(self._digest(file) == contents[file.index] for file in shard.files):
+                    self._save(found[0], part.moved(-shard.file.index))
             yield shard, part
 
     def _prepare(self) -> None:
@@ -81,12 +81,14 @@ class Cached:
         except OSError as error:
             raise ConfigError(f"--cache {self.folder}: cannot be written: {error.strerror or error}") from None
 
-    def _names(self, work: Work[PartT], dump: Dump, shard: Shard, content: str | None) -> list[Path]:
+    def _names(self, work: Work[PartT], dump: Dump, shard: Shard, contents: Mapping[int, str | None]) -> list[Path]:
         """Where the part of a shard may be found: first where it would be saved."""
-        if content is None:
+        content = [contents[file.index] for file in shard.files]
+        if None in content:
             return []
         rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-        about = [content, rows, described(dump.question(shard.file)), tool()]
+        names = shard.paths if len(shard.files) > 1 else ()  # what is told of several files names them
+        about = [content, names, rows, described(dump.question(shard.file)), tool()]
         return [self.folder / "parts" / _hash([*about, described(asked)]) for asked in work.asked(shard.file)]
 
     def _load(self, place: Path, kind: Any, index: int) -> Any:
@@ -97,7 +99,7 @@ class Cached:
             if _checksum(place, size, body) != checksum:
                 return None
             unpacked = pa.decompress(body, int.from_bytes(size, "little"), "zstd", asbytes=True)
-            return unpack(unpacked, kind).at_file(index)
+            return unpack(unpacked, kind).moved(index)
         except (OSError, UnpackableError, pa.ArrowException, ValueError, MemoryError):
             return None
 

@@ -38,13 +38,14 @@ def fewer_threads(threads: int, memory: int, dump: Dump) -> int:
     Raises:
         ConfigError: one is too many.
     """
-    largest = max(dump.units, key=unit_bytes, default=None)
+    largest = max(dump.readings, key=unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
     each = unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)
     if possible < 1:
-        group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
+        what = "the small files from" if largest.along else f"row group {largest.row_group} of"
+        group = f"{what} {largest.file.path}{' on' * bool(largest.along)}, {largest.tokens:,} tokens"
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
             f"--memory-limit {-(-memory // 1_000_000):,}MB is too little for {group}; allow {least:,}MB, or "

@@ -100,21 +100,21 @@ def _knock(address: str | None) -> None:
 
 def made_there(work: Work[PartT], dump: Dump, version: str) -> PartT | MismatchctlError:
     """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
-    file = dump.files[0]
     node = os.uname().nodename
     if tool() != version:
         return DataError(
             f"the Ray worker on {node} runs another version of mismatchctl, or of numpy or pyarrow",
             remedy="install the same on every node, or send it along as docs/cluster.md shows",
         )
-    if "://" not in file.location and not os.path.exists(file.location):
+    unseen = (file for file in dump.files if "://" not in file.location and not os.path.exists(file.location))
+    if (file := next(unseen, None)) is not None:
         return DataError(
             f"the Ray worker on {node} does not see this file",
             file=file.path,
             remedy="put the dump on storage that all nodes share under one path, or on an object store",
         )
     try:
-        return make(work, dump, Shard(dump.units))
+        return make(work, dump, Shard(dump.readings))
     except MismatchctlError as error:
         return error
 

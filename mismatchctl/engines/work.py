@@ -1,7 +1,8 @@
 """What an engine runs: a piece of work, done on the units of a dump, whose parts are merged in the order of the input.
 
-Units of one file are merged first, as a shard; shards are merged after that. This order is the same wherever a shard
-is made, in threads of this process, on another machine or in an earlier run, and so are the bytes of what comes of it.
+Units of one file are merged first, as a shard (small files that are read as one unit are one too); shards are merged
+after that. This order is the same wherever a shard is made, in threads of this process, on another machine or in an
+earlier run, and so are the bytes of what comes of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import reduce
 from operator import add
 from typing import Any, Protocol, TypeVar
 
-from mismatchctl.dumps import Dump, DumpFile, Unit
+from mismatchctl.dumps import Dump, DumpFile, Unit, files_of
 
 SHARD_TOKENS = 1 << 24
 """Tokens of a shard, about; a larger file is several shards, so that what is open of a file stays bounded."""
@@ -24,8 +25,8 @@ class Part(Protocol):
     def __add__(self, other: Any, /) -> Any:
         """Both."""
 
-    def at_file(self, index: int) -> Any:
-        """The same of a file at another place in the dump."""
+    def moved(self, by: int) -> Any:
+        """The same of files that lie so many places further on in the dump."""
 
 
 PartT = TypeVar("PartT", bound=Part)
@@ -48,14 +49,24 @@ class Work(Protocol[Made]):
 
 @dataclass(frozen=True)
 class Shard:
-    """Units of one file that follow each other."""
+    """Units of one file that follow each other, or small files that are read together."""
 
     units: tuple[Unit, ...]
 
     @property
     def file(self) -> DumpFile:
-        """The file."""
+        """The file, or the first of them."""
         return self.units[0].file
+
+    @property
+    def files(self) -> tuple[DumpFile, ...]:
+        """All of them."""
+        return files_of(self.units)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where they lie, as shown to users."""
+        return tuple(file.path for file in self.files)
 
     @property
     def tokens(self) -> int:
@@ -78,7 +89,7 @@ def shards_of(dump: Dump) -> Iterator[Shard]:
     """All units of a dump as shards; where they are cut depends on each file alone."""
     units: list[Unit] = []
     tokens = 0
-    for unit in dump.units:
+    for unit in dump.readings:
         if units and (unit.file is not units[0].file or tokens + unit.tokens > SHARD_TOKENS):
             yield Shard(tuple(units))
             units, tokens = [], 0

@@ -147,9 +147,9 @@ class RunSums:
             breakdowns, self.joint + other.joint, self.tokens + other.tokens, self.sequences + other.sequences
         )
 
-    def at_file(self, index: int) -> RunSums:
-        """The same sums of one file, which has another place in the dump."""
-        return replace(self, tokens=self.tokens.at_file(index), sequences=self.sequences.at_file(index))
+    def moved(self, by: int) -> RunSums:
+        """The same sums of files that lie so many places further on in the dump."""
+        return replace(self, tokens=self.tokens.moved(by), sequences=self.sequences.moved(by))
 
 
 class RunCollector:
@@ -187,7 +187,7 @@ def _worst_tokens(kernel: Kernel, ratios: Ratios, batch: TokenBatch, threshold: 
     sequence = np.searchsorted(batch.segments.offsets, found, side="right") - 1
     token = found - batch.segments.offsets[sequence]
     position = token if batch.position is None else batch.position[found]
-    place = np.stack([np.full(len(found), batch.file), batch.rows[sequence], position], axis=1)
+    place = np.stack([batch.file[sequence], batch.rows[sequence], position], axis=1)
     policy, reference = ratios.given
     fields: dict[str, NDArray[Any]] = {
         "token": token,
@@ -206,7 +206,7 @@ def _least_of_worst(scores: Float64s) -> float:
 def _worst_sequences(columns: Columns, batch: TokenBatch, threshold: float) -> Worst:
     score = np.abs(columns["log_ratio"])
     found = np.flatnonzero((score > 0) & (score >= max(threshold, _least_of_worst(score))))
-    place = np.stack([np.full(len(found), batch.file), batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
+    place = np.stack([batch.file[found], batch.rows[found], np.zeros(len(found), np.int64)], axis=1)
     length = np.maximum(columns["tokens"][found], 1)
     fields: dict[str, NDArray[Any]] = {
         "tokens": columns["tokens"][found].astype(np.int64),

@@ -139,10 +139,10 @@ class Sums:
             runs[name] = runs[name] + run if name in runs else run
         return Sums(cells, runs, self.sequences + other.sequences)
 
-    def at_file(self, index: int) -> Sums:
-        """The same sums of one file, which has another place in the dump."""
-        runs = {name: run.at_file(index) for name, run in self.runs.items()}
-        rows = tuple(columns | {"file": np.full_like(columns["file"], index)} for columns in self.sequences)
+    def moved(self, by: int) -> Sums:
+        """The same sums of files that lie so many places further on in the dump."""
+        runs = {name: run.moved(by) for name, run in self.runs.items()}
+        rows = tuple(columns | {"file": columns["file"] + by} for columns in self.sequences)
         return Sums(self.cells, runs, rows)
 
 
@@ -391,7 +391,7 @@ def _sequence_rows(
     """What `--sequences` needs: names and place of each sequence, and all its columns, along the plan's axes."""
     place = {
         "run": np.full(len(batch), run, object),
-        "file": np.full(len(batch), batch.file),
+        "file": batch.file,
         "row": batch.rows,
         "_step": np.repeat(np.array([str(step) for step, _ in names], object), sizes),
         "_scope": scopes,

@@ -77,11 +77,9 @@ class Worst:
         fields = {name: np.concatenate([_field(self, name), _field(other, name)]) for name in names}
         return Worst.of(np.concatenate([self.score, other.score]), np.concatenate([self.place, other.place]), fields)
 
-    def at_file(self, index: int) -> Worst:
-        """The same rows of one file, which has another place in the dump."""
-        place = self.place.copy()
-        place[:, 0] = index
-        return Worst(self.score, place, self.fields)
+    def moved(self, by: int) -> Worst:
+        """The same rows of files that lie so many places further on in the dump."""
+        return Worst(self.score, self.place + np.array([by, 0, 0]), self.fields)
 
     @property
     def threshold(self) -> float:

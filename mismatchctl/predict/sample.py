@@ -127,7 +127,7 @@ def sample_of(
         return [collect(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
 
     sample, done, expected = empty_sample(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
-    for unit, parts in ordered_map(work, dump.units, threads or default_threads()):
+    for unit, parts in ordered_map(work, dump.readings, threads or default_threads()):
         sample = reduce(add, parts, sample)
         done += unit.tokens
         if progress is not None:

@@ -20,8 +20,10 @@ from mismatchctl.stores.failures import failure
 from mismatchctl.stores.objects import ObjectStore
 from mismatchctl.stores.store import Store, first_line, printable
 
-__all__ = ["Store", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
+__all__ = ["ASKED_AT_ONCE", "Store", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
 
+ASKED_AT_ONCE = 16
+"""Questions over the network that wait for their answers at the same time."""
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)

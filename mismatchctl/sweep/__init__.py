@@ -39,7 +39,7 @@ class _Done:
     def __add__(self, other: _Done) -> _Done:
         return _Done(self.sums + other.sums, self.sequences + other.sequences)
 
-    def at_file(self, index: int) -> _Done:
+    def moved(self, by: int) -> _Done:
         return self
 
 

@@ -277,7 +277,7 @@ class Found:
             both[number] = both[number] + more if number in both else more
         return Found(both)
 
-    def at_file(self, index: int) -> Found:
+    def moved(self, by: int) -> Found:
         """The same: it holds no place."""
         return self
 
