@@ -149,7 +149,7 @@ class TokenBatch:
         advantages: per token [T], where the dump has them (a scalar per sequence is repeated).
         columns: per-sequence values [S] by name (step, prompt_id, reward, any column named with `--by`);
             numbers are float64 or int64, a missing number is NaN, other values are objects or None.
-        file: index of the file of each sequence [S].
+        file: index of the file of each sequence [S]; 0 where it is not given.
         rows: row of each sequence in its file [S] (its first row in the long layout).
         others: more columns of the contract by name: log-probs of further policies [T], experts [T, K]; NaN where a
             sequence lacks them.
@@ -168,6 +168,10 @@ class TokenBatch:
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     trims: Mapping[Any, Float64s] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.file) < len(self.rows):  # not given: all are of one
+            object.__setattr__(self, "file", np.zeros(len(self.rows), np.int64))
 
     def __len__(self) -> int:
         return len(self.segments)

@@ -39,8 +39,12 @@ VERBS: dict[str, list[str]] = {
     "report": ["report", "r.json", "--html", "out/r.html"],
     "diagnose": ["diagnose", "a.parquet", "--json"],
     "advise": ["advise", "a.parquet", "-o", "out/a.json"],
+    "combined": ["report", "r.json", "c.json", "v.json", "-o", "out/all.json", "--html", "out/all.html"],
+    "figures": ["report", "r.json", "--figures", "out/figures"],
+    "markdown": ["analyze", "a.parquet", "--markdown", "out/r.md", "--html", "out/r.html"],
+    "watch": ["watch", "a.parquet", "--until-idle", "0.1s", "--every", "0.1s", "--html", "out/w.html"],
 }
-CLOBBERS = ("analyze", "report", "sweep", "compare", "gate", "convert")
+CLOBBERS = ("analyze", "report", "sweep", "compare", "gate", "convert", "markdown")
 """Verbs that replace an output with --force."""
 
 
@@ -87,6 +91,8 @@ class Killer:
         make_dump(folder / "a.parquet")
         make_dump(folder / "b.parquet", seed=1)
         shutil.copy(zygote.RESULT, folder / "r.json")
+        for argv in (["compare", "a.parquet", "b.parquet", "-o", "c.json"], ["advise", "a.parquet", "-o", "v.json"]):
+            zygote.run(folder, zygote.command(argv))
         self.expected: dict[str, dict[str, bytes]] = {}
         self.took: dict[str, float] = {}
 

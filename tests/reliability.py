@@ -1,7 +1,8 @@
 """The long form of the fuzz harness, of the kills and of the faults; writes docs/reliability.md with what they found.
 
 `python tests/reliability.py --cases 20000 --kills 1000 --write docs/reliability.md` does it all. What was found is kept
-as lines of JSON in a folder (`--log`), and a further run goes on where it ended; `--cases 0 --kills 0` only writes.
+as lines of JSON in a folder (`--log`), and a further run goes on where it ended. Sections of a document that is there
+already are left as they stand where the log has nothing of them: so one harness can be run again by itself.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -222,8 +226,14 @@ def versions(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def document(folder: Path) -> str:
-    """docs/reliability.md."""
+def document(folder: Path, earlier: str = "") -> str:
+    """docs/reliability.md; what is no line in the log is left as it stood."""
+
+    def section(title: str, name: str, told: Callable[[list[dict[str, Any]]], list[str]]) -> list[str]:
+        found = logged(folder, name)
+        stood = re.search(rf"^## {title}\n\n(.*?)\n(?=\n## )", earlier, re.MULTILINE | re.DOTALL)
+        return ["", f"## {title}", "", *(told(found) if found or stood is None else stood[1].splitlines())]
+
     lines = [
         "# Reliability",
         "<!-- Written by tests/reliability.py; run it again instead of editing. -->",
@@ -233,12 +243,12 @@ def document(folder: Path) -> str:
         "there in part. Where that is not so, as far as it is known, stands under Limits.",
         f"Measured on Python {platform.python_version()}, pyarrow {pyarrow.__version__}.",
         "Cases, kills and faults are of several commits, some before the last changes: run them again to be sure.",
-        *("", "## Cases", "", *cases(logged(folder, "cases"), len(logged(folder, "earlier")))),
-        *("", "## Bytes that a library decodes", "", *natives(logged(folder, "natives"))),
-        *("", "## Guided by coverage", "", *guided(logged(folder, "guided"))),
-        *("", "## Kills", "", *kills(logged(folder, "kills"))),
-        *("", "## Faults of the machine", "", *faults(logged(folder, "faults"))),
-        *("", "## Versions", "", *versions(logged(folder, "versions"))),
+        *section("Cases", "cases", lambda found: cases(found, len(logged(folder, "earlier")))),
+        *section("Bytes that a library decodes", "natives", natives),
+        *section("Guided by coverage", "guided", guided),
+        *section("Kills", "kills", kills),
+        *section("Faults of the machine", "faults", faults),
+        *section("Versions", "versions", versions),
         *(
             "",
             "## Kinds of failure",
@@ -259,19 +269,23 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=20_000, help="further ones; their seeds follow those of the log")
     parser.add_argument("--kills", type=int, default=1_000, help="further ones")
     parser.add_argument("--natives", type=int, default=5_000, help="files of each part whose bytes are exchanged")
-    parser.add_argument("--log", type=Path, default=Path("/tmp/mismatchctl-reliability"), help="where lines are kept")
+    parser.add_argument("--log", type=Path, help="where lines are kept; default: a new temporary folder")
     parser.add_argument("--write", type=Path)
     asked = parser.parse_args()
+    asked.log = asked.log or Path(tempfile.mkdtemp(prefix="mismatchctl-reliability-"))
     asked.log.mkdir(parents=True, exist_ok=True)
     first, seed = len(logged(asked.log, "cases")), len(logged(asked.log, "kills"))
     os.environ.setdefault("FAULTS_FILES", "10000")
     with ThreadPoolExecutor(2) as pool:  # its threads only wait for processes
-        pool.submit(extend, asked.log, "cases", "fuzz_check.py", str(first), str(asked.cases)).result()
-        pool.submit(extend, asked.log, "kills", "kills.py", str(seed), str(asked.kills)).result()
+        if asked.cases:
+            pool.submit(extend, asked.log, "cases", "fuzz_check.py", str(first), str(asked.cases)).result()
+        if asked.kills:
+            pool.submit(extend, asked.log, "kills", "kills.py", str(seed), str(asked.kills)).result()
     if asked.natives:
         extend(asked.log, "natives", "natives.py", "0", str(asked.natives))
     extend(asked.log, "faults", "faults.py")
-    text = document(asked.log)
+    earlier = asked.write.read_text(encoding="utf-8") if asked.write and asked.write.exists() else ""
+    text = document(asked.log, earlier)
     asked.write.write_text(text, encoding="utf-8") if asked.write else print(text)
 
 
