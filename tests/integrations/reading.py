@@ -15,7 +15,7 @@ def recorded(folder: Path, columns: tuple[str, ...], problems: Problems | None =
     numbers: dict[tuple[Any, Any], int] = {}
     for unit in dump.units:
         for batch in dump.read(unit, problems if problems is not None else Problems()):
-            ids = dump.token_ids(batch.file, batch.rows.tolist()) if "token_ids" in columns else {}
+            ids = dump.token_ids(int(batch.file[0]), batch.rows.tolist()) if "token_ids" in columns else {}
             for row in range(len(batch)):
                 one = batch.sequences(row, row + 1)
                 step = one.columns["step"][0]
