@@ -55,6 +55,11 @@ def estimate(value: float | None, se: float | None, unit: str = "") -> str:
     return f"({middle})e{exponent}" if scientific else f"{middle} %" if percent else middle
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things: `1 step`, `1,024 steps`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def missing(status: str) -> str:
     """What to print for an undefined value: a dash and its reason."""
     return DASH if status in ("", "ok") else f"{DASH} ({status})"

@@ -45,7 +45,7 @@ def test_together_as_alone() -> None:
         np.testing.assert_allclose(sums.table.sums, alone.table.sums, rtol=1e-13, atol=1e-15)
         np.testing.assert_array_equal(sums.table.maxima, alone.table.maxima)
         own, other = sums.pairs["mismatch"], alone.pairs["mismatch"]
-        for name in ("places", "tokens", "signed", "counts"):
+        for name in ("places", "tokens", "bins", "counts"):
             np.testing.assert_array_equal(getattr(own.histogram, name), getattr(other.histogram, name))
         np.testing.assert_allclose(own.histogram.k3, other.histogram.k3, rtol=1e-13)
         np.testing.assert_array_equal(own.token_tail, other.token_tail)
@@ -96,8 +96,8 @@ def test_histograms_add(size: int) -> None:
     both = one + other
     for where, what, most in (
         ("places", "tokens", BUCKETS * MAGNITUDES),
-        ("signed", "counts", SIGNED),
-        ("signed", "k3", SIGNED),
+        ("bins", "counts", SIGNED),
+        ("bins", "k3", SIGNED),
     ):
         expected = np.zeros(most)
         for own in (one, other):
@@ -137,5 +137,5 @@ def test_tables_are_zero_whoever_had_them_before() -> None:
 def same_histograms(found: Sums, expected: Sums) -> None:
     for key, sums in expected.cells.items():
         own, other = found.cells[key].pairs["mismatch"].histogram, sums.pairs["mismatch"].histogram
-        for name in ("places", "tokens", "signed", "counts", "k3"):
+        for name in ("places", "tokens", "bins", "counts", "k3"):
             np.testing.assert_array_equal(getattr(own, name), getattr(other, name))

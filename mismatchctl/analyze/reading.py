@@ -17,7 +17,7 @@ from mismatchctl.batch import TokenBatch
 from mismatchctl.contract import BY_NAME, VERSIONS
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
-from mismatchctl.engines import Engine, Part, shards_of
+from mismatchctl.engines import Engine, Mergeable, shards_of
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.hashes import Value
@@ -26,7 +26,7 @@ WANTED = ("current_log_probs", "advantages", "reward", "prompt_id", "sequence_id
 """Optional columns that the pass makes use of."""
 MayGrow = Callable[[str, Value], bool]
 """Whether more of (run, step) may come."""
-PartT = TypeVar("PartT", bound=Part)
+MergeableT = TypeVar("MergeableT", bound=Mergeable)
 
 
 class Batches:
@@ -77,18 +77,18 @@ class OnBatches(Protocol):
 
 
 @dataclass(frozen=True)
-class Read(Generic[PartT]):
+class Read(Generic[MergeableT]):
     """What was made of the units of a shard, and the account of reading them: valid tokens by file, and problems."""
 
-    made: PartT
+    made: MergeableT
     tokens: dict[int, int]
     problems: Problems
 
-    def __add__(self, other: Read[PartT]) -> Read[PartT]:
+    def __add__(self, other: Read[MergeableT]) -> Read[MergeableT]:
         tokens = Counter(self.tokens) + Counter(other.tokens)
         return Read(self.made + other.made, dict(tokens), self.problems + other.problems)
 
-    def moved(self, by: int) -> Read[PartT]:
+    def moved(self, by: int) -> Read[MergeableT]:
         """The same of files that lie so many places further on in the dump."""
         tokens = {file + by: number for file, number in self.tokens.items()}
         return replace(self, made=self.made.moved(by), tokens=tokens)

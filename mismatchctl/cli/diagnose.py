@@ -33,6 +33,7 @@ from mismatchctl.cli.output import (
     signed,
     write,
 )
+from mismatchctl.numbers import counted
 
 
 def diagnose(
@@ -78,7 +79,7 @@ def diagnose(
     for warning in found.warnings:
         say(f"warning: {warning}", quiet)
     for (file, reason), count in found.problems.counts.items():
-        say(f"warning: left out of {file}: {count:,} sequence{'s' * (count != 1)}, {reason}", quiet)
+        say(f"warning: left out of {file}: {counted(count, 'sequence')}, {reason}", quiet)
     from mismatchctl.render.pages.diagnose import document
 
     files: list[tuple[Path, bytes]] = []

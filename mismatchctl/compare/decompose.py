@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
-from mismatchctl.compare.model import Carrier, Decomposition, Label, Part
+from mismatchctl.compare.model import Carrier, Contribution, Decomposition, Label
 from mismatchctl.errors import DataError
 from mismatchctl.resample import Sample, find_metric, resample, sample_of_step, sample_of_value
 from mismatchctl.result import Breakdown, Groups, RunResult
@@ -156,7 +156,7 @@ def _decomposition(
         return None
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     parts = [
-        Part.model_validate(
+        Contribution.model_validate(
             {
                 **place,
                 "tokens": (float(shares[0][index]), float(shares[1][index])),
@@ -179,7 +179,7 @@ def _decomposition(
     )
 
 
-def _carrier(parts: Sequence[Part], ordered: bool) -> Carrier | None:
+def _carrier(parts: Sequence[Contribution], ordered: bool) -> Carrier | None:
     """What carries more of the change than its share of K3, if that is most of the change and stands out."""
     total = np.array([part.total for part in parts])
     if not np.isfinite(total).all() or total.sum() == 0:

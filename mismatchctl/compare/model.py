@@ -59,7 +59,7 @@ class Change(FiniteModel):
     status: str = "ok"
 
 
-class Part(FiniteModel):
+class Contribution(FiniteModel):
     """What one bin, step or value contributes to the change of K3.
 
     `mix`: more or fewer tokens there, where K3 differs from the mean; `level`: larger or smaller K3 there. A bin is
@@ -104,7 +104,7 @@ class Decomposition(FiniteModel):
     difference: float
     mix: float
     level: float
-    parts: list[Part]
+    parts: list[Contribution]
     carrier: Carrier | None = None
 
 

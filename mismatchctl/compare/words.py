@@ -10,10 +10,10 @@ from mismatchctl.compare.model import (
     Change,
     Comparison,
     Contrast,
+    Contribution,
     Decomposition,
     GrowthContrast,
     PairedTokens,
-    Part,
 )
 from mismatchctl.numbers import label, number
 from mismatchctl.result import Growth, Value
@@ -60,11 +60,11 @@ def headline(contrast: Contrast, confidence: float) -> str:
 
 def _size(change: Change, confidence: float) -> str:
     relative = change.relative is not None
-    size = signed_percent(change.relative) if relative else signed(change.difference)
+    size = signed_percent(change.relative) if relative else with_sign(change.difference)
     ends = change.relative_interval if relative else change.interval
     if ends is None:
         return f"{size}, {change.status}"
-    low, high = (signed_percent(end) if relative else signed(end) for end in ends)
+    low, high = (signed_percent(end) if relative else with_sign(end) for end in ends)
     tail = " (heavy_tail: it may cover less)" if change.reference.tail or change.other.tail else ""
     return f"{size}, {100 * confidence:.0f} % interval {low} to {high}{tail}, {significance(change)}"
 
@@ -154,7 +154,7 @@ def carrier_name(decomposition: Decomposition, carrier: Carrier) -> str:
     return f"{decomposition.quantity}{many if decomposition.ordered else ''} {shown}"
 
 
-def part_name(decomposition: Decomposition, part: Part) -> str:
+def part_name(decomposition: Decomposition, part: Contribution) -> str:
     """A bin, step or value in a table."""
     if part.low is None:
         return f"{decomposition.quantity} {label(part.label)}"
@@ -188,8 +188,8 @@ def mixes(contrast: Contrast) -> Iterator[str]:
     most = max(contrast.decompositions, key=lambda found: abs(found.mix), default=None)
     if most is not None and abs(most.mix) >= MIX_MATTERS * abs(most.difference) > 0:
         yield (
-            f"by {most.quantity}, {signed(most.mix)} of the change is mix (more or fewer tokens in place), "
-            f"{signed(most.level)} is level (larger or smaller K3 in place)"
+            f"by {most.quantity}, {with_sign(most.mix)} of the change is mix (more or fewer tokens in place), "
+            f"{with_sign(most.level)} is level (larger or smaller K3 in place)"
         )
 
 
@@ -208,7 +208,7 @@ def tokens_sentence(contrast: Contrast) -> str:
     error = "" if change.se is None else f" ± {number(change.se)}"
     parts.append(
         f"the log ratio differs in {number(paired.moved, 'fraction')} of them, "
-        f"by {number(paired.abs_log_ratio_change)} on average; K3 changes by {signed(change.value)}{error} per token"
+        f"by {number(paired.abs_log_ratio_change)} on average; K3 changes by {with_sign(change.value)}{error} per token"
     )
     if paired.correlation is not None:
         parts.append(f"log ratios correlate {number(paired.correlation, 'correlation')}")
@@ -248,7 +248,7 @@ def method(comparison: Comparison) -> str:
     )
 
 
-def signed(value: float | None) -> str:
+def with_sign(value: float | None) -> str:
     """A difference with its sign."""
     text = number(value)
     return text if value is None or value <= 0 else f"+{text}"

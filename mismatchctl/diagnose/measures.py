@@ -84,11 +84,6 @@ def percent(share: float) -> str:
     return f"{value:.3g} %" if abs(value) < 99.95 else f"{value:,.0f} %"
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things as text."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
     """The marked sequences [S] by descending score, the first three."""
     found = np.flatnonzero(sequences)

@@ -1,6 +1,6 @@
 """Where the units of work run."""
 
 from mismatchctl.engines.local import Local
-from mismatchctl.engines.work import Engine, Part, Shard, Work, shards_of
+from mismatchctl.engines.work import Engine, Mergeable, Shard, Work, shards_of
 
-__all__ = ["Engine", "Local", "Part", "Shard", "Work", "shards_of"]
+__all__ = ["Engine", "Local", "Mergeable", "Shard", "Work", "shards_of"]

@@ -29,7 +29,7 @@ import mismatchctl
 from mismatchctl.dumps import Dump, DumpFile
 from mismatchctl.engines.local import default_threads, ordered_map
 from mismatchctl.engines.pack import UnpackableError, pack, unpack
-from mismatchctl.engines.work import Engine, PartT, Shard, Work
+from mismatchctl.engines.work import Engine, MergeableT, Shard, Work
 from mismatchctl.errors import ConfigError, MismatchctlError
 from mismatchctl.files import write_atomically
 from mismatchctl.stores import store_of
@@ -54,7 +54,7 @@ class Cached:
     engine: Engine
     folder: Path
 
-    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """The part of each shard.
 
         Raises:
@@ -81,7 +81,9 @@ class Cached:
         except OSError as error:
             raise ConfigError(f"--cache {self.folder}: cannot be written: {error.strerror or error}") from None
 
-    def _names(self, work: Work[PartT], dump: Dump, shard: Shard, contents: Mapping[int, str | None]) -> list[Path]:
+    def _names(
+        self, work: Work[MergeableT], dump: Dump, shard: Shard, contents: Mapping[int, str | None]
+    ) -> list[Path]:
         """Where the part of a shard may be found: first where it would be saved."""
         content = [contents[file.index] for file in shard.files]
         if None in content:

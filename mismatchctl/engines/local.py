@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from mismatchctl.dumps import Dump
 from mismatchctl.engines.memory import fewer_threads
-from mismatchctl.engines.work import PartT, Shard, Work
+from mismatchctl.engines.work import MergeableT, Shard, Work
 
 Unit = TypeVar("Unit")
 Done = TypeVar("Done")
@@ -34,7 +34,7 @@ class Local:
     threads: int | None = None
     memory: int | None = None
 
-    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """The part of each shard; units of several shards are read at once.
 
         Raises:
@@ -44,7 +44,7 @@ class Local:
         if self.memory is not None:
             threads = fewer_threads(threads, self.memory, dump)
         units = ((shard, unit) for shard in shards for unit in shard.units)
-        merged: PartT | None = None
+        merged: MergeableT | None = None
         for (shard, unit), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
             merged = part if merged is None else merged + part
             if unit is shard.units[-1]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mismatchctl.dumps import Dump
 from mismatchctl.engines.cache import tool
-from mismatchctl.engines.work import PartT, Shard, Work, make
+from mismatchctl.engines.work import MergeableT, Shard, Work, make
 from mismatchctl.errors import ConfigError, DataError, MismatchctlError
 
 RETRIES = 5
@@ -38,7 +38,7 @@ class Ray:
 
     address: str | None = None
 
-    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """The part of each shard.
 
         Raises:
@@ -98,7 +98,7 @@ def _knock(address: str | None) -> None:
         socket.create_connection((host, int(port)), _PATIENCE).close()
 
 
-def made_there(work: Work[PartT], dump: Dump, version: str) -> PartT | MismatchctlError:
+def made_there(work: Work[MergeableT], dump: Dump, version: str) -> MergeableT | MismatchctlError:
     """The part of a shard, as a task on a worker; an error is handed back, to be raised in its turn."""
     node = os.uname().nodename
     if tool() != version:

@@ -19,7 +19,7 @@ SHARD_TOKENS = 1 << 24
 """Tokens of a shard, about; a larger file is several shards, so that what is open of a file stays bounded."""
 
 
-class Part(Protocol):
+class Mergeable(Protocol):
     """What comes of a unit. `+` merges, in the order of the input."""
 
     def __add__(self, other: Any, /) -> Any:
@@ -29,8 +29,8 @@ class Part(Protocol):
         """The same of files that lie so many places further on in the dump."""
 
 
-PartT = TypeVar("PartT", bound=Part)
-Made = TypeVar("Made", bound=Part, covariant=True)
+MergeableT = TypeVar("MergeableT", bound=Mergeable)
+Made = TypeVar("Made", bound=Mergeable, covariant=True)
 
 
 class Work(Protocol[Made]):
@@ -77,7 +77,7 @@ class Shard:
 class Engine(Protocol):
     """Where shards are made."""
 
-    def map(self, work: Work[PartT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, PartT]]:
+    def map(self, work: Work[MergeableT], dump: Dump, shards: Iterable[Shard]) -> Iterator[tuple[Shard, MergeableT]]:
         """The part of each shard, in the order given.
 
         Raises:
@@ -99,7 +99,7 @@ def shards_of(dump: Dump) -> Iterator[Shard]:
         yield Shard(tuple(units))
 
 
-def make(work: Work[PartT], dump: Dump, shard: Shard) -> PartT:
+def make(work: Work[MergeableT], dump: Dump, shard: Shard) -> MergeableT:
     """The part of a shard, one unit after the other."""
-    parts: Iterator[PartT] = (work(dump, unit) for unit in shard.units)
+    parts: Iterator[MergeableT] = (work(dump, unit) for unit in shard.units)
     return reduce(add, parts)

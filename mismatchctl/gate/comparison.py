@@ -17,7 +17,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.rules import Allowance
-from mismatchctl.gate.verdict import Part
+from mismatchctl.gate.verdict import K3Part
 from mismatchctl.measure.layers import BINS, PROBABILITIES
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.resample import (
@@ -79,7 +79,7 @@ class Comparison:
     statistics: list[Statistic]
     p: float
     smallest: Float64s
-    parts: list[Part] = field(default_factory=list)
+    parts: list[K3Part] = field(default_factory=list)
 
     def critical(self, level: float) -> float:
         """The weighted p-value up to which one statistic fails at that level of all of them."""
@@ -234,7 +234,7 @@ def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:
     return float(found.sum()) / total if total > 0 else math.nan
 
 
-def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
+def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[K3Part]:
     """How much more K3 there is in the bulk, the shoulder and the tail, per token, with 90 % intervals."""
     low, high = old.cap(BULK), old.cap(SHOULDER)
     pieces: dict[Literal["bulk", "shoulder", "tail"], list[Float64s]] = {
@@ -248,7 +248,7 @@ def parts_of(exchange: Exchange, new: Layers, old: Layers) -> list[Part]:
         tokens = [each.tokens if above.shape[1] > 1 else each.tokens.sum(1, keepdims=True) for each in (new, old)]
         rise, interval = _rise(exchange, above, tokens[0], below, tokens[1])
         share = float(below.sum()) / whole if whole > 0 else None
-        found.append(Part(name=name, share=share, rise=rise, interval=interval))
+        found.append(K3Part(name=name, share=share, rise=rise, interval=interval))
     return found
 
 

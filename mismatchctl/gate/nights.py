@@ -19,7 +19,7 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparison import BULK, SHOULDER, WEIGHTS, is_layered, rise_within_bins
 from mismatchctl.gate.rules import Allowance
-from mismatchctl.gate.verdict import Part
+from mismatchctl.gate.verdict import K3Part
 from mismatchctl.measure.table import mix
 from mismatchctl.resample import Layers, Sample, TableMetric
 
@@ -46,7 +46,7 @@ class Change:
     p: float
     p_last: float
     first: int
-    part: Part | None
+    part: K3Part | None
     rise: float
     room: float
 
@@ -75,7 +75,7 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
     best = int(adjusted[:, 0].argmin())
     place = int(found[best].argmax())
     first = place + 1 if place < len(samples) - 1 else 0
-    part = Part(name=_PARTS[best - 1], rise=_rise(every[best], first, relative=True)) if best else None
+    part = K3Part(name=_PARTS[best - 1], rise=_rise(every[best], first, relative=True)) if best else None
     p, p_last = np.minimum(adjusted.min(axis=0), 1.0).tolist()
     before = float(values[: first or len(values)].mean())
     room = (allowance.relative * abs(before) + allowance.absolute) * (-1 if lower else 1)

@@ -29,7 +29,7 @@ A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this s
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
 
-class Part(FiniteModel):
+class K3Part(FiniteModel):
     """One part of K3: what most tokens do (bulk), what the largest do up to a cap (shoulder), and beyond it (tail).
 
     Attributes:
@@ -88,7 +88,7 @@ class Check(FiniteModel):
     sequences: int = 0
     pairing: Pairing = "none"
     detectable: float | None = None
-    parts: list[Part] = Field(default_factory=list)
+    parts: list[K3Part] = Field(default_factory=list)
     since: str = ""
     outcome: Outcome = "undecided"
     reason: str = ""

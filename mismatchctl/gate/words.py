@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from mismatchctl.escape import terminal as clean
-from mismatchctl.gate.verdict import LOWER, TRENDS, Check, Part, Verdict
+from mismatchctl.gate.verdict import LOWER, TRENDS, Check, K3Part, Verdict
 from mismatchctl.numbers import heavy_tail, number
 
 OUTCOMES = ("passed", "undecided", "failed")
@@ -145,7 +145,7 @@ def anatomy(check: Check) -> str:
     return head + ", ".join(found)
 
 
-def _rose(part: Part) -> str:
+def _rose(part: K3Part) -> str:
     assert part.rise is not None
     rise = _signed(part.rise)
     return rise if part.interval is None else f"{rise} ({_signed(part.interval[0])} to {_signed(part.interval[1])})"

@@ -47,14 +47,14 @@ class Histogram:
     Attributes:
         places: bucket * MAGNITUDES + magnitude bin of those that hold a token [N], ascending.
         tokens: how many [N].
-        signed: signed bins that hold a token [B], ascending.
+        bins: signed bins that hold a token [B], ascending.
         counts: how many [B].
         k3: the sum of their K3 [B].
     """
 
     places: Ints = field(default_factory=_no_places)
     tokens: NDArray[np.int64] = field(default_factory=_no_places)
-    signed: Ints = field(default_factory=_no_places)
+    bins: Ints = field(default_factory=_no_places)
     counts: NDArray[np.int64] = field(default_factory=_no_places)
     k3: Float64s = field(default_factory=lambda: np.zeros(0))
 
@@ -64,7 +64,7 @@ class Histogram:
     @property
     def size(self) -> int:
         """How many numbers it holds."""
-        return 2 * len(self.places) + 3 * len(self.signed)
+        return 2 * len(self.places) + 3 * len(self.bins)
 
     @staticmethod
     def together(parts: Sequence[Histogram]) -> Histogram:
@@ -74,20 +74,20 @@ class Histogram:
             return filled[0] if filled else parts[0]
         return Histogram(
             *_added([(own.places, own.tokens) for own in filled], BUCKETS * MAGNITUDES),
-            *_added([(own.signed, own.counts, own.k3) for own in filled], SIGNED),
+            *_added([(own.bins, own.counts, own.k3) for own in filled], SIGNED),
         )
 
     def by_bin(self) -> tuple[NDArray[np.int64], Float64s]:
         """Tokens and K3 by signed bin, [SIGNED] each."""
         tokens, k3 = np.zeros(SIGNED, np.int64), np.zeros(SIGNED)
-        tokens[self.signed], k3[self.signed] = self.counts, self.k3
+        tokens[self.bins], k3[self.bins] = self.counts, self.k3
         return tokens, k3
 
     def by_bucket(self) -> tuple[Ints, Float64s]:
         """Magnitude bins that hold a token [M], and tokens by bucket that holds one and by those bins [B, M]."""
         starts = np.arange(BUCKETS + 1) * MAGNITUDES
         sizes = np.diff(np.searchsorted(self.places, starts))  # places ascend, so that nothing need be divided
-        buckets, filled = np.flatnonzero(sizes), np.unique(magnitude_of(self.signed))
+        buckets, filled = np.flatnonzero(sizes), np.unique(magnitude_of(self.bins))
         column = np.zeros(MAGNITUDES, np.int64)
         column[filled] = np.arange(len(filled))
         first, row = np.repeat(starts[buckets], sizes[buckets]), np.repeat(np.arange(len(buckets)), sizes[buckets])
@@ -154,6 +154,6 @@ def histograms_of(tables: PairTables, rows: Rows) -> dict[int, Histogram]:
     counts = counts.astype(np.int64)
     found = {}
     for place, cell in enumerate(cells.tolist()):
-        own, bins = slice(*of_rows[place : place + 2]), slice(*of_bins[place : place + 2])
-        found[cell] = Histogram(places[own], number[own], signed[bins], counts[bins], k3[bins].copy())
+        own, within = slice(*of_rows[place : place + 2]), slice(*of_bins[place : place + 2])
+        found[cell] = Histogram(places[own], number[own], signed[within], counts[within], k3[within].copy())
     return found

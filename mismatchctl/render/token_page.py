@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from mismatchctl import __version__
 from mismatchctl.browse import Browsed, Row, Threshold
 from mismatchctl.browse.thresholds import TOTALS
-from mismatchctl.numbers import label, number
+from mismatchctl.numbers import counted, label, number
 from mismatchctl.render.text import clean, short
 from mismatchctl.render.to.html import as_json, render_page
 
@@ -34,7 +34,7 @@ def render_tokens(browsed: Browsed) -> str:
         left -= last - row.first
     page = {
         "version": clean(__version__),
-        "title": f"{len(spans)} sequence{'s' * (len(spans) != 1)}, token by token",
+        "title": f"{counted(len(spans), 'sequence')}, token by token",
         "vocabulary": clean(browsed.vocabulary.name),
         "shades": [(f"n{place}", f"below −{SHADES[place - 1]:g}") for place in range(len(SHADES), 0, -1)]
         + [(f"p{place}", f"above {bound:g}") for place, bound in enumerate(SHADES, start=1)],

@@ -18,6 +18,7 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.correction import Correction
 from mismatchctl.files import write_atomically
 from mismatchctl.finite import FiniteModel
+from mismatchctl.numbers import counted
 from mismatchctl.result.finding import Confidence, Finding, Side
 from mismatchctl.result.story import Story
 from mismatchctl.views import ResultViews, RunViews
@@ -278,9 +279,9 @@ class Lag(FiniteModel):
         if self.steps is None:
             return self.status
         count = abs(self.steps)
-        how = f"follows it by {count} step{'s' * (count != 1)}" if self.steps > 0 else "moves with it"
+        how = f"follows it by {counted(count, 'step')}" if self.steps > 0 else "moves with it"
         if self.steps < 0:
-            how = f"leads it by {count} step{'s' * (count != 1)}"
+            how = f"leads it by {counted(count, 'step')}"
         return f"{how} (rank correlation of changes {self.correlation:.2f})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mismatchctl.numbers import counted
 from mismatchctl.result.model import LeftOut, Result
 from mismatchctl.result.story import MATTERS, story_of
 
@@ -21,8 +22,7 @@ def left_out_notes(left_out: Sequence[LeftOut]) -> list[str]:
     return [
         f"left out {item.file}: {item.example}"
         if item.reason == "file"
-        else f"left out of {item.file}: {item.count:,} sequence{'s' * (item.count != 1)}, {item.reason} "
-        f"(first: {item.example})"
+        else f"left out of {item.file}: {counted(item.count, 'sequence')}, {item.reason} (first: {item.example})"
         for item in left_out
     ]
 

@@ -8,6 +8,7 @@ from mismatchctl.batch import Bools, Float64s, Floats
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, percent
+from mismatchctl.numbers import counted
 
 _BITS = {"bfloat16": 8, "float16": 11}
 """Significant bits of each format; float32 has 24."""
@@ -38,7 +39,7 @@ def _test(case: Case) -> Diagnosis | None:
         decimals = _decimals(case.r if side == "rollout" else case.t)
         if decimals is not None:  # before formats of few bits, which hold many short decimals
             step = np.full(len(case.x), 10.0**-decimals)
-            return _diagnosis(case, side, f"{decimals} decimal{'s' * (decimals != 1)}", 1.0, 1e-3, step)
+            return _diagnosis(case, side, counted(decimals, "decimal"), 1.0, 1e-3, step)
         unsure = values[case.sound & (values < _UNSURE)]
         for name, bits in _BITS.items():
             kept = unsure[_on_lattice(unsure, bits)]

@@ -9,6 +9,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.edited_response import broken
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
+from mismatchctl.numbers import counted
 
 FARTHEST = 32
 _NEARLY_ALL, _SURE_SHARE, _TRACE = 0.8, 0.1, 0.02
@@ -73,7 +74,7 @@ def _test(case: Case) -> Diagnosis | None:
     clear = counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _CLEAR
     return Diagnosis(
         "high" if share > _SURE_SHARE or clear else "low" if share < _TRACE else "medium",
-        f"in {whole} the rollout's log-probs fit the trainer's {abs(common)} position{'s' * (abs(common) != 1)} "
+        f"in {whole} the rollout's log-probs fit the trainer's {counted(abs(common), 'position')} "
         f"{'earlier' if common > 0 else 'later'}: the difference is "
         f"{1 / max(float(np.median(agreement[found])), 1e-3):.3g} times smaller there",
         share=case.share(tokens),

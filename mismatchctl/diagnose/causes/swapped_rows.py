@@ -7,7 +7,8 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import counted, fact, listed, percent, share_of
+from mismatchctl.diagnose.measures import fact, listed, percent, share_of
+from mismatchctl.numbers import counted
 
 _BAD, _LEAST, _HEAD, _MOST = 0.2, 10, 32, 384
 _MATCH, _FEWEST, _SURE = 0.35, 2, 0.5

@@ -10,7 +10,8 @@ from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
-from mismatchctl.diagnose.measures import calibration, counted, fact, greedy, loudest, percent, related
+from mismatchctl.diagnose.measures import calibration, fact, greedy, loudest, percent, related
+from mismatchctl.numbers import counted
 from mismatchctl.result import Confidence
 
 _GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05

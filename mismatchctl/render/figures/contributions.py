@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.collections import LineCollection
 from matplotlib.patches import Patch
 
-from mismatchctl.compare.model import Decomposition, Part
+from mismatchctl.compare.model import Contribution, Decomposition
 from mismatchctl.numbers import number
 from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout
@@ -75,20 +75,20 @@ def _bars(where: Any, values: Any) -> Any:
     )
 
 
-def in_order(decomposition: Decomposition) -> list[Part]:
+def in_order(decomposition: Decomposition) -> list[Contribution]:
     """Parts as they lie on an axis; of too many values, those that contribute most."""
     parts = decomposition.parts if decomposition.parts[0].low is not None else decomposition.parts[:MOST_PARTS]
     return sorted(parts, key=_place, reverse=decomposition.quantity == "surprisal")
 
 
-def _place(part: Part) -> tuple[int, float, str]:
+def _place(part: Contribution) -> tuple[int, float, str]:
     if part.low is not None:
         return 0, part.low, ""
     number_like = isinstance(part.label, (int, float))
     return (0, float(part.label or 0), "") if number_like else (1, 0.0, label(part.label))
 
 
-def _tick(decomposition: Decomposition, part: Part) -> str:
+def _tick(decomposition: Decomposition, part: Contribution) -> str:
     if part.low is None:
         return short(label(part.label), 12)
     if decomposition.quantity == "surprisal":

@@ -8,7 +8,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
-from mismatchctl.numbers import DASH, estimate, heavy_tail, number
+from mismatchctl.numbers import DASH, counted, estimate, heavy_tail, number
 from mismatchctl.render.document import (
     BRIEF,
     USUAL,
@@ -103,7 +103,7 @@ def _facts(result: Result) -> list[str]:
     ]
     counts += [(sum(len(run.groups.labels) for run in runs), "step"), (len(provenance.inputs), "file")]
     counts += [(len(result.corrections), "correction")]
-    facts = [f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts]
+    facts = [counted(*each) for each in counts]
     left_out = sum(row.count for row in provenance.left_out)
     return [*facts, f"{left_out:,} left out"] if left_out else facts
 

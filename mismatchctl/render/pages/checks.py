@@ -9,7 +9,7 @@ from typing import Any
 from mismatchctl.doctor import Check, Dependency, Machine
 from mismatchctl.dumps.check import FileCheck
 from mismatchctl.frameworks.lint import LEVELS, Finding
-from mismatchctl.numbers import bytes_size, label
+from mismatchctl.numbers import bytes_size, counted, label
 from mismatchctl.render.document import USUAL, Card, Document, Facts, Headline, Note, Section, under
 
 _Line = tuple[str, str, int]
@@ -50,8 +50,7 @@ def _facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     )
     if rows:
         counts = [(rows, "row"), (sequences, "sound sequence"), (tokens, "valid token")]
-        told = (f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts)
-        yield "holds", ", ".join([bytes_size(size), *told])
+        yield "holds", ", ".join([bytes_size(size), *(counted(*each) for each in counts)])
     yield "run", first.run
     if first.layout is not None:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
@@ -75,8 +74,7 @@ def _faults(check: FileCheck) -> Iterable[tuple[str, str]]:
     for name, why in check.ignored.items():
         yield "left out", f"{name}: {why}"
     for bad in check.bad:
-        count = f"{bad.sequences:,} sequence{'s' * (bad.sequences != 1)}"
-        yield "bad data", f"{bad.reason} in {count}; first in row {bad.row}: {bad.problem}"
+        yield "bad data", f"{bad.reason} in {counted(bad.sequences, 'sequence')}; first in row {bad.row}: {bad.problem}"
 
 
 _COUNTED = {"error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "info": "note{s}"}

@@ -21,17 +21,17 @@ from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.saved import from_json
 from mismatchctl.texts import TextError, decoded, parse_json
 
-Kept = Result | Comparison | Verdict | Sweep | dict[str, Advice]
+Saved = Result | Comparison | Verdict | Sweep | dict[str, Advice]
 _REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
 
 
-def read(paths: Sequence[Path]) -> list[tuple[str, Kept]]:
+def read(paths: Sequence[Path]) -> list[tuple[str, Saved]]:
     """What verbs wrote as JSON, each under the name of its file; what a Result holds of other verbs follows it.
 
     Raises:
         DataError: one is something else, or damaged.
     """
-    found: list[tuple[str, Kept]] = []
+    found: list[tuple[str, Saved]] = []
     for path in paths:
         kept = _of(_data(path), path) or read_result(path)
         found.append((path.stem, kept))
@@ -72,7 +72,7 @@ def _data(path: Path) -> Any:
         raise DataError(f"not JSON: {error}", file=str(path), remedy=_REMEDY) from None
 
 
-def _of(data: Any, path: Path) -> Kept | None:
+def _of(data: Any, path: Path) -> Saved | None:
     """What a verb other than analyze wrote, told by what it holds; None where it is of none."""
     try:
         return _told(data) if isinstance(data, dict) and "provenance" not in data else None
@@ -80,7 +80,7 @@ def _of(data: Any, path: Path) -> Kept | None:
         raise DataError(f"damaged: {str(error).splitlines()[0]}", file=str(path), remedy=_REMEDY) from None
 
 
-def _told(data: Mapping[str, Any]) -> Kept | None:
+def _told(data: Mapping[str, Any]) -> Saved | None:
     plain = {key: value for key, value in data.items() if key not in ("tool", "version", "format")}
     if "contrasts" in data:
         if data.get("format") != FORMAT:

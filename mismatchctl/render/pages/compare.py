@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mismatchctl.compare.model import Change, Comparison, Contrast, Decomposition, Matrix, PairedTokens, Part
+from mismatchctl.compare.model import Change, Comparison, Contrast, Contribution, Decomposition, Matrix, PairedTokens
 from mismatchctl.compare.words import (
     MATRIX,
     correction_rows,
@@ -16,9 +16,9 @@ from mismatchctl.compare.words import (
     main_metrics,
     method,
     part_name,
-    signed,
     signed_percent,
     verdict,
+    with_sign,
 )
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.numbers import DASH, estimate, number
@@ -173,9 +173,9 @@ def _changes(
             item[0].title, kind="name", anchor=f"{scope}-{item[0].key}", brief=item[0].key)),
         (Head("reference", drop=0), lambda item: measured(item[1].reference, item[0].unit)),
         (Head("other", drop=0), lambda item: measured(item[1].other, item[0].unit)),
-        (Head("difference", drop=2), lambda item: _amount(item[1].difference, signed)),
+        (Head("difference", drop=2), lambda item: _amount(item[1].difference, with_sign)),
         (Head("interval", about="for this metric alone", drop=3), lambda item: Cell(
-            _ends(item[1].interval, signed), "" if item[1].status == "ok" else item[1].status)),
+            _ends(item[1].interval, with_sign), "" if item[1].status == "ok" else item[1].status)),
         (Head("relative", drop=1), lambda item: _amount(item[1].relative, signed_percent)),
         (Head("p", about="two-sided, adjusted by Holm"), lambda item: _amount(item[1].p, number)),
         (Head("verdict", drop=0), verdict_of),
@@ -206,19 +206,19 @@ def _first_parts(contrast: Contrast, reach: int) -> Section | None:
     return Section("", "first-parts", terminal=True).add(Table.of("", parts, _PARTS, title=title, reach=reach))
 
 
-def _of_change(item: tuple[Decomposition, Part]) -> Cell:
+def _of_change(item: tuple[Decomposition, Contribution]) -> Cell:
     """The part's share of the whole change."""
     share = item[1].total / item[0].difference if item[0].difference else None
     return _amount(share, lambda share: DASH if share is None else f"{100 * share:.1f} %")
 
 
-_PARTS: Columns[tuple[Decomposition, Part]] = (
+_PARTS: Columns[tuple[Decomposition, Contribution]] = (
     ("part", lambda item: words(part_name(*item), "name")),
     (Head("contribution", "nats/token", drop=0), lambda item: Cell(
         estimate(item[1].total, item[1].se), order=f"{item[1].total:.6g}")),
     (Head("of the change", drop=1), _of_change),
-    (Head("level", about="K3 there is larger or smaller", drop=4), lambda item: _amount(item[1].level, signed)),
-    (Head("mix", about="more or fewer tokens are there", drop=4), lambda item: _amount(item[1].mix, signed)),
+    (Head("level", about="K3 there is larger or smaller", drop=4), lambda item: _amount(item[1].level, with_sign)),
+    (Head("mix", about="more or fewer tokens are there", drop=4), lambda item: _amount(item[1].mix, with_sign)),
     (Head("K3 there, reference", drop=2), lambda item: _amount(item[1].k3[0], number)),
     (Head("other"), lambda item: _amount(item[1].k3[1], number)),
     (Head("tokens there, reference", drop=5), lambda item: amount(item[1].tokens[0], "fraction")),
@@ -246,7 +246,7 @@ def _moved(paired: PairedTokens) -> Table | None:
     columns: list[Any] = [
         *PLACE,
         *token_columns(rows),
-        (Head("change of K3", "nats"), lambda row: _amount(row.k3_change, signed)),
+        (Head("change of K3", "nats"), lambda row: _amount(row.k3_change, with_sign)),
     ]
     for what, name in fields.items():
         for place, side in enumerate(("reference", "other") if not same.get(what, False) else ()):

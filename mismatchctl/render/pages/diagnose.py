@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
 from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
-from mismatchctl.numbers import DASH
+from mismatchctl.numbers import DASH, counted
 from mismatchctl.render.document import (
     BRIEF,
     Cell,
@@ -60,7 +60,7 @@ def findings_section(
     name: str, anchor: str, findings: Sequence[Finding], folder: str, *, told: bool = False
 ) -> Section:
     """The findings of one run: a finding takes a few lines, one of low confidence a single one beside others."""
-    count = f"{len(findings)} finding{'s' * (len(findings) != 1)}, strongest first" if findings else "nothing found"
+    count = f"{counted(len(findings), 'finding')}, strongest first" if findings else "nothing found"
     explained = f"; {percent(1 - _unexplained(findings))} of the K3 explained" if findings else ""
     fully = [told or found.confidence != "low" or len(findings) == 1 for found in findings]
     cards: list[Part] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from mismatchctl.numbers import number
+from mismatchctl.numbers import counted, number
 from mismatchctl.predict.prediction import Prediction
 from mismatchctl.render.document import (
     BRIEF,
@@ -84,7 +84,7 @@ def _facts(sweep: Sweep, every: Sequence[Sequence[Studied]]) -> list[str]:
     first = [own[0].rows[0] for own in every]
     counts = [(int(sum(row[f"{noun}s"] for row in first)), noun) for noun in ("token", "sequence")]
     counts += [(len(sweep.studies), "correction"), (sum(len(study.points) for study in sweep.studies), "point")]
-    return [f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in counts]
+    return [counted(*each) for each in counts]
 
 
 def _explorer(sweep: Sweep, every: Sequence[Sequence[Studied]], registry: Registry) -> Section:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
-from mismatchctl.numbers import number
+from mismatchctl.numbers import counted, number
 from mismatchctl.render.document import BRIEF, Cell, Facts, Figures, Head, Later, Note, Part, Section, Table
 from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
@@ -68,7 +68,7 @@ def study_section(own: Studied, registry: Registry, *, front: bool = False) -> S
 
     def every() -> Iterator[Part | None]:
         yield _spread(own, [row["point"] for row in thinned(chosen, SPREAD)])
-        table = _points(own, rows[:MOST_ROWS], f"{len(rows):,} point{'s' * (len(rows) != 1)}.", registry)
+        table = _points(own, rows[:MOST_ROWS], f"{counted(len(rows), 'point')}.", registry)
         table.title, table.folded = f"All points of {clean(study.name)}", True
         yield table
 
@@ -85,8 +85,7 @@ def _axes(study: Study) -> Note:
         else f"{axis.path} {', '.join(threshold(value) for value in axis.values)}"
         for axis in study.axes
     ]
-    count = len(study.points)
-    return Note(clean(f"{'; '.join(axes)} ({count:,} point{'s' * (count != 1)})"), "quiet")
+    return Note(clean(f"{'; '.join(axes)} ({counted(len(study.points), 'point')})"), "quiet")
 
 
 def _along(own: Studied) -> Section | None:
