@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import warnings
 
 from mismatchctl import interrupts, opening
 from mismatchctl.errors import EXIT_INTERRUPTED, EXIT_USAGE
+
+_COLLECT_AFTER = 50_000
+"""Objects after which unreachable ones are looked for: by far more than are made while modules are imported."""
 
 
 def main() -> None:
@@ -20,6 +24,7 @@ def main() -> None:
         if text is not None:
             print(text, end="", flush=True)
             sys.exit(0 if sys.argv[1:] else EXIT_USAGE)
+        gc.set_threshold(_COLLECT_AFTER)
         from mismatchctl.cli.main import main as command
 
         command()
@@ -33,6 +38,7 @@ def main() -> None:
         sys.exit(interrupts.exit_code() or EXIT_INTERRUPTED)
     finally:
         interrupts.over()
+        gc.freeze()  # the process ends: nothing is gained by looking through all that it holds
 
 
 if __name__ == "__main__":
