@@ -62,6 +62,11 @@ class Segments:
         return np.diff(self.offsets)
 
     @cached_property
+    def sizes(self) -> Float64s:
+        """The same as what sums are made of."""
+        return self.lengths.astype(np.float64)
+
+    @cached_property
     def nonempty(self) -> Bools:
         """Which segments hold at least one token, [S]."""
         return self.lengths > 0
@@ -185,6 +190,18 @@ class TokenBatch:
     def positions(self) -> Ints:
         """Place of each token in its response [T], counted from the first valid token."""
         return self.segments.places if self.position is None else self.position
+
+    @cached_property
+    def outcomes(self) -> dict[str, tuple[Float64s, Float64s]]:
+        """Reward, mean advantage and length of each sequence: 1 where there is one, else 0, and itself, else 0 [S]."""
+        unknown = np.full(len(self), np.nan)
+        reward = np.asarray(self.columns.get("reward", unknown), np.float64)
+        advantage = unknown if self.advantages is None else self.segments.mean(self.advantages)
+        found = {}
+        for name, values in (("reward", reward), ("advantage", advantage), ("length", self.segments.sizes)):
+            known = np.isfinite(values) & self.segments.nonempty
+            found[name] = known.astype(np.float64), np.where(known, values, 0.0)
+        return found
 
     @cached_property
     def age(self) -> Float64s:

@@ -121,6 +121,12 @@ class Ratios:
         return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
 
     @cached_property
+    def range(self) -> tuple[Float64s, Float64s]:
+        """Smallest and largest ratio of each sequence [S], log ratios clamped to +-20."""
+        low, high = (np.exp(np.clip(own, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) for own in (self.lowest, self.highest))
+        return low, high
+
+    @cached_property
     def absolute(self) -> Float64s:
         """|log ratio| [T]."""
         return np.abs(self.log_ratio)

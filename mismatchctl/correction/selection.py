@@ -28,7 +28,7 @@ class Selection:
     @cached_property
     def counts(self) -> Float64s:
         """Selected tokens of each sequence, [S]."""
-        within = self.segments.lengths.astype(np.float64) if self.tokens is None else self.segments.sum(self.tokens)
+        within = self.segments.sizes if self.tokens is None else self.segments.sum(self.tokens)
         return within * self.sequences
 
     def sum(self, values: NDArray[Any]) -> Float64s:

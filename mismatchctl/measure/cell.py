@@ -164,11 +164,14 @@ class RunCollector:
         """Take note of a block, of whose sequences these are the mismatch's columns."""
         self._tokens = self._tokens + _worst_tokens(self._kernel, ratios, batch, self._tokens.threshold)
         self._sequences = self._sequences + _worst_sequences(columns, batch, self._sequences.threshold)
-        where = buckets, BREAKDOWNS["length"].of(batch.segments.lengths)
+        table = self.tables.breakdowns["length"]
+        where = buckets * table.shape[1] + BREAKDOWNS["length"].of(batch.segments.lengths)
         uncertain = columns["tokens"] - columns["reference_prob"]
         summed = [columns["tokens"], columns["abs"], columns["k3"], columns["log_ratio"], uncertain]
-        values = np.stack(summed, axis=1)
-        np.add.at(self.tables.breakdowns["length"], where, values)
+        for sums, values in zip(
+            table.reshape(-1, len(summed)).T, summed, strict=True
+        ):  # one by one is ten times as fast
+            np.add.at(sums, where, values)
 
     def sums(self) -> RunSums:
         """Everything so far."""

@@ -131,15 +131,15 @@ def _gate(index: int, side: Literal["low", "high"]) -> tuple[Column[Corrected], 
         Column(f"gate{index}_tokens_{side}", lambda c: c.rejected(index, side)),
         Column(
             f"gate{index}_sequences_{side}",
-            lambda c: ((c.rejected(index, side) > 0) & (c.length > 0)).astype(np.float64),
+            lambda c: (c.rejected(index, side) > 0).astype(np.float64),
         ),
     )
 
 
 def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[Column[Corrected], ...]:
     return (
-        Column(f"{side}_{name}", lambda c: c.compared[name][1] * c.part(side)),
-        Column(f"{side}_{name}_known", lambda c: c.compared[name][0] * c.part(side)),
+        Column(f"{side}_{name}", lambda c: c.batch.outcomes[name][1] * c.part(side)),
+        Column(f"{side}_{name}_known", lambda c: c.batch.outcomes[name][0] * c.part(side)),
     )
 
 

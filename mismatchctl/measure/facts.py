@@ -16,7 +16,7 @@ from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
 _CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
 COMPARED = ("reward", "advantage", "length")
-"""What is compared between kept and rejected sequences."""
+"""What is compared between kept and rejected sequences: outcomes of a batch."""
 
 
 def _squares(
@@ -46,7 +46,7 @@ class PairFacts:
     def __init__(self, ratios: Ratios, sums: Columns) -> None:
         self.ratios, self.sums = ratios, sums
         log_ratio = sums["log_ratio"]
-        self.length: Float64s = ratios.segments.lengths.astype(np.float64)
+        self.length: Float64s = ratios.segments.sizes
         self.n: Float64s = np.maximum(self.length, 1.0)
         self.some: Float64s = (self.length > 0).astype(np.float64)
         self.mean: Float64s = -log_ratio / self.n
@@ -97,7 +97,7 @@ class Corrected:
     ) -> None:
         self.correction, self.applied, self.ratios, self.k3 = correction, applied, ratios, k3
         self.batch, self.plain = batch, plain
-        self.length = batch.segments.lengths.astype(np.float64)
+        self.length = batch.segments.sizes
         self.n = np.maximum(self.length, 1.0)
         self.kept = applied.kept.counts
         self.share: Float64s = self.kept / self.n
@@ -171,9 +171,7 @@ class Corrected:
         if not weights.per_token:
             high = low = weights.raw
         elif weights.are_ratios:
-            clamp = (-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-            high = np.exp(np.clip(weights.ratios.highest, *clamp))
-            low = np.exp(np.clip(weights.ratios.lowest, *clamp))
+            low, high = weights.ratios.range
         else:
             high, low = segments.max(weights.raw), segments.min(weights.raw)
         result = {"raw_weight": high, "-raw_weight": -low}
@@ -200,28 +198,16 @@ class Corrected:
             return np.zeros_like(self.length)
         return looked_at.segments.sum(looked_at.log_ratio < limit)
 
-    @cached_property
-    def compared(self) -> dict[str, tuple[Float64s, Float64s]]:
-        """Of each quantity, where it is known (1, else 0) and its value there (else 0)."""
-        found = {}
-        for name, values in compared(self.batch).items():
-            known = np.isfinite(values) & (self.length > 0)
-            found[name] = known.astype(np.float64), np.where(known, values, 0.0)
-        return found
-
     def part(self, side: Literal["kept", "rejected"]) -> Float64s:
         """Share of each sequence's tokens that is kept, or rejected; 0 of an empty one."""
-        return self.share if side == "kept" else (self.length > 0) - self.share
+        return self.share if side == "kept" else self._rejected_share
+
+    @cached_property
+    def _rejected_share(self) -> Float64s:
+        left: Float64s = self.batch.segments.nonempty - self.share
+        return left
 
     @cached_property
     def loss_sums(self) -> Columns:
         """The loss with the correction, and its gradient."""
         return loss_columns(self.correction, self.applied, self.plain, self.batch)
-
-
-def compared(batch: TokenBatch) -> Columns:
-    """Reward, mean advantage and length of each sequence; NaN where unknown."""
-    unknown = np.full(len(batch), np.nan)
-    reward = np.asarray(batch.columns.get("reward", unknown), np.float64)
-    advantage = unknown if batch.advantages is None else batch.segments.mean(batch.advantages)
-    return {"reward": reward, "advantage": advantage, "length": batch.segments.lengths.astype(np.float64)}

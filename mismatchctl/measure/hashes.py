@@ -18,10 +18,20 @@ Value = str | int | float | bool | None
 def labels_of(keys: Sequence[NDArray[Any] | None], labels: Ints) -> Ints:
     """A number for each row [S], from 0 on, in the order of what it had and then of the keys."""
     for values in keys:
-        if values is not None:
+        if values is not None and not _is_constant(values):
             _, codes = told_apart(_with_missing(values))
             _, labels = np.unique(labels * (codes.max(initial=0) + 1) + codes, return_inverse=True)
     return labels
+
+
+def _is_constant(values: NDArray[Any]) -> bool:
+    """Whether all values are plainly one, as the runs of most batches are: nothing need be told apart then."""
+    if not len(values):
+        return True
+    if values.dtype == object:
+        first, *rest = values.tolist()
+        return all(value is first for value in rest)
+    return values.dtype.kind in "iu" and bool((values == values[0]).all())
 
 
 def _with_missing(values: NDArray[Any]) -> NDArray[Any]:

@@ -263,7 +263,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints,
         for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, layers, plan):
             table.add(sums, maxima)
             if plan.sequences:
-                found.append((sums, maxima))
+                found.append((np.stack(sums, axis=1), np.stack(maxima, axis=1)))
         for name, collector in collectors.items():
             for cell, pair in collector.sums().items():
                 pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
@@ -280,8 +280,8 @@ def _blocks(
     worst: RunCollector,
     layers: Float64s,
     plan: Plan,
-) -> Iterator[tuple[Float64s, Float64s]]:
-    """The columns of each sequence that add, and those of which the largest counts [S, ...], block by block.
+) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
+    """The columns of each sequence that add, and those of which the largest counts [S] each, block by block.
 
     The collectors, and `layers`, take note of the tokens.
     """
@@ -318,8 +318,8 @@ def _blocks(
         for correction in plan.corrections:
             made.append(plan.kernel.correct(correction, ratios, mismatch["k3"], block, plain, losses=plan.losses))
         yield (
-            np.stack([values for added, _ in made for values in added.values()], axis=1),
-            np.stack([values for _, largest in made for values in largest.values()], axis=1),
+            [values for added, _ in made for values in added.values()],
+            [values for _, largest in made for values in largest.values()],
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -221,29 +221,34 @@ class TableOfBatch:
         self.rows[order] = np.cumsum(new) - 1
         firsts = order[new]
         self._cells, self._clusters, self._scopes = cells[firsts], clusters[firsts], scopes[firsts]
-        self._sums = np.zeros((len(self), sums))
-        self._maxima = np.full((len(self), maxima), -np.inf)
+        self._sums = np.zeros((sums, len(self)))
+        self._maxima = np.full((maxima, len(self)), -np.inf)
         self._done = 0
 
     def __len__(self) -> int:
         return len(self._cells)
 
-    def add(self, sums: Float64s, maxima: Float64s) -> None:
-        """Add the columns of the next sequences."""
-        rows = self.rows[self._done : self._done + len(sums)]
-        self._done += len(sums)
+    def add(self, sums: Sequence[Float64s], maxima: Sequence[Float64s]) -> None:
+        """Add the columns of the next sequences, [S] each."""
+        rows = self.rows[self._done : self._done + len(sums[0])]
+        self._done += len(rows)
+        first, stop = int(rows.min()), int(rows.max()) + 1
+        place = rows - first
+        for total, values in zip(self._sums[:, first:stop], sums, strict=True):
+            total += np.bincount(place, values, stop - first)
         order = np.argsort(rows, kind="stable")
         starts = np.flatnonzero(np.append(True, np.diff(rows[order]) != 0))
         where = rows[order[starts]]
-        self._sums[where] += add_rows(sums[order], starts)
-        self._maxima[where] = np.maximum(self._maxima[where], np.maximum.reduceat(maxima[order], starts, axis=0))
+        for largest, values in zip(self._maxima, maxima, strict=True):
+            largest[where] = np.maximum(largest[where], np.maximum.reduceat(values[order], starts))
 
     def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
         """The table of each cell, with `layers` [rows, ...] behind so many of the columns that add."""
-        sums = np.concatenate([self._sums[:, :before], layers, self._sums[:, before:]], axis=1)
+        sums = np.concatenate([self._sums[:before].T, layers, self._sums[before:].T], axis=1)
+        maxima = np.ascontiguousarray(self._maxima.T)
         for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
             own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
-            yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], self._maxima[own], folded)
+            yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], maxima[own], folded)
 
 
 class Prompts:

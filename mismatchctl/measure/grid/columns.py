@@ -18,7 +18,6 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.facts import compared
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
 from mismatchctl.measure.losses import TokenLoss, token_loss
@@ -397,10 +396,9 @@ class _Binned:
 
     def _compare(self, count: NDArray[Any]) -> None:
         """Reward, advantage and length, by the share of tokens kept and rejected."""
-        made, n, some = self.made, self._wide(self.n), self.segments.nonempty
+        made, n = self.made, self._wide(self.n)
         made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
-        for name, values in compared(self.batch).items():
-            known = np.isfinite(values) & some
-            for key, column in ((name, np.where(known, values, 0.0)), (f"{name}_known", known.astype(np.float64))):
+        for name, (known, values) in self.batch.outcomes.items():
+            for key, column in ((name, values), (f"{name}_known", known)):
                 made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
                 made.failing[f"rejected_{key}"] = self._wide(column)

@@ -20,7 +20,6 @@ from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.facts import compared
 from mismatchctl.measure.grid.family import Family, Ladder
 from mismatchctl.ratios import Ratios
 
@@ -179,9 +178,8 @@ def event_columns(family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], 
     if correction.gates[0].effect == "mask":
         made.summed["counted"] = made.summed["kept"]
     never = lengths - np.bincount(sequence, entering["kept"], len(batch))
-    for name, quantity in compared(batch).items():
-        known = np.isfinite(quantity) & (lengths > 0)
-        for key, each in ((name, np.where(known, quantity, 0.0)), (f"{name}_known", known.astype(np.float64))):
+    for name, (known, values) in batch.outcomes.items():
+        for key, each in ((name, values), (f"{name}_known", known)):
             brought = entering["kept"] * (each / n)[sequence]
             made.summed[f"kept_{key}"] = up(brought)
             made.summed[f"rejected_{key}"] = _after(
