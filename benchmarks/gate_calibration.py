@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Segments
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.comparison import Statistic, linear, of_k3
-from mismatchctl.gate.power import detectable, planted_k3
 from mismatchctl.measure.layers import BINS, CAPPED, CAPS, TOKENS, layer_columns
 from mismatchctl.resample import Exchange, Layers, Sample, find_metric, holm, shares_above, smallest_of_family
 
@@ -103,13 +102,13 @@ class Design:
         self.exchange = Exchange(keys[:new], keys[:new] if paired else keys[new:])
         self.labels = np.concatenate(list(self.exchange.labels()))[:RELABELINGS]
 
-    def judge(self, new: Layers, old: Layers, tolerance: float) -> tuple[float, float, bool, Array]:
-        """P-value; that of K3 alone; whether bulk or shoulder are beyond the limit; smallest p-values."""
+    def judge(self, new: Layers, old: Layers, tolerance: float) -> tuple[float, float, bool]:
+        """P-value; that of K3 alone; whether bulk or shoulder are beyond the limit."""
         found = of_k3(new, old, Allowance(relative=tolerance))
         shares = self.shares(found)
         smallest = smallest_of_family(shares, [each.weight for each in found])
         p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
-        return p, float(shares[0, -1]), any(each.exceeds for each in found[:2]), np.sort(smallest)
+        return p, float(shares[0, -1]), any(each.exceeds for each in found[:2])
 
     def shares(self, statistics: Sequence[Statistic]) -> Array:
         """Of each relabeling and statistic, the one that was seen first."""
@@ -300,32 +299,6 @@ def families(runs: dict[str, Run], splits: int) -> Iterator[str]:
     yield from table(("prompts, new v baseline", "runs", "1 rule", "3 rules", "8 rules"), rows)
 
 
-def powers(named: dict[str, Run], splits: int) -> Iterator[str]:
-    """What the gate says it could have found, planted: it should fail in four of five."""
-    rows = []
-    for model, run in named.items():
-        layers = run.by_prompt(run.layers())
-        for size in (6, 8, 16, 32):
-            design, said = Design(size, size), []
-            pairs = list(design.splits(run, splits, 7))
-            for i, j in pairs[:40]:
-                one, two = some(layers, i), some(layers, j)
-                *_, smallest = design.judge(one, two, TOLERANCE)
-                critical = smallest[int(LEVEL * len(smallest)) - 1]
-                made = planted_k3(one, two, Allowance(relative=TOLERANCE))
-                said.append((detectable(made, design.exchange, critical) if made else None) or np.nan)
-            middle = float(np.nanmedian(said))
-            worse = layers.scaled(middle)
-            failed = np.mean([design.judge(some(worse, i), some(layers, j), TOLERANCE)[0] <= LEVEL for i, j in pairs])
-            low, high = np.nanquantile(said, [0.1, 0.9])
-            rows.append(
-                (model, f"{size} v {size}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}", percent(float(failed)))
-            )
-            print(rows[-1], file=sys.stderr, flush=True)
-    heads = ("model", "prompts", "K3 x, as said (median)", "in four of five splits", "failed when planted")
-    yield from table(heads, rows)
-
-
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("folder", type=Path, nargs="?")
@@ -340,7 +313,6 @@ def main() -> None:
         write("LEVELS", levels(runs, given.splits))
         write("DETECTION", detection(named, given.splits))
         write("LOST", lost_tokens(named, given.splits))
-        write("POWER", powers(named, given.splits))
     if given.designed_on is not None:
         before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in ("dense", "MoE")}
         write("DESIGNED", detection(before, given.splits))

@@ -4,7 +4,8 @@ Usage: python benchmarks/second_numeric.py OUT [MODEL ...] [--prompts 320] [--re
 Trains the models of strangers.py (kept in OUT as MODEL.pt), samples from them in bfloat16 as an engine does, and writes
 OUT/MODEL/tokens.parquet: `prompt_id`, `train_log_probs` by one prefill in float32, and what two engines say of the same
 tokens, `rollout_log_probs` and `second_log_probs`. Both compute in bfloat16 and differ in nothing but the order in
-which the terms of matrix products are added: neither is better than the other.
+which the terms of matrix products are added: neither is better than the other. `worse_log_probs` is of a third engine,
+which keeps its cache in fp8.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from strangers import (
     trained,
 )
 
-ENGINES = Numerics("bfloat16", order=1), Numerics("bfloat16", order=2)
+ENGINES = {
+    "rollout_log_probs": Numerics("bfloat16", order=1),
+    "second_log_probs": Numerics("bfloat16", order=2),
+    "worse_log_probs": Numerics("bfloat16", order=1, fp8_cache=True),
+    "train_log_probs": Numerics(),
+}
 
 
 def model_of(plan: Architecture, text: Text, folder: Path) -> Model:
@@ -45,7 +51,7 @@ def model_of(plan: Architecture, text: Text, folder: Path) -> Model:
 
 def dump(plan: Architecture, folder: Path, prompts: int, responses: int) -> pl.DataFrame:
     """One row per response."""
-    text = Text.of(plan.words, plan.texts)
+    text = Text.of(plan.words, plan.texts, plan.common)
     model = model_of(plan, text, folder)
     order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
     if len(order) < prompts:
@@ -54,10 +60,7 @@ def dump(plan: Architecture, folder: Path, prompts: int, responses: int) -> pl.D
     given = torch.tensor([text.pieces[i][:PROMPT] for i in chosen])
     rollout = decoded(model, given, Numerics("bfloat16"), Processors(), 21)
     inside = np.arange(RESPONSE) < rollout.lengths[:, None]
-    columns = dict(zip(("rollout_log_probs", "second_log_probs"), ENGINES, strict=True)) | {
-        "train_log_probs": Numerics()
-    }
-    said = {name: scored(model, rollout, how).numpy() for name, how in columns.items()}
+    said = {name: scored(model, rollout, how).numpy() for name, how in ENGINES.items()}
     ragged = {
         name: [row[own].astype(np.float32) for row, own in zip(values, inside, strict=True)]
         for name, values in said.items()

@@ -166,7 +166,7 @@ def plan(
 ) -> list[Need]:
     """How many sequences it takes to find a relative rise, for each rule that one can break."""
     found = []
-    level /= max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
+    level /= against.nights * max(sum(len(rule.bounds) for rule in rules) * len(result.runs), 1)
     for rule in rules:
         target = target_of(rule, result)
         if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):

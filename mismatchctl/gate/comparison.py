@@ -70,7 +70,6 @@ class Comparison:
 
     Attributes:
         p: that the limit is exceeded.
-        smallest: the smallest weighted p-value of a statistic in each relabeling, ascending.
         statistics: what was tested, K3 as it is last.
         parts: what rose by how much; empty where the layers are not known.
     """
@@ -78,13 +77,7 @@ class Comparison:
     exchange: Exchange
     statistics: list[Statistic]
     p: float
-    smallest: Float64s
     parts: list[K3Part] = field(default_factory=list)
-
-    def critical(self, level: float) -> float:
-        """The weighted p-value up to which one statistic fails at that level of all of them."""
-        room = int(level * len(self.smallest) * (1 + 1e-9))
-        return float(self.smallest[room - 1]) if room else 0.0
 
     @property
     def by_most(self) -> bool:
@@ -123,7 +116,7 @@ def compare(
     smallest = smallest_of_family(shares, [statistic.weight for statistic in statistics])
     p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
     parts = [] if layers is None else parts_of(exchange, *layers)
-    return Comparison(exchange, statistics, p, np.sort(smallest), parts)
+    return Comparison(exchange, statistics, p, parts)
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
@@ -140,10 +133,13 @@ def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: b
 
 
 def of_k3(new: Layers, old: Layers, allowance: Allowance, *, level: float = 0.05) -> list[Statistic]:
-    """Bulk, shoulder, evened K3, lost tokens, and K3 as it is."""
+    """Bulk, shoulder, evened K3, lost tokens where they can decide, and K3 as it is."""
     bulk, shoulder = (_within_bins(new, old, old.cap(share), allowance) for share in (BULK, SHOULDER))
     evened = _within_bins(new, old, -1, allowance, EVENED)
-    lost = _lost(new, old, *bulk, level)
+    counts = lost_counts(new, old)
+    lost = _lost(new, old, counts, *bulk)
+    if sum(np.count_nonzero(count) for count in counts) < enough_to_decide(len(new.k3), len(old.k3), level):
+        lost = np.zeros(len(new.k3)), np.zeros(len(old.k3))
     allowed = _allowed(old.k3, old.tokens.sum(1), allowance)
     whole = _beyond(new.k3, new.tokens.sum(1), allowed, old.tokens.sum(1))
     found = {"bulk": bulk, "shoulder": shoulder, "evened": evened, "lost": lost, "whole": whole}
@@ -176,25 +172,29 @@ def _within_bins(
     return found
 
 
-def _lost(new: Layers, old: Layers, bulk: Float64s, others: Float64s, level: float) -> tuple[Float64s, Float64s]:
-    """Tokens so far off as hardly any is in the baseline, among equal numbers of them the bulk; else nothing.
-
-    Whether they are enough to decide depends on both samples together, and so on no label.
-    """
+def lost_counts(new: Layers, old: Layers) -> tuple[Float64s, Float64s]:
+    """Tokens of each cluster so far off as hardly any is in the baseline; none where more of its tokens are."""
     cap = old.cap(_HARDLY, _LOST)
-    counts = [np.rint(each.count_beyond(cap)) for each in (new, old)]
-    holding = sum(int(np.count_nonzero(count)) for count in counts)
-    if old.beyond[cap] > _HARDLY or _all_in(len(new.k3), len(old.k3), holding) > _NEARLY * level:
-        return np.zeros(len(new.k3)), np.zeros(len(old.k3))
+    hardly = old.beyond[cap] <= _HARDLY
+    first, second = (np.rint(each.count_beyond(cap)) * hardly for each in (new, old))
+    return first, second
+
+
+def _lost(
+    new: Layers, old: Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
+) -> tuple[Float64s, Float64s]:
+    """Lost tokens, and among equal numbers of them the bulk."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
     lost = _beyond(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
     return lost[0] + _TIE / norm * bulk, lost[1] + _TIE / norm * others
 
 
-def _all_in(new: int, old: int, some: int) -> float:
-    """How likely it is that all of some clusters are among the new ones."""
-    places = np.arange(min(some, new + 1))
-    return float(np.prod((new - places) / (new + old - places)))
+def enough_to_decide(new: int, old: int, level: float) -> float:
+    """In how many clusters of both samples together there must be lost tokens, which depends on no label."""
+    places = np.arange(new)
+    all_in = np.cumprod((new - places) / (new + old - places))  # how likely it is that the first few are all new ones
+    reached = np.flatnonzero(all_in <= _NEARLY * level)
+    return float(reached[0]) + 1 if len(reached) else math.inf
 
 
 def linear(

@@ -21,7 +21,7 @@ from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
 from mismatchctl.gate.nights import LEAST, Change, change
-from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters, planted
+from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters
 from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import (
     A_FEW_TOKENS,
@@ -292,8 +292,7 @@ class _Judging:
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
         check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.by_most else ""
         if not lower:
-            made = planted(sample, baseline, metric, case.bound)
-            factor = None if made is None else detectable(made, found.exchange, found.critical(self._level))
+            factor = detectable(sample, baseline, metric, case.bound, self._level)
             check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
 
     def _change(self, case: _Case, samples: Sequence[Sample]) -> Change:

@@ -1,23 +1,27 @@
 """What a dump could have found, and how large one must be to find a given rise: from the null distribution that judges.
 
-A rise is planted as the K3 of every token so many times as large, or any other metric so many times. It counts as found
-where one statistic's expected total lies so far beyond its critical one that four of five dumps fail.
+Were nothing new about the dump, it would be chance which clusters are the new ones. So dumps that could have been are
+drawn from the clusters of both samples; the new ones' K3 of every token is made so many times as large, or any other
+metric; and they are judged as the gate judges, by all statistics at once. A rise counts as found where four of five
+fail. Relabelings are stood for by Student's t of each statistic, their family by draws in which who is new is chance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.batch import Float64s
-from mismatchctl.gate.comparison import Statistic, layers_of, linear, of_k3
+from mismatchctl.gate.comparison import Statistic, enough_to_decide, is_layered, linear, lost_counts, of_k3
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.metrics.intervals import t_quantile
-from mismatchctl.resample import Exchange, Layers, Sample, TableMetric, relabelings
+from mismatchctl.resample import Layers, Sample, TableMetric, relabelings
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
@@ -25,7 +29,12 @@ POWER = 0.8
 """A regression counts as found when so many of such dumps would have failed."""
 _MOST_CLUSTERS = 1 << 20
 _HOPELESS = 1e6  # a factor that nobody would call a regression to be found
+_DRAWS = 1024
+_FEW = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
+_RESOLVED = 0.01  # level that the draws tell; at a stricter one, the family's share of it is taken to be the same
+_SEED = 20251122  # fixed: the same sums give the same answer
 _UNLUCKY = NormalDist().inv_cdf(POWER)
+_LOST = 3  # place of lost tokens among the statistics
 
 
 class Need(BaseModel):
@@ -52,96 +61,248 @@ class Need(BaseModel):
     have: int
 
 
-Planted = Callable[[float], Sequence[Statistic]]
-"""The statistics of a sample whose metric is a factor times the baseline's."""
+@dataclass(frozen=True)
+class Sizes:
+    """Clusters of two dumps, of which both hold some."""
+
+    new: int
+    old: int
+    shared: int = 0
+
+    def over(self, fold: int) -> Sizes:
+        """So many clusters of each as one."""
+        shared = round(self.shared / fold)
+        singles = (round((each - self.shared) / fold) for each in (self.new, self.old))
+        new, old = (shared + each for each in singles)
+        return Sizes(new, old, shared)
+
+    def fold(self, known: int) -> int:
+        """How many clusters can be added up, given how many are known of the smaller side."""
+        return max(min(self.new, self.old, known) // _FEW, 1)
+
+    @property
+    def least_p(self) -> float:
+        """The smallest p-value that any data could have."""
+        return 0.0 if min(self.new, self.old) >= _FEW else 1 / relabelings(self.new, self.old, self.shared)
 
 
-def planted(sample: Sample, baseline: Sample, metric: TableMetric, allowance: Allowance) -> Planted | None:
-    """Statistics by what the baseline's value is multiplied with; None where it is not positive."""
-    layers = layers_of(sample, baseline, metric, lower=False)
-    if layers is not None:
-        return planted_k3(*layers, allowance)
-    columns = metric.columns(baseline)
-    value = float(metric.of(baseline.sums[:, columns].sum(axis=0), baseline, columns))
+@dataclass(frozen=True)
+class Population:
+    """Clusters of both samples, whichever dump they came from; those that both hold first, in the same order.
+
+    Attributes:
+        sample: of all [P].
+        shared: how many both hold: the first so many, and their counterparts from `second` on.
+        second: where those of the baseline begin.
+        fold: how many clusters each of these stands for.
+    """
+
+    sample: Sample
+    shared: int = 0
+    second: int = 0
+    fold: int = 1
+
+    @classmethod
+    def of(cls, sample: Sample, baseline: Sample | None = None, fold: int = 1) -> Population:
+        """Without a baseline, of one sample alone; so many clusters of each added up."""
+        if baseline is None:
+            return cls(_sample(sample.names, _folded(sample.sums, fold)), fold=fold)
+        names = [name for name in sample.names if name in baseline.columns]
+        _, *places = np.intersect1d(sample.keys, baseline.keys, assume_unique=True, return_indices=True)
+        blocks = []
+        for each, place in zip((sample, baseline), places, strict=True):
+            sums = each.sums[:, [each.columns[name] for name in names]]
+            blocks += [_folded(sums[place], fold), _folded(np.delete(sums, place, axis=0), fold)]
+        return cls(_sample(names, np.concatenate(blocks)), len(blocks[0]), len(blocks[0]) + len(blocks[1]), fold)
+
+
+def _sample(names: Sequence[str], sums: Float64s) -> Sample:
+    return Sample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
+
+
+def _folded(sums: Float64s, fold: int) -> Float64s:
+    starts = np.arange(0, len(sums), fold)
+    return np.add.reduceat(sums, starts, axis=0) if len(sums) else sums
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What each cluster has in each statistic [P, K], were it new and its metric a factor as large, or were it old."""
+
+    new: Float64s
+    old: Float64s
+    shares: Float64s
+    lost: tuple[Float64s, Float64s] | None = None
+
+
+Planted = Callable[[float], _Values]
+
+
+def planted(population: Population, metric: TableMetric, allowance: Allowance) -> Planted | None:
+    """The values by what the metric is multiplied with; None where it is not positive."""
+    sample = population.sample
+    layers = Layers.of(sample) if is_layered(metric, lower=False) else None
+    columns = metric.columns(sample)
+    value = float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns))
     if not (math.isfinite(value) and value > 0):
         return None
-    seen = [linear(sample, baseline, metric, allowance)]
-    return lambda factor: _moved(seen, [linear(baseline, baseline, metric, allowance, planted=factor)], factor)
-
-
-def planted_k3(new: Layers, old: Layers, allowance: Allowance) -> Planted | None:
-    """The same of K3."""
-    if not (np.isfinite(old.k3).all() and old.k3.sum() > 0 and np.isfinite(new.k3).all()):
+    of_new = population.second
+    if layers is None:
+        return lambda factor: _values([linear(sample, sample, metric, allowance, planted=factor)], of_new)
+    known = layers
+    if not np.isfinite(known.k3).all():
         return None
-    seen = of_k3(new, old, allowance)
-    return lambda factor: _moved(seen, of_k3(old.scaled(factor), old, allowance), factor)
+
+    def of(factor: float) -> _Values:
+        risen = known.scaled(factor)
+        first, second = (np.minimum(each, 1.0) for each in lost_counts(risen, known))
+        return _values(of_k3(risen, known, allowance, level=1.0), of_new, (first, second))
+
+    return of
 
 
-def _moved(seen: Sequence[Statistic], risen: Sequence[Statistic], factor: float) -> list[Statistic]:
-    """What was seen, without what it rose by, and with what the baseline rises by; noise grows with what is noisy."""
-    return [
-        Statistic((each.new - each.new.mean()) * factor + other.new.mean(), each.old, each.weight)
-        for each, other in zip(seen, risen, strict=True)
-    ]
+def _values(statistics: Sequence[Statistic], of_new: int, lost: tuple[Float64s, Float64s] | None = None) -> _Values:
+    new, old = (np.stack(each, axis=1) for each in zip(*((one.new, one.old) for one in statistics), strict=True))
+    weights = np.array([statistic.weight for statistic in statistics])
+    return _Values(_level(new, of_new), _level(old, of_new), weights / weights.sum(), lost)
 
 
-def detectable(made: Planted, exchange: Exchange, critical: float) -> float | None:
+def _level(values: Float64s, of_new: int) -> Float64s:
+    """Without what the new sample has risen by: as noisy as they are, but about what the baseline's come to."""
+    blocks = [each for each in (values[:of_new], values[of_new:]) if len(each)]
+    middle = blocks[-1].mean(axis=0)
+    return np.concatenate([middle + _noise(each) for each in blocks])
+
+
+def _noise(values: Float64s) -> Float64s:
+    """Deviations from the mean, larger by what so few clusters as count in effect are likely to hide of them."""
+    size, apart = len(values), values - values.mean(axis=0)
+    with np.errstate(all="ignore"):
+        effective = np.sum(apart**2, axis=0) ** 2 / np.sum(apart**4, axis=0)
+    hidden = t_quantile(_UNLUCKY, np.maximum(np.nan_to_num(effective) - 1, 1)) / _UNLUCKY
+    found: Float64s = apart * hidden * math.sqrt(size / max(size - 1, 1))
+    return found
+
+
+def power(values: _Values, population: Population, sizes: Sizes, level: float) -> float:
+    """The share of dumps of such sizes that fail."""
+    drawn = sizes.over(population.fold)
+    rows, pairs = len(values.new), np.arange(population.shared)
+    ways = np.concatenate([pairs, pairs + population.second]), np.concatenate([pairs + population.second, pairs])
+    mixed = np.concatenate([values.new, values.old])
+    held = None if values.lost is None else np.concatenate(values.lost)
+    apart = values.new[ways[0]] - values.old[ways[1]]
+    both = None if values.lost is None else values.lost[0][ways[0]] + values.lost[1][ways[1]]
+    risen, plain = np.arange(rows), rows + np.arange(rows)
+    chance = drawn.new / max(drawn.new + drawn.old, 1)
+    seen = _told(apart, both, mixed, held, drawn, level, _uniform(rows, risen), _uniform(rows, plain))
+    either = tuple(np.repeat([chance / rows, (1 - chance) / rows], rows).tolist())
+    back = None if both is None else np.tile(both, 2)
+    null = _told(np.concatenate([apart, -apart]), back, mixed, held, drawn, level, either, either)
+    critical = _critical(null, values.shares, sizes.least_p, max(level, _RESOLVED)) / max(level, _RESOLVED) * level
+    return float(np.mean((seen >= _limits(critical * values.shares, sizes.least_p)).any(axis=1)))
+
+
+def _uniform(rows: int, places: np.ndarray) -> tuple[float, ...]:
+    found = np.zeros(2 * rows)
+    found[places] = 1 / rows
+    return tuple(found.tolist())
+
+
+def _told(
+    apart: Float64s, both: Float64s | None, mixed: Float64s, held: Float64s | None, sizes: Sizes, level: float,
+    new: tuple[float, ...], old: tuple[float, ...],
+) -> Float64s:  # fmt: skip
+    """How far each statistic is from chance, as a normal number, in each draw [_DRAWS, K].
+
+    Args:
+        apart: of what both hold, how far the one is from the other [W, K].
+        both: how many of the two hold lost tokens [W].
+        mixed: clusters as new ones, then as old ones [2 P, K].
+        held: which of those hold lost tokens [2 P].
+        sizes: how many are drawn.
+        level: at which lost tokens have to decide.
+        new: chance of each of `mixed` to be drawn as a new one.
+        old: the same as an old one.
+    """
+    n, m = sizes.new - sizes.shared, sizes.old - sizes.shared
+    total = spread = np.zeros((_DRAWS, mixed.shape[1]))
+    holding, degrees = np.zeros(_DRAWS), sizes.shared - 1
+    if sizes.shared:
+        counts = _counts(sizes.shared, (1 / len(apart),) * len(apart), 0)
+        total, spread = counts @ apart / 2, counts @ apart**2 / 4
+        holding = holding if both is None else counts @ both
+    if n and m:
+        first, second = _counts(n, new, 1), _counts(m, old, 2)
+        sums, square = (first @ mixed, second @ mixed), (first + second) @ mixed**2
+        variance = (square - (sums[0] + sums[1]) ** 2 / (n + m)) / (n + m - 1)
+        total = total + n * m / (n + m) * (sums[0] / n - sums[1] / m)
+        spread = spread + n * m / (n + m) * variance
+        holding = holding if held is None else holding + (first + second) @ held
+        degrees += n + m - 1
+    with np.errstate(all="ignore"):
+        share = np.minimum(np.nan_to_num(total**2 / spread) / (degrees + 1), 1 - 1e-12)
+    bend = (8 * degrees + 1) / (8 * degrees + 3)  # Student's t as a normal number: Wallace 1959
+    found: Float64s = np.sign(total) * np.sqrt(-degrees * np.log1p(-share)) * bend
+    if held is not None:
+        found[np.rint(holding) < enough_to_decide(sizes.new, sizes.old, level), _LOST] = -np.inf
+    return found
+
+
+@lru_cache(maxsize=8)
+def _counts(size: int, chances: tuple[float, ...], salt: int) -> Float64s:
+    """How often each is drawn [_DRAWS, len(chances)]."""
+    return np.random.default_rng([_SEED, salt]).multinomial(size, chances, _DRAWS).astype(np.float64)
+
+
+def _limits(shares: Float64s, least_p: float) -> Float64s:
+    """From where on each statistic fails, given its share of the level."""
+    normal = NormalDist()
+    return np.array([-normal.inv_cdf(min(share, 0.5)) if share >= least_p else math.inf for share in shares])
+
+
+def _critical(null: Float64s, shares: Float64s, least_p: float, level: float) -> float:
+    """The weighted p-value at which a statistic fails, that the family may in so many of the null's draws."""
+    low, high = level, 1.0
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        failing = float(np.mean((null >= _limits(middle * shares, least_p)).any(axis=1)))
+        low, high = (middle, high) if failing <= level else (low, middle)
+    return low
+
+
+def detectable(
+    sample: Sample, baseline: Sample, metric: TableMetric, allowance: Allowance, level: float
+) -> float | None:
     """The smallest factor on the baseline's value that four of five such dumps fail at; None where none does.
 
     Args:
-        made: the statistics by factor.
-        exchange: the clusters of both.
-        critical: the weighted p-value at which a statistic fails.
+        sample: a dump.
+        baseline: what it is compared with.
+        metric: what of them.
+        allowance: how much it may rise.
+        level: of the check.
     """
-    if exchange.least_p > critical:
+    sizes = Sizes(len(sample), len(baseline), sample.shared(baseline))
+    population = Population.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
+    made = planted(population, metric, allowance)
+    if made is None or sizes.least_p > level:
         return None
-    shared = exchange.shared
-
-    def found(factor: float) -> bool:
-        return any(
-            _is_found(each, exchange, len(exchange.new), len(exchange.old), shared, critical)
-            for each in _weighted(made(factor))
-        )
-
-    return _first(found, 1.0, _HOPELESS)
+    of = made
+    return _first(lambda factor: power(of(factor), population, sizes, level) >= POWER, 1.0, _HOPELESS)
 
 
 def _first(found: Callable[[float], bool], low: float, most: float) -> float | None:
-    """The smallest number that something holds for, to a part in a thousand; it holds for all that are larger."""
+    """The smallest number that something holds for, to a part in two hundred; it holds for all that are larger."""
     high = low * 2
     while not found(high):
         low, high = high, high * 2
         if high > most:
             return None
-    while high / low > 1.001:
+    while high / low > 1.005:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if found(middle) else (middle, high)
     return high
-
-
-def _weighted(statistics: Sequence[Statistic]) -> list[tuple[Float64s, Float64s, float]]:
-    whole = sum(statistic.weight for statistic in statistics)
-    return [(each.new, each.old, each.weight / whole) for each in statistics]
-
-
-def _is_found(
-    statistic: tuple[Float64s, Float64s, float], exchange: Exchange, n: int, m: int, shared: int, critical: float
-) -> bool:
-    """Whether four of five samples of n clusters fail against m of the baseline, of which both hold so many."""
-    new, old, weight = statistic
-    normal = -NormalDist().inv_cdf(min(critical * weight, 0.5))
-    if shared:  # pairs: others hardly say more
-        _, first, second = np.intersect1d(exchange.new, exchange.old, assume_unique=True, return_indices=True)
-        difference = new[first] - old[second]
-        error = drawn = float(difference.std(ddof=1)) / math.sqrt(shared) if len(difference) > 1 else math.inf
-        rise, degrees = float(difference.mean()), shared - 1
-    else:
-        spread = [float(np.var(each, ddof=1)) if len(each) > 1 else math.inf for each in (new, old)]
-        drawn = math.sqrt(spread[0] / n + spread[1] / m)
-        pooled = (spread[0] * (n - 1) + spread[1] * (m - 1)) / max(n + m - 2, 1)
-        error = math.sqrt(pooled * (1 / n + 1 / m))
-        rise, degrees = float(new.mean() - old.mean()), n + m - 2
-    return bool(new.sum() > 0 and rise >= t_quantile(normal, degrees) * error + _UNLUCKY * drawn)
 
 
 def least_clusters(level: float, baseline: int | None = None) -> int:
@@ -159,7 +320,7 @@ def needed(
     baseline: Sample | None,
     regression: float,
     tolerance: float,
-    critical: float,
+    level: float,
 ) -> Need:
     """How many clusters and sequences it takes to find a relative regression beyond a relative tolerance.
 
@@ -172,22 +333,17 @@ def needed(
         baseline: what it is compared with, if anything.
         regression: the rise, relative.
         tolerance: how much it may rise, relative.
-        critical: the weighted p-value at which a statistic fails.
+        level: of the check.
     """
     paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
-    other = baseline if baseline is not None and paired else sample
-    made = planted(sample, other, metric, Allowance(relative=tolerance)) if len(sample) > 1 else None
-    clusters = None
-    if made is not None:
-        statistics, exchange = _weighted(made(1.0 + regression)), Exchange(sample.keys, other.keys)
 
-        def found(size: int) -> bool:
-            possible = 1 << size if paired else relabelings(size, size) if size < 64 else math.inf
-            return 1 / possible <= critical and any(
-                _is_found(each, exchange, size, size, size if paired else 0, critical) for each in statistics
-            )
+    def found(size: int) -> bool:
+        sizes = Sizes(size, size, size if paired else 0)
+        population = Population.of(sample, baseline if paired else None, sizes.fold(len(sample)))
+        made = planted(population, metric, Allowance(relative=tolerance)) if sizes.least_p <= level else None
+        return made is not None and power(made(1.0 + regression), population, sizes, level) >= POWER
 
-        clusters = _least(found)
+    clusters = _least(found) if len(sample) > 1 and regression > tolerance else None
     each = float(sample.column("sequences").sum()) / max(len(sample), 1)
     return Need(
         run=run,

@@ -12,6 +12,7 @@ from mismatchctl.measure.layers import BINS, CAPPED, CAPS, EXPONENTS, TOKENS
 from mismatchctl.resample.samples import Sample
 
 _STEPS = np.diff(CAPS)
+_BELOW = CAPS[0] / 4.0**8  # below the lowest cap, nearly all tokens are beyond
 _SCARCE = 0.005  # share of the tokens from which a bin has a mean of its own
 
 
@@ -56,13 +57,21 @@ class Layers:
         return found
 
     def scaled(self, factor: float) -> Layers:
-        """What they would be were the K3 of every token `factor` times as large, between the caps interpolated."""
-        low = np.concatenate([self.capped[:, :, :1], self.capped], axis=2)
-        wanted = np.log(CAPS / factor)
-        known = np.log(np.concatenate([[CAPS[0] / 4.0**8], CAPS]))
-        at = np.clip(np.searchsorted(known, wanted) - 1, 0, len(CAPS) - 1)
-        part = np.clip((wanted - known[at]) / (known[at + 1] - known[at]), 0.0, 1.0)
-        moved = low[:, :, at] * (1 - part) + low[:, :, at + 1] * part
+        """What they would be were the K3 of every token `factor` times as large.
+
+        Between two caps, the sum over all clusters goes as a power of the cap, which holds where all tokens are beyond
+        it and where none is; each cluster has its part of what lies between.
+        """
+        below = self.capped[:, :, :1] * (_BELOW / CAPS[0])
+        known = np.concatenate([below, self.capped], axis=2)
+        caps, wanted = np.concatenate([[_BELOW], CAPS]), np.maximum(CAPS / factor, _BELOW)
+        at = np.clip(np.searchsorted(caps, wanted) - 1, 0, len(CAPS) - 1)
+        total = known.sum(axis=0)
+        low, high = total[:, at], total[:, at + 1]
+        share = np.log(wanted / caps[at]) / np.log(caps[at + 1] / caps[at])
+        with np.errstate(all="ignore"):
+            part = np.clip(np.nan_to_num((low ** (1 - share) * high**share - low) / (high - low)), 0.0, 1.0)
+        moved = known[:, :, at] * (1 - part) + known[:, :, at + 1] * part
         return Layers(self.k3 * factor, self.tokens, moved * factor)
 
 

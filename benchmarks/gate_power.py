@@ -1,0 +1,165 @@
+"""Whether the gate finds what it says it could find: writes two tables of docs/gate.md.
+
+Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--show] [--plans]
+FOLDER is what second_numeric.py wrote for models of more than a thousand prompts. What `detectable` names is asked of
+dumps in which nothing rose, and its median is planted in tokens in three ways, none of which it is computed by:
+
+- larger: the K3 of every token, of other prompts;
+- scored: the same of the tokens as a second engine scored them;
+- mixed: a share of the responses as a third engine scored them, which keeps its cache in fp8, the others as the first.
+
+What `--plan` answers is asked of 32 prompts, and the rise that it was asked for planted in dumps of the size it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from gate_calibration import Design, Run, percent, sample_of, some, table, write
+
+from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
+from mismatchctl.gate.power import detectable, needed
+from mismatchctl.resample import Layers, Sample, find_metric
+
+ROOM = Allowance(relative=TOLERANCE)
+K3 = find_metric("k3")
+PAIRS = (6, 8, 16, 32, 64, 128, 250, 500)
+DESIGNS = (*((size, size) for size in PAIRS), (8, 40), (40, 8), (128, 16))
+RISES = (0.5, 1.0, 2.0)
+PILOT, MOST = 32, 500
+
+
+@dataclass
+class Engines:
+    """The same tokens as three engines scored them; a coin a prompt says which of the first two is called first."""
+
+    first: Run
+    second: Run
+    worse: Run
+
+    @classmethod
+    def read(cls, folder: Path) -> Engines:
+        first, second, worse = (Run.read(folder, f"{name}_log_probs") for name in ("rollout", "second", "worse"))
+        heads = np.random.default_rng(12).random(first.count)[first.prompts] < 0.5
+        sides = [(np.where(heads, getattr(first, name), getattr(second, name)),
+                  np.where(heads, getattr(second, name), getattr(first, name)))
+                 for name in ("rollout", "log_ratio")]  # fmt: skip
+        one, two = (replace(first, rollout=sides[0][at], log_ratio=sides[1][at]) for at in (0, 1))
+        return cls(one, two, worse)
+
+    def larger(self, run: Run, factor: float) -> Layers:
+        """One engine's, the K3 of every token so many times as large, and K3 so many times the first's."""
+        factor *= float(k3_of(self.first.log_ratio).sum() / k3_of(run.log_ratio).sum())
+        wanted, low, high = factor * k3_of(run.log_ratio), np.abs(run.log_ratio), 10 * np.abs(run.log_ratio) + 1
+        low, sign = low / 10, np.sign(run.log_ratio)
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = k3_of(sign * middle) > wanted
+            low, high = np.where(above, low, middle), np.where(above, middle, high)
+        return run.by_prompt(run.layers(sign * low))
+
+    def mixed(self, factor: float) -> Layers | None:
+        """With so many responses of the worse engine that K3 is so many times the first's; None if all are too few."""
+        share = (factor - 1) / (k3_of(self.worse.log_ratio).sum() / k3_of(self.first.log_ratio).sum() - 1)
+        if not 0 < share <= 1:
+            return None
+        chosen = np.random.default_rng(11).random(int(self.first.responses.max()) + 1) < share
+        x = np.where(chosen[self.first.responses], self.worse.log_ratio, self.first.log_ratio)
+        return self.first.by_prompt(self.first.layers(x))
+
+
+def k3_of(x: np.ndarray) -> np.ndarray:
+    return np.maximum(np.expm1(x) - x, 0.0)
+
+
+def rows_of(sample: Sample, rows: np.ndarray) -> Sample:
+    return Sample(sample.keys[rows], sample.names, sample.sums[rows])
+
+
+def found(design: Design, run: Run, new: Layers, old: Layers, splits: int) -> str:
+    pairs = design.splits(run, splits, 7)
+    return percent(float(np.mean([design.judge(some(new, i), some(old, j), TOLERANCE)[0] <= LEVEL for i, j in pairs])))
+
+
+def powers(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
+    rows = []
+    for name, engines in models.items():
+        first, second = sample_of(engines.first), sample_of(engines.second)
+        old = engines.first.by_prompt(engines.first.layers())
+        designs = [Design(*sizes) for sizes in DESIGNS] + [Design(size, size, paired=True) for size in PAIRS]
+        for design in designs:
+            names = []
+            for i, j in design.splits(engines.first, said, 8):
+                new = rows_of(second if design.paired else first, i)
+                factor = detectable(new, rows_of(first, j), K3, ROOM, LEVEL)
+                names.append(np.inf if factor is None else factor)
+            middle = float(np.median(names))
+            words = f"the same {design.new}" if design.paired else f"{design.new} v {design.old}"
+            cells = [name, words, f"{middle:.2f}", " to ".join(f"{np.quantile(names, at):.2f}" for at in (0.1, 0.9))]
+            known = np.isfinite(middle)
+            planted = [
+                engines.larger(engines.first, middle) if known and not design.paired else None,
+                engines.larger(engines.second, middle) if known else None,
+                engines.mixed(middle) if known else None,
+            ]
+            cells += ["-" if new is None else found(design, engines.first, new, old, splits) for new in planted]
+            rows.append(cells)
+            print(cells, file=sys.stderr, flush=True)
+    heads = ("model", "prompts", "K3 x, as said (median)", "in four of five", "larger: failed", "scored", "mixed")
+    yield from table(heads, rows)
+
+
+def plans(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
+    rows = []
+    for name, engines in models.items():
+        first, second = sample_of(engines.first), sample_of(engines.second)
+        old = engines.first.by_prompt(engines.first.layers())
+        for paired in (False, True):
+            for rise in RISES:
+                answers = []
+                for i, j in Design(PILOT, PILOT, paired=paired).splits(engines.first, said, 9):
+                    new, base = (rows_of(second, i), rows_of(first, j)) if paired else (rows_of(first, i), None)
+                    need = needed("run", K3, new, base, rise, TOLERANCE, LEVEL)
+                    answers.append(np.inf if need.clusters is None else need.clusters)
+                middle = float(np.median(answers))
+                cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]
+                spread = " to ".join(f"{np.quantile(answers, at, method='nearest'):g}" for at in (0.1, 0.9))
+                size = int(np.ceil(middle)) if middle <= MOST else None
+                cells += ["-" if size is None else str(size), spread]
+                if size is None:
+                    cells.append("-")
+                else:
+                    design = Design(size, size, paired=paired)
+                    cells.append(found(design, engines.first, engines.larger(engines.second, 1 + rise), old, splits))
+                rows.append(cells)
+                print(cells, file=sys.stderr, flush=True)
+    heads = ("model", "rise", "prompts", "as many as said (median)", "in four of five", "failed when planted")
+    yield from table(heads, rows)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("folder", type=Path)
+    options.add_argument("--splits", type=int, default=120)
+    options.add_argument("--said", type=int, default=12)
+    options.add_argument("--models", nargs="*")
+    options.add_argument("--plans", action="store_true", help="only what --plan answers")
+    options.add_argument("--show", action="store_true", help="print the tables, and write nothing")
+    given = options.parse_args()
+    names = given.models or sorted(path.parent.name for path in given.folder.glob("*/tokens.parquet"))
+    models = {name: Engines.read(given.folder / name) for name in names}
+    for mark, lines in (("POWER", powers), ("PLAN", plans))[given.plans :]:
+        rows = lines(models, given.splits, given.said)
+        if given.show:
+            print(*rows, sep="\n")
+        else:
+            write(mark, rows)
+
+
+if __name__ == "__main__":
+    main()
