@@ -91,26 +91,29 @@ class Case:
         """The sound tokens."""
         return np.flatnonzero(self.sound)
 
+    def _sound(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Those of the sound tokens [N]; the values themselves where all are."""
+        return values if len(self.index) == len(values) else values[self.index]
+
     @cached_property
     def where(self) -> Ints:
         """The sequence of each sound token [N]."""
-        return self.sequence[self.index]
+        return self._sound(self.sequence)
 
     @cached_property
     def x(self) -> Float64s:
         """Log ratio of each sound token [N]."""
-        x: Float64s = self.train[self.index] - self.rollout[self.index]
-        return x
+        return self.t - self.r
 
     @cached_property
     def t(self) -> Float64s:
         """Trainer's log-prob of each sound token [N]."""
-        return self.train[self.index]
+        return self._sound(self.train)
 
     @cached_property
     def r(self) -> Float64s:
         """Rollout log-prob of each sound token [N]."""
-        return self.rollout[self.index]
+        return self._sound(self.rollout)
 
     @cached_property
     def counts(self) -> Ints:
@@ -167,6 +170,10 @@ class Case:
         """Sound tokens that are not near-certain [N]: only of these can a few tokens tell the scale of the noise."""
         found: Bools = self.t < np.log1p(-_SMALLEST_DOUBT)
         return found
+
+    def each(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The value of its sequence for each sound token [N], given those of all [S]."""
+        return self.segments.spread(values)
 
     def sums(self, values: NDArray[Any]) -> Float64s:
         """Sum of `values` [N] over the sound tokens of each sequence [S]."""

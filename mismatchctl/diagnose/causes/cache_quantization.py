@@ -83,7 +83,7 @@ def _test(case: Case) -> Diagnosis | None:
 def _growth(case: Case) -> tuple[float, float]:
     """Mean loudness of the last third of each response minus that of its middle third, over responses, and its z."""
     long = case.counts >= _LONG
-    share = case.place / np.maximum(case.counts[case.where], 1)
+    share = case.place / np.maximum(case.each(case.counts), 1)
     thirds = [case.doubtful & (share >= low) & (share < high) for low, high in ((1 / 3, 2 / 3), (2 / 3, 1.0))]
     middle, late = (case.sums(case.loudness * third) / np.maximum(case.sums(third), 1) for third in thirds)
     rises = (late - middle)[long]

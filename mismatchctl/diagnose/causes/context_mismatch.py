@@ -42,13 +42,14 @@ def _since_turn(case: Case) -> Ints | None:
 
 def fading(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
     """Slope of the loudness by log2(1 + place) within sequences and its z; mean loudness of both halves."""
-    used = (place >= 0) & case.doubtful & (case.counts[case.where] >= _LONG)
+    used = (place >= 0) & case.doubtful & (case.each(case.counts) >= _LONG)
     if used.sum() < 500:
         return 0.0, 0.0, (0.0, 0.0)
-    octave = np.where(used, np.log2(1.0 + np.maximum(place, 0)), 0.0)
+    octaves = np.log2(1.0 + np.arange(place.max() + 1))  # of few places, more tokens are at each
+    octave = np.where(used, octaves[np.maximum(place, 0)], 0.0)
     number = np.maximum(case.sums(used), 1)
-    across: Float64s = (octave - (case.sums(octave) / number)[case.where]) * used
-    up: Float64s = (case.loudness - (case.sums(case.loudness * used) / number)[case.where]) * used
+    across: Float64s = (octave - case.each(case.sums(octave) / number)) * used
+    up: Float64s = (case.loudness - case.each(case.sums(case.loudness * used) / number)) * used
     product, square = case.sums(across * up), case.sums(across * across)
     slope = float(product.sum() / max(square.sum(), 1e-12))
     error = float(np.sqrt(((product - slope * square) ** 2).sum())) / max(float(square.sum()), 1e-12)

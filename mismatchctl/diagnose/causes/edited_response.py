@@ -43,17 +43,17 @@ def _test(case: Case) -> Diagnosis | None:
     if breaks is None:
         return None
     found, split = breaks
-    after = case.place >= split[case.where]
+    after = case.place >= case.each(split)
     size = np.minimum(np.abs(case.x), _CAP)
     level = case.sums(size * after) / np.maximum(case.sums(after), 1)
     tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = after & found[case.where]
+    tokens[case.index] = after & case.each(found)
     share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
     examples = loudest(case, found, level)
     starts = np.cumsum(case.counts) - case.counts
     at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
     left = (case.counts - split)[found]
-    agrees = float(np.median(np.abs(case.x[~after & found[case.where]]))) if found.any() else 0.0
+    agrees = float(np.median(np.abs(case.x[~after & case.each(found)]))) if found.any() else 0.0
     evidence = [
         share_of(
             "sequences",
@@ -92,19 +92,19 @@ def _test(case: Case) -> Diagnosis | None:
 def _may_break(case: Case, size: Float64s) -> bool:
     """Whether any sequence ends on a stretch that is as far apart as `_breaks` demands."""
     running = np.append(0.0, np.cumsum(size - _FAR))
-    ends = case.segments.offsets[1:][case.where]
+    ends = case.each(case.segments.offsets[1:])
     left = ends - np.arange(len(size))
     return bool(np.any((running[ends] - running[:-1] > -1e-6) & (left >= _LEAST_SIDE)))
 
 
 def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:
     """Sequences [S] that agree before their split, do not after it, and do not come back."""
-    after = case.place >= split[case.where]
-    half = case.place >= ((case.counts + split) // 2)[case.where]
+    after = case.place >= case.each(split)
+    half = case.place >= case.each((case.counts + split) // 2)
     level, later = (case.sums(size * part) / np.maximum(case.sums(part), 1) for part in (after, half))
-    stray = case.sums((size > 0.5 * level[case.where]) * ~after) / np.maximum(case.sums(~after), 1)
+    stray = case.sums((size > 0.5 * case.each(level)) * ~after) / np.maximum(case.sums(~after), 1)
     position = case.rows.position[case.index]
-    apart = np.append(False, np.diff(position) != 1) & (case.place == split[case.where])  # explained tokens before it
+    apart = np.append(False, np.diff(position) != 1) & (case.place == case.each(split))  # explained tokens before it
     found: Bools = (level > _FAR) & (stray < _FEW) & (later > _PERSISTENT * level) & (case.sums(apart) == 0)
     return found
 
@@ -112,11 +112,11 @@ def _breaks(case: Case, size: Float64s, split: Ints) -> Bools:
 def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
     """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
     floor = max(0.3 * float(values.var()), _LEAST_VARIANCE)
-    n = case.counts[case.where].astype(np.float64)
-    starts = (np.cumsum(case.counts) - case.counts)[case.where]
+    n = case.each(case.counts).astype(np.float64)
+    starts = case.each(np.cumsum(case.counts) - case.counts)
     running = np.append(0.0, np.cumsum(values))
     before = running[np.arange(len(n))] - running[starts]
-    total = case.sums(values)[case.where]
+    total = case.each(case.sums(values))
     k = case.place.astype(np.float64)
     inside = (k >= _LEAST_SIDE) & (n - k >= _LEAST_SIDE)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -124,11 +124,11 @@ def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
         gain = jump * np.sqrt(k * (n - k) / n)
     gain = np.where(inside, gain, -np.inf)
     best = case.segments.max(gain)
-    chosen = np.flatnonzero(np.isfinite(gain) & (gain == best[case.where]))[::-1]
+    chosen = np.flatnonzero(np.isfinite(gain) & (gain == case.each(best)))[::-1]
     split, difference = np.zeros(case.size, np.int64), np.zeros(case.size)
     split[case.where[chosen]], difference[case.where[chosen]] = case.place[chosen], jump[chosen]
     mean = case.means(values)
-    spread = case.means((values - mean[case.where]) ** 2) * case.counts
+    spread = case.means((values - case.each(mean)) ** 2) * case.counts
     left = np.maximum(spread - np.where(np.isfinite(best), best, 0.0) ** 2, 1e-9) / np.maximum(case.counts - 2, 1)
     return split, np.where(np.isfinite(best), best, 0.0) / np.sqrt(np.maximum(left, floor)), difference
 

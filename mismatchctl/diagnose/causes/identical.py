@@ -38,7 +38,7 @@ def _test(case: Case) -> Diagnosis | None:
     same = (case.means(case.x == 0) == 1.0) & (case.counts >= _LONG)
     if same.mean() < _ENOUGH_ROWS or same.sum() < 3:
         return None
-    others = case.x[~same[case.where]]
+    others = case.x[~case.each(same)]
     if len(others) and float((others == 0).mean()) > _OFTEN:
         return None  # engines that often agree to the bit do so throughout some rows
     evidence += (

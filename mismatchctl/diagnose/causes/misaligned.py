@@ -96,10 +96,10 @@ def _aligned(case: Case, shift: Ints) -> Case:
     """The case with the rollout's log-probs moved to where they belong."""
     moved = np.full(len(case.rollout), np.nan)
     target = case.index + 0
-    source_place = case.place + shift[case.where]
-    inside = (source_place >= 0) & (source_place < case.counts[case.where])
+    source_place = case.place + case.each(shift)
+    inside = (source_place >= 0) & (source_place < case.each(case.counts))
     starts = np.cumsum(case.counts) - case.counts
-    moved[target[inside]] = case.rollout[case.index[(starts[case.where] + source_place)[inside]]]
+    moved[target[inside]] = case.rollout[case.index[(case.each(starts) + source_place)[inside]]]
     return case.repaired(rollout=moved)
 
 

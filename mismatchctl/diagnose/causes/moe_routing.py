@@ -96,7 +96,7 @@ def _from_tails(case: Case) -> Diagnosis | None:
     far, farther = float((size > _FAR[0]).mean()), float((size > _FARTHER[0]).mean())
     if far < _FAR[1] or farther < _FARTHER[1]:
         return None
-    k3 = k3_of(np.clip(case.x, -20, 20))
+    k3 = case.k3
     share = float(k3[size > _FAR[0]].sum() / max(k3.sum(), 1e-300))
     tokens = np.zeros(len(case.sound), np.bool_)
     tokens[case.index] = size > _FAR[0]

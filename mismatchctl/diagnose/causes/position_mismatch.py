@@ -23,7 +23,7 @@ def rising(case: Case) -> tuple[float, float, tuple[float, float]]:
     1 and 0 where there are too few long responses.
     """
     long = case.counts >= _LONG
-    share = case.place / np.maximum(case.counts[case.where], 1)
+    share = case.place / np.maximum(case.each(case.counts), 1)
     early, late = (case.doubtful & part for part in ((share < 0.1) | (case.place < _START), share >= 0.75))
     levels = [case.sums(case.loudness * part) / np.maximum(case.sums(part), 1) for part in (early, late)]
     known = long & (case.sums(early) >= 2) & (case.sums(late) >= 2)
@@ -31,7 +31,7 @@ def rising(case: Case) -> tuple[float, float, tuple[float, float]]:
     if len(rise) < _ROWS:
         return 1.0, 0.0, (0.0, 0.0)
     z = float(rise.mean() / (rise.std(ddof=1) / np.sqrt(len(rise)) + 1e-12))
-    size = [float(np.median(np.abs(case.scaled[part & known[case.where]]))) for part in (early, late)]
+    size = [float(np.median(np.abs(case.scaled[part & case.each(known)]))) for part in (early, late)]
     return size[1] / max(size[0], 1e-12), as_normal(z, len(rise) - 1), (size[0], size[1])
 
 

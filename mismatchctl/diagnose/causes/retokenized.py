@@ -19,7 +19,7 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     found, split = breaks
     after = np.zeros(len(case.sound), np.bool_)
-    after[case.index] = (case.place >= split[case.where]) & found[case.where]
+    after[case.index] = (case.place >= case.each(split)) & case.each(found)
     shift, agreement = shifts(case.without(~after), np.flatnonzero(found), _FARTHEST)
     moved = found & (shift != 0)
     if moved.sum() < max(_FEWEST, _MOST_OF * found.sum()):

@@ -45,7 +45,7 @@ def _turned(case: Case) -> Float64s:
     """The rollout's log-probs with the sound tokens of each row in the other order [T]."""
     values = case.rollout.copy()
     starts = np.cumsum(case.counts) - case.counts
-    values[case.index] = case.r[starts[case.where] + case.counts[case.where] - 1 - case.place]
+    values[case.index] = case.r[case.each(starts) + case.each(case.counts) - 1 - case.place]
     return values
 
 

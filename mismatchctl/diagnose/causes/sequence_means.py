@@ -17,10 +17,12 @@ def _test(case: Case) -> Diagnosis | None:
         return None
     for side, values, other in (("rollout", case.r, case.t), ("train", case.t, case.r)):
         first = values[np.minimum(np.cumsum(case.counts) - case.counts, len(values) - 1)]
-        one_value = (case.counts > 0) & (case.means(np.abs(values - first[case.where])) == 0)
-        constant = long & one_value
-        varies = case.means(np.abs(other - case.means(other)[case.where])) > 0
-        if (constant & varies).sum() < max(3, _NEARLY_ALL * long.sum()) or len(np.unique(first[constant])) < 3:
+        one_value = (case.counts > 0) & (case.means(np.abs(values - case.each(first))) == 0)
+        constant, least = long & one_value, max(3, _NEARLY_ALL * long.sum())
+        if constant.sum() < least:
+            continue
+        varies = case.means(np.abs(other - case.each(case.means(other)))) > 0
+        if (constant & varies).sum() < least or len(np.unique(first[constant])) < 3:
             continue
         far = np.abs(case.means(other) - first)[constant]
         mean = float(np.median(far)) < _CLOSE * max(float(np.median(np.abs(first[constant]))), 0.1)

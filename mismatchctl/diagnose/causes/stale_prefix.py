@@ -40,7 +40,7 @@ def _test(case: Case) -> Diagnosis | None:
     first, then = (
         case.sums(case.loudness * part)[mine].sum() / max(case.sums(part)[mine].sum(), 1) for part in (start, rest)
     )
-    size = float(np.median(np.abs(case.scaled[start & mine[case.where]])))
+    size = float(np.median(np.abs(case.scaled[start & case.each(mine)])))
     if not first - then > _LOUDER or size < _OTHER_WEIGHTS:
         return None
     names = list(dict.fromkeys(prompts[mine].tolist()))

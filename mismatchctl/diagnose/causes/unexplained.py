@@ -92,7 +92,7 @@ def _seats(case: Case, chosen: Bools) -> dict[str, str]:
     """Where most of some tokens sit, if that is not where tokens usually are: ends, workers, steps."""
     found = {}
     total = int(chosen.sum())
-    left = case.counts[case.where] - case.place
+    left = case.each(case.counts) - case.place
     for name, seat in (("first", case.place == 0), ("last", left == 1)):
         inside = int((chosen & seat).sum())
         if inside > max(1, 0.3 * total) and inside > 4 * seat.mean() * total:
@@ -100,7 +100,7 @@ def _seats(case: Case, chosen: Bools) -> dict[str, str]:
     for column in ("worker", "step"):
         values = case.column(column)
         often = Counter(values[case.where[chosen]].tolist()).most_common(1)[0]
-        usual = float((values[case.where] == often[0]).mean())
+        usual = float((case.each(values) == often[0]).mean())
         if often[0] is not None and often[1] > max(2, 0.6 * total) and often[1] > 2 * usual * total:
             found[column] = f"{often[0]} ({often[1]:,} of {total:,})"
     return found
