@@ -20,7 +20,7 @@ from numba import int64, uint32
 from numpy.typing import NDArray
 
 from mismatchctl.footer import Compact
-from mismatchctl.measure.kernels.loops import compiled
+from mismatchctl.measure.kernels.compiling import compiled
 
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Values of a column that are read at once, and bytes of a page: units of work stay far below."""

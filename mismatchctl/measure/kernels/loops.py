@@ -8,40 +8,26 @@ that is summed or counted over them. Tiles start with the sequence, so that its 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import float32, float64, int32, int64, njit, types
-from numba.extending import intrinsic
+from numba import float32, float64, int32, int64
 
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import TOKEN_SUMS
+from mismatchctl.measure.kernels.compiling import (
+    add_to_row,
+    compiled,
+    compiled_sums,
+    compiled_terms,
+    double,
+    double_bits,
+    float_bits,
+    widen,
+)
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST, PROBABILITIES
 from mismatchctl.ratios import LOG_RATIO_BOUND
-
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-
-
-def compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
-    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order."""
-
-    def made(*, cache: bool) -> Loop:
-        return cast(Loop, njit(nogil=True, cache=cache, error_model="numpy", fastmath=set(fastmath))(loop))
-
-    try:
-        return made(cache=True)
-    except RuntimeError:  # there is no folder to keep it in: it is compiled in every process
-        return made(cache=False)
-
-
-_compiled_terms = partial(compiled, fastmath=frozenset({"contract"}))
-"""A product may go into a sum unrounded."""
-compiled_sums = partial(compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
-"""Sums of a sequence may be taken in several lanes at once."""
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -54,62 +40,7 @@ UNLIKELY = -700.0
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
-def _bitcast(source: Any, target: Any) -> Any:
-    """A function that reads the bits of one type as another."""
-
-    @intrinsic
-    def cast(typing: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return builder.bitcast(values[0], context.get_value_type(target))
-
-        return target(source), generate
-
-    return cast
-
-
-def _row_adder() -> Any:
-    """A function that adds a tuple of doubles to as many in a row of a flat table, all at once, in vector code."""
-
-    @intrinsic
-    def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
-            for place in range(values.count):
-                value = builder.extract_value(given[2], place)
-                added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
-            row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
-            row = builder.bitcast(row, added.type.as_pointer())
-            builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
-            return context.get_dummy_value()
-
-        return types.void(table, types.intp, values), generate
-
-    return add
-
-
-def _widener() -> Any:
-    """A function that lets the one that calls it use vectors of 512 bits, where the processor has them.
-
-    LLVM would rather not, for fear of lower clocks; loops of arithmetic alone take two thirds of the time with them.
-    """
-
-    @intrinsic
-    def widen(typing: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-            set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its own `add` knows plain words alone
-            return context.get_dummy_value()
-
-        return types.void(), generate
-
-    return widen
-
-
-_widen = _widener()
-_add_to_row = _row_adder()
-_double_bits, _double, _float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
-
-
-@_compiled_terms
+@compiled_terms
 def _split(x: float) -> tuple[float, float, float]:
     """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
@@ -119,15 +50,15 @@ def _split(x: float) -> tuple[float, float, float]:
     low = (c[2] + c[3] * r) + s * (c[4] + c[5] * r)
     middle = (c[6] + c[7] * r) + s * (c[8] + c[9] * r)
     high = (c[10] + c[11] * r) + s * (c[12] + c[13] * r)
-    return s * (low + s * s * (middle + s * s * high)), r, _double((_double_bits(shifted) << 52) + 0x3FF0000000000000)
+    return s * (low + s * s * (middle + s * s * high)), r, double((double_bits(shifted) << 52) + 0x3FF0000000000000)
 
 
-@_compiled_terms
+@compiled_terms
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
     """Elementwise terms [T] of log-probs of policy and reference [T], as Ratios has them."""
-    _widen()
+    widen()
     for j in range(len(policy)):
         q = float64(reference[j])
         x = float64(policy[j]) - q
@@ -173,13 +104,13 @@ def _add_sums(
     sums: Any, maxima: Any,
 ) -> None:  # fmt: skip
     """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA."""
-    _widen()
+    widen()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
-    high = low = _ordered(_double_bits(x[0]))
+    high = low = _ordered(double_bits(x[0]))
     farthest = int64(0)
     for j in range(len(x)):
-        place = _ordered(_double_bits(x[j]))
+        place = _ordered(double_bits(x[j]))
         high, low = max(high, place), min(low, place)
         log_ratio += x[j]
         absolute += abs(x[j])
@@ -191,7 +122,7 @@ def _add_sums(
         identical += 1.0 if x[j] == 0.0 else 0.0
         p, q = policy_prob[j], reference_prob[j]
         apart = abs(p - q)
-        farthest = max(farthest, _double_bits(apart))
+        farthest = max(farthest, double_bits(apart))
         difference += apart
         squared_difference += apart * apart
         p_sum += p
@@ -206,9 +137,9 @@ def _add_sums(
     )  # fmt: skip
     for index, value in enumerate(found):
         sums[index] += value
-    maxima[0] = max(maxima[0], _double(_ordered(high)))
-    maxima[1] = max(maxima[1], -_double(_ordered(low)))
-    maxima[2] = max(maxima[2], _double(farthest))
+    maxima[0] = max(maxima[0], double(_ordered(high)))
+    maxima[1] = max(maxima[1], -double(_ordered(low)))
+    maxima[2] = max(maxima[2], double(farthest))
 
 
 @compiled_sums
@@ -235,13 +166,13 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 @compiled
 def _tally_ratios(x: Any, k3: Any, row: int, cell: int, tokens: Any, sums: Any, where: Any) -> None:
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
-        bits = _float_bits(float32(x[j]))
+        bits = float_bits(float32(x[j]))
         magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
         where[j] = min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)
     first, middle = row * bins.MAGNITUDES, cell * bins.SIGNED + bins.MAGNITUDES
     for j in range(len(x)):
         tokens[first + (where[j] ^ (where[j] >> 31))] += 1
-        _add_to_row(sums, 2 * (middle + where[j]), (1.0, k3[j]))
+        add_to_row(sums, 2 * (middle + where[j]), (1.0, k3[j]))
 
 
 _Bins = tuple[int, int, int]
@@ -261,7 +192,7 @@ _LANES = 4
 @compiled
 def _bin(value: float, kind: _Bins) -> int:
     """As OctaveBins.of."""
-    where: int = min(max((_float_bits(float32(value)) >> kind[0]) - kind[1], 0), kind[2])
+    where: int = min(max((float_bits(float32(value)) >> kind[0]) - kind[1], 0), kind[2])
     return where
 
 
@@ -272,7 +203,7 @@ def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes
         where[j] = 2 * _bin(max(-float64(reference[j]), 0.0), _SURPRISAL) + (1 if x[j] < 0.0 else 0)
     size = len(lanes) // _LANES
     for j in range(len(x)):
-        _add_to_row(lanes, j % _LANES * size + 4 * where[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        add_to_row(lanes, j % _LANES * size + 4 * where[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
 
 
 @compiled
@@ -303,11 +234,11 @@ def _tally_layers(k3: Any, surprisal: Any, cluster: int, table: Any, where: Any)
         bin_of, place = surprisal[j] >> 1, 0
         for edge in _MORE_LIKELY:
             place += 1 if bin_of < edge else 0
-        reached = min(max((int32(_double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, 0), _CAPS)
+        reached = min(max((int32(double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, 0), _CAPS)
         where[j] = place * (_CAPS + 1) + reached
     start = cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
     for j in range(len(k3)):
-        _add_to_row(table, 2 * (start + where[j]), (1.0, k3[j]))
+        add_to_row(table, 2 * (start + where[j]), (1.0, k3[j]))
 
 
 @compiled
@@ -408,7 +339,7 @@ def add_levels(
 
     Tokens count that are sound and whose log ratio is finite; a probability is 1 at most.
     """
-    _widen()
+    widen()
     for i in range(len(offsets) - 1):
         tokens = slice(offsets[i], offsets[i + 1])
         own, other, counted = policy[tokens], reference[tokens], sound[tokens]

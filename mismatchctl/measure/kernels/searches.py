@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.measure.kernels.loops import compiled, compiled_sums
+from mismatchctl.measure.kernels.compiling import compiled, compiled_sums
 
 
 @compiled

@@ -1,0 +1,90 @@
+"""How loops are compiled: liberties with IEEE's order, bits read as another type, wide vectors, whole rows at once.
+
+Numba keeps compiled loops on disk for as long as the file that a loop stands in is the same: what loops compute stands
+beside them, not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import float32, float64, int32, int64, njit, types
+from numba.extending import intrinsic
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+
+def compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
+    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order."""
+
+    def made(*, cache: bool) -> Loop:
+        return cast(Loop, njit(nogil=True, cache=cache, error_model="numpy", fastmath=set(fastmath))(loop))
+
+    try:
+        return made(cache=True)
+    except RuntimeError:  # there is no folder to keep it in: it is compiled in every process
+        return made(cache=False)
+
+
+compiled_terms = partial(compiled, fastmath=frozenset({"contract"}))
+"""A product may go into a sum unrounded."""
+compiled_sums = partial(compiled, fastmath=frozenset({"reassoc", "contract", "nsz"}))
+"""Sums of a sequence may be taken in several lanes at once."""
+
+
+def _bitcast(source: Any, target: Any) -> Any:
+    """A function that reads the bits of one type as another."""
+
+    @intrinsic
+    def cast(typing: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.bitcast(values[0], context.get_value_type(target))
+
+        return target(source), generate
+
+    return cast
+
+
+def _row_adder() -> Any:
+    """A function that adds a tuple of doubles to as many in a row of a flat table, all at once, in vector code."""
+
+    @intrinsic
+    def add(typing: Any, table: Any, start: Any, values: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            added = ir.Constant(ir.VectorType(ir.DoubleType(), values.count), ir.Undefined)
+            for place in range(values.count):
+                value = builder.extract_value(given[2], place)
+                added = builder.insert_element(added, value, ir.Constant(ir.IntType(32), place))
+            row = builder.gep(context.make_array(table)(context, builder, given[0]).data, [given[1]])
+            row = builder.bitcast(row, added.type.as_pointer())
+            builder.store(builder.fadd(builder.load(row, align=8), added), row, align=8)
+            return context.get_dummy_value()
+
+        return types.void(table, types.intp, values), generate
+
+    return add
+
+
+def _widener() -> Any:
+    """A function that lets the one that calls it use vectors of 512 bits, where the processor has them.
+
+    LLVM would rather not, for fear of lower clocks; loops of arithmetic alone take two thirds of the time with them.
+    """
+
+    @intrinsic
+    def widen(typing: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # its own `add` knows plain words alone
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return widen
+
+
+widen = _widener()
+add_to_row = _row_adder()
+double_bits, double, float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
