@@ -55,6 +55,20 @@ for (const element of document.body.querySelectorAll("*")) {
 }
 return wide;
 """
+BROKEN = """
+const found = [], range = document.createRange();
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) {
+  for (const hit of texts.currentNode.data.matchAll(/\\de-\\d+/g)) {
+    range.setStart(texts.currentNode, hit.index);
+    range.setEnd(texts.currentNode, hit.index + hit[0].length);
+    const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.bottom)));
+    if (lines.size > 1) found.push(texts.currentNode.data.slice(0, 120));
+  }
+}
+return found;
+"""
+"""Texts with a number that a line ends in."""
 OVERLAPS = """
 const found = [];
 for (const svg of document.querySelectorAll("figure svg")) {

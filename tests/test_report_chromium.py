@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import NEEDS_AXE, NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, violations, visit
+from chromium import BROKEN, NEEDS_AXE, NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, contrast, violations, visit
 from make_result import HOSTILE, make_corrections, make_result
 
+from mismatchctl.render.document import BRIEF, Document, Facts, Headline, Note, Section, Table
 from mismatchctl.render.pages.analyze import document
 from mismatchctl.render.to.html import html
 from mismatchctl.result import Finding
@@ -63,6 +64,20 @@ def test_only_tables_scroll_sideways(browser: Any, pages: dict[str, str], name: 
     browser.execute_script("document.querySelectorAll('details').forEach((part) => (part.open = true))")
     assert browser.execute_script(TOO_WIDE) == []
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("width", "printed"), [(390, False), (718, True)])
+def test_a_number_stands_on_one_line(browser: Any, tmp_path: Path, width: int, printed: bool) -> None:
+    text = " ".join(f"{'w' * (size % 20 + 1)} {size}.2345e-05" for size in range(200))
+    cells = Table.of("Many", [text.split()[1::2][:12]] * 2, [
+        (f"column {place}", lambda row, place=place: row[place]) for place in range(12)
+    ])  # fmt: skip
+    section = Section("Numbers", "numbers").add(Note(text, "quiet"), Facts([("found", text)], reach=BRIEF), cells)
+    page = tmp_path / "numbers.html"
+    page.write_text(html(Document(Headline("", what="numbers")).add(section)), encoding="utf-8")
+    visit(browser, page.as_uri(), width=width, printed=printed)
+    assert browser.execute_script(BROKEN) == []
+    assert len(browser.find_elements("css selector", ".whole")) == 400 + 24
 
 
 def test_dark_is_dark_and_print_is_light(browser: Any, pages: dict[str, str]) -> None:

@@ -42,7 +42,7 @@ def render_page(template: str, page: Any, own: str = "") -> str:
         lstrip_blocks=True,
         finalize=_visible,
     )
-    environment.filters |= {"breakable": breakable, "rest": _rest, "json": as_json}
+    environment.filters |= {"breakable": breakable, "whole": whole, "rest": _rest, "json": as_json}
     environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
     css, script = (
         "\n".join((templates_folder() / f"{name}.{kind}").read_text("utf-8") for name in ("report", own) if name)
@@ -87,8 +87,13 @@ def templates_folder() -> Path:
 
 
 def breakable(text: str) -> Markup:
-    """A name that may break after its separators, a number not at its point."""
-    return Markup(re.sub(r"(?<=[_/\-])(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(clean(text)))))
+    """A name that may break after its separators, a number neither at its point nor in its exponent."""
+    return whole(Markup(re.sub(r"(?<=[_/\-])(?<!\de-)(?=\w)|(?<=\.)(?=[^\W\d])", "<wbr>", str(escape(clean(text))))))
+
+
+def whole(text: str) -> Markup:
+    """A text whose numbers do not break at the sign of their exponent."""
+    return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_visible(text)))))
 
 
 def gauge_place(k3: float) -> float:
