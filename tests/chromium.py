@@ -59,7 +59,7 @@ BROKEN = """
 const found = [], range = document.createRange();
 const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 while (texts.nextNode()) {
-  for (const hit of texts.currentNode.data.matchAll(/\\de-\\d+/g)) {
+  for (const hit of texts.currentNode.data.matchAll(/(^|[\\d.)])e-\\d+/g)) {
     range.setStart(texts.currentNode, hit.index);
     range.setEnd(texts.currentNode, hit.index + hit[0].length);
     const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.bottom)));
