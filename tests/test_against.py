@@ -126,22 +126,22 @@ def test_names_that_stand_for_a_metric_are_compared_without_a_framework(tmp_path
     dump = dump_of(tmp_path / "run", 0.05)
     truth = replayed(dump)
     names = (K3, "rollout_corr/kl", "rollout_corr/chi2_token")
-    logged = {f"train/{name}" if name == K3 else name: truth[name] for name in names}
-    others = {"kl": truth[K3], "loss": [0.1, 0.2], "actor/grad_norm": [1.0, 2.0]}
+    logged = {f"train/{name}" if name == K3 else name: truth[name] for name in names} | {"k3": truth[K3]}
+    others = {"kl": truth[K3], "loss": [0.1, 0.2], "actor/grad_norm": [1.0, 2.0], "tokens": [7.0, 9.0]}
     for scale, agrees in ((1.0, True), (1.001, False)):
         values = {name: [scale * value for value in own if value is not None] for name, own in logged.items()}
         log = written(tmp_path / "log.jsonl", values | others, ".9g")
         (run_,) = analyze([str(dump)], log=read_log(log), findings=False).runs.values()
         found = run_.against_metrics
         assert found is not None
-        assert found.metrics == dict(zip(logged, ("k3", "k1", "chi2_token"), strict=True))
+        assert found.metrics == dict(zip(logged, ("k3", "k1", "chi2_token", "k3"), strict=True))
         for name, item in found.names.items():
             assert (item.agrees, item.steps) == (agrees, 2), name
             assert item.difference == pytest.approx(1 - 1 / scale, rel=1e-3, abs=1e-7)
         assert run_.log.keys() == {*values, *others}
     text = run("analyze", str(dump), "--against", str(log)).stdout
-    assert "against the metrics of run: 0 of 3 names agree" in text
-    assert "kept from the log, not compared: kl, loss, actor/grad_norm" in text
+    assert "against the metrics of run: 0 of 4 names agree" in text
+    assert "kept from the log, not compared: kl, loss, actor/grad_norm, tokens" in text
 
 
 def test_what_a_framework_replays_is_not_compared_twice(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mismatchctl.frameworks import SHELVES, load, titles
 from mismatchctl.frameworks.framework import Framework, Meaning
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, other_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
+from mismatchctl.numbers import COUNTS
 
 NEVER_LOGGED = "no code ever logged this"
 
@@ -74,10 +75,11 @@ def find_meanings(name: str) -> dict[Meaning, list[str]]:
 def certain_metric(name: str) -> str | None:
     """The key of the metric of the mismatch that a name is, whoever logs it, however configured; None: unsure.
 
-    A word without a panel before it (`kl`) may be anybody's.
+    A word without a panel before it (`kl`) may be anybody's, unless it is a key of the registry (`k3`); counts
+    (`tokens`) may be of anything.
     """
     if "/" not in name:
-        return None
+        return next((own.key for own in MISMATCH_METRICS if own.key == name and own.unit not in COUNTS), None)
     named = {item.measure for _, meanings in _all_meanings() for item in meanings if item.name == name}
     measure = named.pop() if len(named) == 1 else None
     return next((metric.key for metric in MISMATCH_METRICS if measure is not None and metric.measure == measure), None)
