@@ -262,13 +262,14 @@ def _joint(grid: np.ndarray[Any, Any]) -> Joint:
     even = np.round(x / width) * width, np.round(y / height) * height
     odd = (np.floor(x / width) + 0.5) * width, (np.floor(y / height) + 0.5) * height
     nearer = (x - even[0]) ** 2 + (y - even[1]) ** 2 <= (x - odd[0]) ** 2 + (y - odd[1]) ** 2
-    centres = np.stack([np.where(nearer, a, b) for a, b in zip(even, odd, strict=True)], axis=1).round(6)
-    hexagons, where = np.unique(centres, axis=0, return_inverse=True)
-    tokens = np.bincount(where.ravel(), weights=grid[across, up])
+    centres = np.empty(len(x), np.complex128)  # which sort by their real parts, then by the others
+    centres.real, centres.imag = (np.where(nearer, a, b).round(6) for a, b in zip(even, odd, strict=True))
+    hexagons, where = np.unique(centres, return_inverse=True)
+    tokens = np.bincount(where, weights=grid[across, up])
     return Joint(
         width=width,
-        x=hexagons[:, 0].tolist(),
-        y=hexagons[:, 1].tolist(),
+        x=hexagons.real.tolist(),
+        y=hexagons.imag.tolist(),
         tokens=tokens.astype(np.int64).tolist(),
     )
 

@@ -205,13 +205,13 @@ def _content(rows: Rows) -> Hashes:
     """A hash of each row [S], by its length and a few of its log-probs."""
     hashes = rows.segments.lengths.astype(np.uint64)
     some = np.flatnonzero(rows.segments.nonempty)
-    last = rows.segments.lengths[some] - 1
-    for probe in range(_PROBES):
-        tokens = rows.segments.offsets[some] + last * probe // (_PROBES - 1)
-        for values in (rows.rollout, rows.train):
-            with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
-                plain = (values[tokens] + 0.0).astype(np.float64)
-            hashes[some] = mix(hashes[some], plain.view(np.uint64))
+    last, found = rows.segments.lengths[some] - 1, hashes[some]
+    tokens = rows.segments.offsets[some] + last * np.arange(_PROBES)[:, None] // (_PROBES - 1)
+    with np.errstate(invalid="ignore"):  # a NaN of padding may be one that signals
+        plain = [(values[tokens] + 0.0).astype(np.float64).view(np.uint64) for values in (rows.rollout, rows.train)]
+    for rollout, train in zip(*plain, strict=True):
+        found = mix(mix(found, rollout), train)
+    hashes[some] = found
     return hashes
 
 

@@ -113,29 +113,30 @@ class Closing:
     def close(self, cells: Sequence[CellSums], groups: Ints) -> Closed:
         """Parts of groups [G], normalized, one row per cluster, with the closed columns appended."""
         tables = [cell.table for cell in cells]
-        sums, maxima = (np.concatenate([getattr(table, name) for table in tables]) for name in ("sums", "maxima"))
         clusters = np.concatenate([table.clusters for table in tables])
+        maxima = np.concatenate([table.maxima for table in tables])
+        width, corrections = len(self.plan.sums), len(self.plan.corrections)
+        sums = np.zeros((len(clusters), width + 2 * corrections + 1))  # of closed_axis: what is not summed comes behind
+        np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
         factors = self._factors[np.searchsorted(self._keys, self._key(groups[cell], scopes))]
-        weighted = []
-        for index, _ in enumerate(self.plan.corrections):
+        for index in range(corrections):
             factor = factors[:, index]
             self._normalize(sums, maxima, index, factor)
-            weighted.append(factor * sums[:, self.plan.sums.place(index, "tokens")])
+            sums[:, width + index] = factor * sums[:, self.plan.sums.place(index, "tokens")]
         first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
         rows = np.flatnonzero(first)  # of one cluster, the rows of all micro-batches lie together
-        sums = add_rows(np.column_stack([sums, *weighted]), rows)
+        sums = add_rows(sums, rows)
         maxima, cell = np.maximum.reduceat(maxima, rows, axis=0), cell[rows]
         folded = np.array([table.is_folded for table in tables])
         told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
         counted = (sums[:, self.plan.sums.place(MISMATCH, "tokens")] > 0).astype(np.float64) * told_apart
-        emptied = [
-            counted * (sums[:, self.plan.sums.place(index, "kept")] == 0)
-            for index, _ in enumerate(self.plan.corrections)
-        ]
+        sums[:, width + corrections] = counted
+        for index in range(corrections):
+            kept = sums[:, self.plan.sums.place(index, "kept")]
+            sums[:, width + corrections + 1 + index] = counted * (kept == 0)
         starts = np.searchsorted(cell, np.arange(len(tables)))
-        sums = np.column_stack([sums, counted, *emptied])
         return Closed(clusters[rows], sums, maxima, starts, folded, [own.pairs for own in cells])
 
     def _key(self, groups: Ints, scopes: Hashes) -> Ints:
