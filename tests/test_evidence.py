@@ -1,0 +1,72 @@
+"""What the pass keeps to look for causes: samples add up to the sample of all, however they were cut and added."""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import pairwise
+from operator import add
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mismatchctl.batch import Segments
+from mismatchctl.diagnose.evidence import Sample, _content
+from mismatchctl.dumps import Rows
+
+
+def rows_of(lengths: list[int], seed: int) -> Rows:
+    rng = np.random.default_rng(seed)
+    tokens = sum(lengths)
+    values = -rng.exponential(1.0, (2, tokens)).astype(np.float32)
+    return Rows(
+        segments=Segments(np.append(0, np.cumsum(lengths)).astype(np.int64)),
+        rollout=values[0],
+        train=values[1],
+        mask=np.ones(tokens, np.bool_),
+        columns={"step": np.arange(len(lengths))},
+        file=np.zeros(len(lengths), np.int64),
+        rows=np.arange(len(lengths)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 60), max_size=12),
+    size=st.integers(1, 400),
+    backwards=st.booleans(),
+)
+def test_parts_of_a_sample_add_up_to_the_sample_of_all(
+    lengths: list[int], cuts: list[int], size: int, backwards: bool
+) -> None:
+    rows = rows_of(lengths, 3)
+    hashes = _content(rows)
+    whole = Sample.of(hashes, rows, size)
+    ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
+    parts = [
+        Sample.of(hashes[start:stop], rows.take(np.arange(start, stop)), size)
+        for start, stop in pairwise(ends)
+    ]
+    added = reduce(add, parts[::-1] if backwards else parts)
+    assert added.hashes.tolist() == whole.hashes.tolist()
+    assert added.rows.rows.tolist() == whole.rows.rows.tolist()
+    assert added.rows.columns["step"].tolist() == whole.rows.columns["step"].tolist()
+    assert np.array_equal(added.rows.rollout, whole.rows.rollout)
+    assert np.array_equal(added.rows.segments.offsets, whole.rows.segments.offsets)
+
+
+@pytest.mark.parametrize("number", [1, 40])
+def test_a_sample_of_many_parts_holds_no_more_than_twice_its_size(number: int) -> None:
+    parts = [rows_of([100, 100], seed) for seed in range(number)]
+    added = reduce(add, (Sample.of(_content(part), part, 200) for part in parts))
+    assert sum(rows.segments.tokens for _, rows in added.parts) <= 400
+
+
+def test_a_hash_depends_on_length_and_values_and_nothing_else() -> None:
+    rows = rows_of([5, 0, 5, 1], 1)
+    twice = rows.take(np.array([2, 0, 0, 1, 3]))
+    found, again = _content(rows).tolist(), _content(twice).tolist()
+    assert len(set(found)) == 4
+    assert again == [found[2], found[0], found[0], found[1], found[3]]
