@@ -45,10 +45,7 @@ def test_parts_of_a_sample_add_up_to_the_sample_of_all(
     hashes = _content(rows)
     whole = Sample.of(hashes, rows, size)
     ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    parts = [
-        Sample.of(hashes[start:stop], rows.take(np.arange(start, stop)), size)
-        for start, stop in pairwise(ends)
-    ]
+    parts = [Sample.of(hashes[start:stop], rows.take(np.arange(start, stop)), size) for start, stop in pairwise(ends)]
     added = reduce(add, parts[::-1] if backwards else parts)
     assert added.hashes.tolist() == whole.hashes.tolist()
     assert added.rows.rows.tolist() == whole.rows.rows.tolist()
