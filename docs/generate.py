@@ -83,7 +83,7 @@ def metrics() -> str:
             NOTICE,
             "x is the log ratio of a token: train minus rollout log-prob, in nats. Keys are stable. A mean or a ratio",
             "of means has a standard error clustered by prompt (by sequence where the dump names no prompt), quantiles",
-            "have a 90 % interval that resamples clusters. An undefined value is null, and its status says why.",
+            "have the 90 % interval of the share beyond them. An undefined value is null, and its status says why.",
             "Means have a 90 % interval too, by Student's t of the clusters that count in effect, on the scale of the",
             "logarithm or the odds; `heavy_tail` beside it says that few clusters or rare weights leave it without its",
             "90 %, and `covers` what such intervals were seen to cover: rule and rates in gate.md, Intervals.",

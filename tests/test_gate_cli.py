@@ -259,7 +259,7 @@ def test_settings_hold_flags_and_rules(
 
 
 def scripts() -> list[str]:
-    """Every piece of shell in docs/ci.md that calls the gate: steps of GitHub, scripts of GitLab, and examples."""
+    """Every piece of shell in docs/ci.md that calls the gate, in blocks and in sentences, and that of the template."""
     text = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
     found = []
     for block in re.findall(r"```yaml\n(.*?)```", text, re.S):
@@ -268,6 +268,8 @@ def scripts() -> list[str]:
         found += [step["run"] for step in steps if "run" in step]
         found += [line for job in data.values() if isinstance(job, dict) for line in job.get("script", ())]
     found += [line[2:] for block in re.findall(r"```console\n(.*?)```", text, re.S) for line in block.splitlines()]
+    found += re.findall(r"`(mismatchctl gate [^`]+)`", text)
+    found += yaml.safe_load((ROOT / "templates" / "mismatch.yml").read_text(encoding="utf-8"))[".mismatch"]["script"]
     return [script for script in found if "mismatchctl gate" in script]
 
 
@@ -279,11 +281,13 @@ def test_the_shell_of_the_documents_runs(script: str, places: dict[str, Path], t
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     here = tmp_path / "repository"
     (here / "ci" / "accepted").mkdir(parents=True)
-    shutil.copytree(places["equal" if "bitwise" in script else "good"], here / "dumps")
-    shutil.copy(places["baseline"], here / "ci" / "mismatch.json")
-    shutil.copy(places["baseline"], here / "ci" / "accepted" / "0001.json")
+    for name in ("dumps", "probe", "second"):
+        shutil.copytree(places["equal" if "bitwise" in script else "good"], here / name)
+    for name in ("ci/mismatch.json", "ci/probe.json", "ci/accepted/0001.json", "first.json"):
+        shutil.copy(places["baseline"], here / name)
     path = f"{command.parent}:{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    environment |= {"MISMATCH_PATH": "dumps/", "MISMATCH_BASELINE": "ci/mismatch.json", "MISMATCH_OPTIONS": ""}
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script], cwd=here, env=environment, capture_output=True, text=True
     )

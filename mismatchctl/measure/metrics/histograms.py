@@ -1,4 +1,7 @@
-"""What is read from histograms: quantiles with a cluster-bootstrap interval, and the share of the worst tokens."""
+"""What is read from histograms: quantiles with an interval, and the share of the worst tokens.
+
+The interval of a quantile is that of the share of tokens beyond it, read from the histogram (Woodruff 1952).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,15 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.measure import PairSums
 from mismatchctl.measure.bins import fold_signs, magnitude_edges
-from mismatchctl.measure.metrics.intervals import rests_on_few
+from mismatchctl.measure.metrics.intervals import ODDS, intervals
 
-RESAMPLES = 200
 INTERVAL = 0.90
 """Coverage of the intervals of quantiles."""
 COVERS, COVERS_LEAST = 0.85, 0.65
 """What the intervals of quantiles with the status `heavy_tail` were seen to cover, and of those with next to nothing
 beyond them: docs/gate.md, Intervals."""
 _BEYOND, _NOTHING = 10, 3  # tokens beyond a quantile: with fewer, it is hardly known, or not at all
-_REACH = 8  # bins on either side of a quantile in which those of resamples are looked for first
-_SEED = 20251027  # fixed: the same sums give the same interval
+_ROUNDING = 1e-9  # of a number of tokens
 
 
 class Quantile(NamedTuple):
@@ -43,15 +44,8 @@ def _middles() -> Float64s:
     return middles
 
 
-@lru_cache(maxsize=8)
-def _draws(buckets: int) -> Float64s:
-    """How often each of some buckets is drawn in each resample, [RESAMPLES, buckets]."""
-    drawn = np.random.default_rng(_SEED).multinomial(buckets, np.full(buckets, 1 / buckets), RESAMPLES)
-    return drawn.astype(np.float64)
-
-
 def quantiles_of(pair: PairSums, shares: Sequence[float], largest: float, *, sure: bool = True) -> list[Quantile]:
-    """Quantiles of |log ratio| over tokens, and the interval of each by resampling buckets of clusters.
+    """Quantiles of |log ratio| over tokens, and the interval of each from how its share scatters over clusters.
 
     Args:
         pair: whose histogram is read.
@@ -61,43 +55,50 @@ def quantiles_of(pair: PairSums, shares: Sequence[float], largest: float, *, sur
 
     Returns:
         For each share the quantile, within 0.8 % of its value (NaN when there is no token), and its interval (NaN with
-        fewer than two buckets), which has a heavy tail where few tokens or few clusters lie beyond the quantile.
+        fewer than two buckets of clusters), which has a heavy tail where few tokens or clusters lie beyond it.
     """
     filled, counts = pair.histogram.by_bucket() if sure else _in_one(pair)
     if not len(filled):
         return [NO_QUANTILE] * len(shares)
-    middles = np.minimum(_middles()[filled], largest)
-    together = np.cumsum(counts.sum(axis=0))
-    reached = np.searchsorted(together, np.ceil(together[-1] * np.array(shares)))
-    values = middles[reached]
+    middles, together = np.minimum(_middles()[filled], largest), np.cumsum(counts.sum(axis=0))
+    reached = _reached(together, np.array(shares))
     low = high = covers = np.full(len(shares), np.nan)
     if len(counts) >= 2:
-        sizes = counts.sum(axis=1)
-        found = [_resampled(counts, sizes, share, own) for share, own in zip(shares, reached.tolist(), strict=True)]
-        resampled = np.sort(middles[np.stack(found, axis=1)], axis=0)
-        outside = int((1 - INTERVAL) / 2 * RESAMPLES)
-        low, high = resampled[outside], resampled[RESAMPLES - 1 - outside]
-        below = np.stack([counts[:, : own + 1].sum(axis=1) for own in reached.tolist()])
-        covers = np.where(low < high, _covers(below, sizes, shares), np.nan)
-    quantiles = zip(*(each.tolist() for each in (values, low, high, covers)), strict=True)
-    return [Quantile(value, (lower, upper), covered) for value, lower, upper, covered in quantiles]
+        ends, covers = _beyond(counts, reached, 1 - np.array(shares))
+        low, high = (middles[_reached(together, 1 - tail)] for tail in (ends[:, 1], ends[:, 0]))
+        covers = np.where(low < high, covers, np.nan)
+    found = zip(*(each.tolist() for each in (middles[reached], low, high, covers)), strict=True)
+    return [Quantile(value, (lower, upper), covered) for value, lower, upper, covered in found]
 
 
-def _covers(below: Float64s, sizes: Float64s, shares: Sequence[float]) -> Float64s:
-    """What intervals cover where few tokens lie beyond a quantile, or few buckets count; else NaN [shares].
+def _reached(together: Float64s, shares: Float64s) -> Ints:
+    """The first bin at which so many of the tokens are reached [shares], given how many are up to each bin."""
+    wanted = np.ceil(together[-1] * shares * (1 - _ROUNDING))  # counts are whole
+    found: Ints = np.minimum(np.searchsorted(together, wanted), len(together) - 1)
+    return found
+
+
+def _beyond(counts: Float64s, reached: Ints, tails: Float64s) -> tuple[Float64s, Float64s]:
+    """Intervals of the shares beyond quantiles [shares, 2], and what they cover where few tokens or buckets count.
 
     Args:
-        below: tokens of each bucket up to each quantile [shares, buckets].
-        sizes: tokens of each bucket [buckets].
-        shares: of the tokens.
+        counts: tokens by bucket and bin [buckets, bins].
+        reached: bin of each quantile [shares].
+        tails: share of the tokens beyond each [shares].
     """
-    left = 1 - np.array(shares)
-    apart = (sizes - below - left[:, None] * sizes) ** 2
+    sizes = counts.sum(axis=1)
+    total, clusters = sizes.sum(), np.full(len(tails), float(len(sizes)))
+    above = np.stack([counts[:, own + 1 :].sum(axis=1) for own in reached.tolist()])
+    inside = counts[:, reached].T
+    part = (tails * total - above.sum(axis=1)) / inside.sum(axis=1)  # of the bin, what counts as beyond
+    apart = (above + np.clip(part, 0.0, 1.0)[:, None] * inside - tails[:, None] * sizes) / total
+    squares = np.sum(apart**2, axis=1)
     with np.errstate(all="ignore"):
-        effective = apart.sum(axis=1) ** 2 / (apart**2).sum(axis=1)
-    tokens = sizes.sum() * left
-    few = rests_on_few(effective, len(sizes)) | (tokens < _BEYOND)
-    return np.select([tokens < _NOTHING, few], [COVERS_LEAST, COVERS], np.nan)
+        effective = squares**2 / np.sum(apart**4, axis=1)
+    ends, covers = intervals(ODDS, tails, np.sqrt(squares * clusters / (clusters - 1)), effective, clusters)
+    ends = np.where(np.isfinite(ends), ends, tails[:, None])  # nothing scatters
+    few = np.isfinite(covers) | (total * tails < _BEYOND)
+    return ends, np.select([total * tails < _NOTHING, few], [COVERS_LEAST, COVERS], np.nan)
 
 
 def _in_one(pair: PairSums) -> tuple[Ints, Float64s]:
@@ -105,28 +106,6 @@ def _in_one(pair: PairSums) -> tuple[Ints, Float64s]:
     tokens = fold_signs(pair.histogram.by_bin()[0])
     filled = np.flatnonzero(tokens)
     return filled, tokens[None, filled].astype(np.float64)
-
-
-def _resampled(counts: Float64s, sizes: Float64s, share: float, near: int) -> Ints:
-    """The first bin at which each resample has a share of its tokens [RESAMPLES], looked for about that of the whole.
-
-    Args:
-        counts: tokens by bucket and bin [buckets, bins].
-        sizes: tokens of each bucket [buckets].
-        share: of the tokens.
-        near: the first bin at which all buckets together have it.
-    """
-    draws = _draws(len(counts))
-    wanted = np.ceil(draws @ sizes * share)  # counts are whole: those that reach it reach the next whole number
-    reach = _REACH
-    while True:
-        first, stop = max(near - reach, 0), min(near + reach + 1, counts.shape[1])
-        before = draws @ counts[:, :first].sum(axis=1)
-        enough = before[:, None] + np.cumsum(draws @ counts[:, first:stop], axis=1) >= wanted[:, None]
-        if (enough[:, -1] & ((before < wanted) | (first == 0))).all():
-            found: Ints = first + enough.argmax(axis=1)
-            return found
-        reach *= 8
 
 
 def worst_share(pair: PairSums, tokens: float) -> float:

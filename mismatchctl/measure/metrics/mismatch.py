@@ -171,7 +171,7 @@ PAIR: tuple[Metric, ...] = (
         Metric(
             f"abs_diff_{name}", f"{name.replace('p999', 'p99.9')} |log-prob difference|", "nats",
             f"quantile {share:g} of |x| over tokens",
-            "Read from a fixed histogram, within 0.8 % of its value (0 below 9e-13); the interval resamples clusters.",
+            "Read from a fixed histogram, within 0.8 % of its value (0 below 9e-13); interval: of the share beyond.",
             undefined=NO_TOKEN, quantile=share,
         )
         for name, share in QUANTILES.items()
