@@ -206,7 +206,10 @@ def linear(
     lower: bool = False,
     planted: float = 1.0,
 ) -> Statistic:
-    """The same of any smooth metric, linearized at the values of either sample; of a mean it is exact.
+    """The same of any smooth metric, linearized; of a mean it is exact.
+
+    A mean is linearized at the values of either sample, which keeps it monotone. What weights come to, at the value of
+    both together, which depends on no label: a few large ones bend the values of either sample alone too far.
 
     Args:
         sample: as of `compare`, as what follows.
@@ -216,15 +219,34 @@ def linear(
         lower: whether it may not fall, rather than rise.
         planted: what the sample's metric is multiplied with.
     """
-    value, influence, size = influence_of(sample, metric)
-    value, influence = value * planted, influence * planted
-    other, baseline_influence, baseline_size = influence_of(baseline, metric)
     sign = -1.0 if lower else 1.0
-    room = allowance.relative * abs(other) + allowance.absolute
+    sides = [influence_of(each, metric) for each in (sample, baseline)]
+    room = allowance.relative * abs(sides[1][0]) + allowance.absolute
+    beyond = sign * (sides[0][0] * planted - sides[1][0]) > room
+    if metric.metric.scale.ess is not None:
+        sides = _about_both(sample, baseline, metric)
+    (value, influence, size), (other, baseline_influence, baseline_size) = sides
+    value, influence = value * planted, influence * planted
     slope = 1.0 + sign * allowance.relative * math.copysign(1.0, other)
-    excess = value - (other + sign * room)
+    excess = value - (other + sign * (allowance.relative * abs(other) + allowance.absolute))
+    excess = excess if beyond else sign * min(sign * excess, 0.0)
     new = sign * (influence * size.sum() + excess * size)
     return Statistic(new, sign * slope * baseline_influence * baseline_size.sum())
+
+
+def _about_both(sample: Sample, baseline: Sample, metric: TableMetric) -> list[tuple[float, Float64s, Float64s]]:
+    """As `influence_of` for either, along the slopes at both together."""
+    names = tuple(sample.names[place] for place in metric.columns(sample))
+    sums = [each.sums[:, metric.columns(each)] for each in (sample, baseline)]
+    value, influence, size = influence_of(
+        Sample(np.arange(len(sample) + len(baseline), dtype=np.uint64), names, np.concatenate(sums)), metric
+    )
+    found = []
+    for own in (slice(len(sample)), slice(len(sample), None)):
+        rise = influence[own].sum() * size.sum() / size[own].sum()
+        moves = (influence[own] * size.sum() - rise * size[own]) / size[own].sum()
+        found.append((value + float(rise), moves, size[own]))
+    return found
 
 
 def rise_within_bins(new: Layers, old: Layers, cap: int) -> float:

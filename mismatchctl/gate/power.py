@@ -28,7 +28,7 @@ LEAST_CLUSTERS = 5
 POWER = 0.8
 """A regression counts as found when so many of such dumps would have failed."""
 _MOST_CLUSTERS = 1 << 20
-_HOPELESS = 1e6  # a factor that nobody would call a regression to be found
+_HOPELESS = 100.0  # a factor that nobody would call a regression to be found
 _DRAWS = 1024
 _FEW = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
 _RESOLVED = 0.01  # level that the draws tell; at a stricter one, the family's share of it is taken to be the same
