@@ -26,6 +26,8 @@ from mismatchctl.measure.table import add_rows
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
 Arrays = dict[str, NDArray[Any]]
+_WIDE = 64
+"""Points from which rows are wide."""
 _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 
@@ -64,7 +66,13 @@ class BlockColumns:
 
     def by_cluster(self, name: str, order: Ints, firsts: Ints) -> NDArray[Any]:
         """One column summed over runs of sequences of the same cluster in `order` [R, weights, gate variants ...]."""
-        return add_rows(self._of_sequences(name)[order], firsts)
+        values = self._of_sequences(name)
+        if values[0].size < _WIDE or len(firsts) == len(order):
+            return add_rows(values[order], firsts)
+        found = np.empty((len(firsts), *values.shape[1:]))
+        for row, own in zip(found, np.split(order, firsts[1:]), strict=True):  # wide rows stay in the cache
+            np.add.reduce(values[own], axis=0, out=row)
+        return found
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
         """One column of every sequence, [S, weights, gate variants ...]."""
@@ -289,7 +297,9 @@ class _Binned:
             wanted |= {"squared_gradient": square, "ww squared_gradient": weight**2 * square}
         table = token_table([(ratio, bounds.thresholds), *self.on_tokens], list(wanted.values()), self.segments)
         of_each = dict(zip(wanted, table, strict=True))
-        of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
+        of_all = of_each
+        if self.on_tokens:
+            of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
         every = BoundedSums(bounds, of_all)
         whole = BoundedSums(bounds, {name: sums.sum(axis=0, keepdims=True) for name, sums in of_all.items()})
         made.fixed |= {

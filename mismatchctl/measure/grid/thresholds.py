@@ -37,12 +37,22 @@ class Intervals:
             left = left[~split]
         return found
 
+    @cached_property
+    def _nested(self) -> int | None:
+        """Where all runs begin, if all do there and none is empty."""
+        one = len(self.starts) > 0 and bool((self.starts == self.starts[0]).all() and (self.stops > self.starts).all())
+        return int(self.starts[0]) if one else None
+
     def sums(self, table: Float64s, axis: int = -1) -> Float64s:
         """Sums of `table` over each run along `axis`, which becomes one of length V.
 
         Sums run outwards from the pivots and are added, never subtracted: no digit is lost to what lies outside.
         """
         table = np.moveaxis(table, axis, -1)
+        one, stops = self._nested, self.stops
+        if one is not None:
+            found = np.cumsum(table[..., one : int(stops.max())], axis=-1)[..., _slice(stops - one - 1)]
+            return np.moveaxis(found, -1, axis)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
             up, down = self.stops[runs] - pivot, pivot - self.starts[runs]
@@ -198,7 +208,8 @@ class BoundedSums:
                 with np.errstate(over="ignore", invalid="ignore"):
                     factor = np.where(np.isfinite(bound), bound - origin, 0.0) ** power
                     made = beyond * factor.reshape(-1, *(1,) * (beyond.ndim - 2))
-                total += np.where(beyond == 0, 0.0, made)  # nothing lies beyond a bound whose square overflows
+                # Nothing lies beyond a bound whose square overflows.
+                total += made if np.isfinite(factor).all() else np.where(beyond == 0, 0.0, made)
         return total
 
     def sum_beyond(self, side: str, column: str) -> Float64s | None:
@@ -238,17 +249,14 @@ def token_table(
     unusual = np.bincount(place, minlength=count)
     for values, thresholds in rules:
         place = place * thresholds.bins + thresholds.bin(values[searched])
-    table = np.zeros((len(columns), count, cells))
+    table = np.empty((len(columns), count, cells)) if len(searched) else np.zeros((len(columns), count, cells))
     for sums, column in zip(table, columns, strict=True):
-        if column is None:
-            sums[:, common] = segments.lengths - unusual
-        elif len(searched):
-            rest = column.astype(np.float64)
-            rest[searched] = 0.0
-            sums[:, common] = segments.sum(rest)
-        else:
-            sums[:, common] = segments.sum(column)
+        rest = column
         if len(searched):
             weights = None if column is None else column[searched]
-            sums += np.bincount(place, weights, minlength=count * cells).reshape(count, cells)
+            sums[...] = np.bincount(place, weights, minlength=count * cells).reshape(count, cells)
+            if column is not None:
+                rest = column.astype(np.float64)
+                rest[searched] = 0.0
+        sums[:, common] += segments.lengths - unusual if rest is None else segments.sum(rest)
     return table.reshape(len(columns), count, *sizes)
