@@ -11,8 +11,10 @@ from mismatchctl.frameworks import preset
 from mismatchctl.measure import Plan, Sums, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_edges, magnitude_of, signed_bin
+from mismatchctl.measure.hashes import labels_of
 from mismatchctl.measure.histogram import MOST_ROWS, Histogram, Rows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BUCKETS
+from mismatchctl.measure.table import hash_values
 
 CORRECTIONS: list[Correction] = [preset(name) for name in ("token_tis", "geo_rs")]
 
@@ -31,6 +33,16 @@ def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
 
 def only(batch: TokenBatch, step: int) -> TokenBatch:
     return batch.take(np.flatnonzero(batch.columns["step"] == step))
+
+
+@pytest.mark.parametrize("values", [[10, 2, 2, -1, 10, 0], [3, 3, 3, 3, 3, 3], [2**62, 7, -(2**62), 7, 70, 700]])
+def test_numbers_are_told_apart_and_ordered_as_their_text_is(values: list[int]) -> None:
+    numbers, before = np.array(values), np.array([1, 0, 1, 0, 1, 0])
+    texts = numbers.astype(str).astype(object)
+    ranks = {text: rank for rank, text in enumerate(sorted(set(zip(before.tolist(), texts.tolist(), strict=True))))}
+    expected = [ranks[key] for key in zip(before.tolist(), texts.tolist(), strict=True)]
+    assert labels_of([numbers], before).tolist() == labels_of([texts], before).tolist() == expected
+    assert hash_values(numbers).tolist() == hash_values(texts).tolist()
 
 
 def test_together_as_alone() -> None:
