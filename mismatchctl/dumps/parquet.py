@@ -99,7 +99,7 @@ class Parquet(Contents):
 
         Without loops at work, loading those takes longer than they save; of a store, pyarrow asks for all at once.
         """
-        if "mismatchctl.measure.kernels.loops" not in sys.modules or not isinstance(file, pa.OSFile):
+        if "mismatchctl.measure.kernels.compiling" not in sys.modules or not isinstance(file, pa.OSFile):
             return {}
         from mismatchctl.dumps.pages import read_lists
 
