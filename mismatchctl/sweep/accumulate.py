@@ -50,6 +50,7 @@ class Closed:
         counted: whether each cluster of a group holds a token and is told apart from others [R].
         emptied: whether nothing is left of it, along the grid [R, ...].
         prompts: of a run, where the dump names them.
+        held: how many rows the parts have.
     """
 
     totals: Arrays
@@ -58,6 +59,7 @@ class Closed:
     counted: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     emptied: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
     prompts: Prompts | None = None
+    held: int = 0
 
     def add(self, group: Closed, salt: np.uint64) -> None:
         """Take in one more group; its clusters are its own, unless they are prompts."""
@@ -73,8 +75,10 @@ class Closed:
             part if self.prompts is not None else replace(part, clusters=mix(part.clusters, salt))
             for part in group.rows
         ]
-        if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
+        self.held += sum(map(len, group.rows))
+        if self.held > 2 * OVERALL_CAP:
             self.rows = [merged(self.rows, OVERALL_CAP)]
+            self.held = len(self.rows[0])
 
 
 @dataclass
@@ -100,6 +104,7 @@ class SweepAccumulator:
         self._breakdown = BreakdownValues(plan.base.by)
         self._open: dict[tuple[str, Value], dict[tuple[Value, ...], list[FamilySums]]] = {}
         self._sought: dict[str, list[FamilySums]] = {}
+        self._empty: dict[int, tuple[Closed, dict[str, Any]]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
         self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
 
@@ -125,6 +130,12 @@ class SweepAccumulator:
         for number, family in enumerate(self.plan.families):
             parts = [cells[values][number] for values in ordered]
             whole = reduce(add, parts)
+            empty = not self.plan.layouts[number][0].arrays(whole.totals.sums)["tokens"].any()
+            if empty and not self.plan.base.by:
+                group, rows = self._empty_group(number, whole)
+                self.table.add(rows | {"run": run, "group": step})
+                totals.overall[number].add(group, salt)
+                continue
             closing = _Closing(family, self.plan.layouts[number], whole.totals)
             group = closing.close(whole)
             self.table.add(self._rows(number, group, run, GROUP, step))
@@ -136,6 +147,16 @@ class SweepAccumulator:
                 for column, value in zip(self.plan.base.by, values, strict=True):
                     found = totals.by.setdefault(column, {})
                     found.setdefault(value, self._nothing())[number].add(closed, salt)
+
+    def _empty_group(self, number: int, whole: FamilySums) -> tuple[Closed, dict[str, Any]]:
+        """A group of a family without tokens, and its rows: all are alike but for what their clusters are called."""
+        if number not in self._empty:
+            group = _Closing(self.plan.families[number], self.plan.layouts[number], whole.totals).close(whole)
+            self._empty[number] = group, self._rows(number, group, "", GROUP, None)
+        group, rows = self._empty[number]
+        clusters = whole.rows[0] if len(whole.rows) == 1 else merged(whole.rows, GROUP_CAP)
+        none = np.zeros((len(clusters), *group.emptied.shape[1:]), np.bool_)
+        return replace(group, rows=[clusters], counted=np.zeros(len(clusters), np.bool_), emptied=none), rows
 
     def _nothing(self) -> list[Closed]:
         """Nothing yet of each family."""
@@ -255,6 +276,17 @@ class _Closing:
         return merged([replace(rows, scopes=np.zeros_like(rows.scopes))], GROUP_CAP) if rows.scopes.any() else rows
 
 
+def _laid_out(values: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
+    """Arrays of so many values, or one value that stands for as many, end to end."""
+    if not any(isinstance(one, np.ndarray) and one.ndim for one in values):
+        return np.repeat(np.array(values), lengths)
+    wide = (
+        one if isinstance(one, np.ndarray) and one.ndim and len(one) == length else np.full(length, one)
+        for one, length in zip(values, lengths, strict=True)
+    )
+    return np.concatenate([*wide])
+
+
 class RowTable:
     """Rows of groups: in memory up to a limit, beyond it in Parquet files of a temporary folder."""
 
@@ -290,7 +322,7 @@ class RowTable:
         """Rows of families as a table: axes by path, groups as text, undefined values null."""
         import polars as pl
 
-        places = [self._place(part) for part in parts]
+        places, lengths = [self._place(part) for part in parts], [len(part["point"]) for part in parts]
         made: dict[str, Any] = {}
         for name in dict.fromkeys(name for place in places for name in place):
             found = [place.get(name, math.nan) for place in places]
@@ -299,8 +331,7 @@ class RowTable:
                          for one, part in zip(found, parts, strict=True))  # fmt: skip
                 made[name] = pl.Series([*chain.from_iterable(known)], dtype=pl.String)
             else:
-                wide = (np.broadcast_to(one, len(part["point"])) for one, part in zip(found, parts, strict=True))
-                made[name] = np.concatenate([*wide])
+                made[name] = _laid_out(found, lengths)
         return pl.DataFrame(made, nan_to_null=True)
 
     def _place(self, columns: Mapping[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,18 @@ class SweepPlan:
         )
 
     @cached_property
+    def nothing(self) -> list[FamilySums]:
+        """Sums of a sequence without tokens."""
+        none = np.zeros(0)
+        return _reduce(
+            TokenBatch(
+                Segments(np.zeros(2, np.int64)), none, none, current=none, advantages=none, rows=np.zeros(1, np.int64)
+            ),
+            np.uint64(0),
+            self,
+        )
+
+    @cached_property
     def sought_layouts(self) -> tuple[Layout, ...]:
         """Of each family that is sought: the columns that its metric is made of."""
         made = [(self._of_one_token(family), metric) for family, metric in self.sought]
@@ -178,6 +190,9 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatc
     """Sums of one batch; `run` names the rows that carry no run of their own."""
     done = CellsOfBatch(tokens=batch.tokens)
     for name, cell, part in cut(batch, run, plan.base.by):
+        if not part.tokens:
+            done = done + CellsOfBatch({(name, cell): _nothing(part, plan)})
+            continue
         parts = [_reduce(piece, scope, plan) for scope, piece in _by_scope(_with_tokens(part), plan)]
         done = done + CellsOfBatch({(name, cell): parts[0]})
         for more in parts[1:]:
@@ -185,6 +200,20 @@ def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatc
     for name, part in cut_runs(batch, run) if plan.sought else ():
         done = done + CellsOfBatch(runs={name: _seek(_with_tokens(part), plan)})
     return done
+
+
+def _nothing(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
+    """Sums of sequences without tokens, which add nothing to any column: as of one of them."""
+    first = batch.sequences(0, 1)
+    clusters, scopes = cluster_hashes(first), scopes_of(first, plan.base)
+    return [
+        replace(
+            one,
+            totals=replace(one.totals, scopes=scopes),
+            rows=tuple(replace(rows, clusters=clusters, scopes=scopes) for rows in one.rows),
+        )
+        for one in plan.nothing
+    ]
 
 
 def _with_tokens(batch: TokenBatch) -> TokenBatch:
