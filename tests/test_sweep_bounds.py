@@ -14,6 +14,7 @@ import pytest
 
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.grid import columns, sums
+from mismatchctl.predict.sample import sample_of
 from mismatchctl.sweep import Sweep, studies, sweep
 from mismatchctl.sweep.accumulate import TOGETHER, RowTable
 from mismatchctl.sweep.study import Axis
@@ -97,3 +98,13 @@ def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.
     found = sweep([path], STUDY, threads=1)
     assert len(found.groups.collect()) == 3 * steps
     assert len(made) <= 4
+
+
+def test_what_has_no_token_is_not_predicted_from(tmp_path: Path) -> None:
+    """Thousands of steps without a token cost a look at each, and nothing is joined step by step."""
+    number = 3000
+    rows = [[-0.5, -0.7]] + [[]] * (number - 1)
+    table = {"rollout_log_probs": rows, "train_log_probs": rows, "step": list(range(number))}
+    pq.write_table(pa.table(table), tmp_path / "d.parquet")
+    sample = sample_of([str(tmp_path / "d.parquet")], [preset("token_tis")])
+    assert sample.tokens.tolist() == [2] and sample.is_complete

@@ -106,3 +106,15 @@ def test_a_rule_that_fails_ends_it_or_runs_a_command(tmp_path: Path, files: list
 @pytest.mark.parametrize("words", [["--until-idle", "soon"], ["--exec", "true"]])
 def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
     assert CliRunner().invoke(app, ["watch", str(tmp_path), *words]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--rule", "k3:increase=5%"], "--rule k3:increase=5%: compares with a Result that was accepted: name it"),
+        (["--rule", "k3:max=1", "--exec", "a\0b"], "--exec: a command holds no null byte"),
+    ],
+)
+def test_what_could_never_fail_is_refused(flags: list[str], told: str, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["watch", str(tmp_path), "--until-idle", "0s", *flags])
+    assert done.exit_code == 2 and done.stderr.startswith(f"error: {told}")

@@ -59,15 +59,22 @@ def watch(
     """
     if exec_ is not None and not rule:
         raise ConfigError("--exec runs when a rule fails: give one with --rule")
+    if exec_ is not None and "\0" in exec_:
+        raise ConfigError("--exec: a command holds no null byte")
     check_places(html, force=force, inputs=[*paths, baseline])
 
     from mismatchctl.gate import read_against, rules_from_text
     from mismatchctl.watch import Watch
 
+    rules = [one for text in rule or () for one in rules_from_text(text)]
+    compares = next((one for one in rules if one.increase is not None or one.decrease is not None), None)
+    if compares is not None and baseline is None:
+        raise ConfigError(f"--rule {compares.text}: compares with a Result that was accepted: name it with --baseline")
+
     watched = Watch(
         paths,
         chosen_corrections(correction, RuleFlags()) if correction else [],
-        [one for text in rule or () for one in rules_from_text(text)],
+        rules,
         read_against(baseline),
         renamed(column),
         every=max(_seconds("--every", every), 0.1),

@@ -12,6 +12,8 @@ from mismatchctl.predict.prediction import Prediction, generator, middle, unknow
 from mismatchctl.predict.sample import Sample
 
 Unit = Literal["tokens", "sequences"]
+_MOST = 1 << 62
+"""Prompts of a batch beyond which no number says more."""
 DRAWS = 2000
 PERMUTATIONS = 999
 SIGNIFICANT = 0.05
@@ -61,7 +63,7 @@ def _by_cluster(sample: Sample, columns: Float64s) -> tuple[Hashes, Ints, Float6
 
 def _draw(table: Float64s, steps: Ints, per_cluster: float, sequences: int, random: np.random.Generator) -> Float64s:
     """Fractions of DRAWS batches; each comes from one step, whose clusters have unknown weights."""
-    prompts = max(round(sequences / per_cluster), 1)
+    prompts = min(max(round(sequences / per_cluster), 1), _MOST)
     groups = [np.flatnonzero(steps == step) for step in np.unique(steps)]
     which = random.integers(0, len(groups), DRAWS)
     fractions = np.empty(DRAWS)

@@ -59,9 +59,14 @@ class Sample:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @classmethod
+    def together(cls, parts: Sequence[Sample]) -> Sample:
+        """All of at least one."""
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
+        return cls(**joined, is_complete=all(part.is_complete for part in parts))._capped()
+
     def __add__(self, other: Sample) -> Sample:
-        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _ARRAYS}
-        return Sample(**joined, is_complete=self.is_complete and other.is_complete)._capped()
+        return Sample.together([self, other])
 
     def of_run(self, run: str) -> Sample:
         """The sequences of one run that hold a token, in an order of their own."""
@@ -100,8 +105,10 @@ _ARRAYS = tuple(field.name for field in fields(Sample) if field.name != "is_comp
 
 def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> Sample:
     """What one batch adds; `run` names the rows that carry no run of their own."""
-    parts = [_of_cell(part, name, step, corrections) for name, (step, _), part in cut(batch, run, ())]
-    return reduce(add, parts, empty_sample(len(corrections)))
+    some = batch.segments.nonempty  # of the others nothing is predicted
+    held = batch if some.all() else batch.take(np.flatnonzero(some))
+    parts = [_of_cell(part, name, step, corrections) for name, (step, _), part in cut(held, run, ())]
+    return Sample.together([empty_sample(len(corrections)), *parts])
 
 
 def sample_of(
