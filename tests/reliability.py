@@ -179,7 +179,7 @@ def guided(found: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def kills(found: list[dict[str, Any]]) -> list[str]:
+def kills(found: list[dict[str, Any]], earlier: int) -> list[str]:
     """The section of the kills."""
     verbs, wrong = Counter(kill["verb"] for kill in found), [kill for kill in found if kill["wrong"]]
     early = sum(kill["code"] != 0 for kill in found)
@@ -189,7 +189,9 @@ def kills(found: list[dict[str, Any]]) -> list[str]:
         "is as an undisturbed run writes it (JSON, which holds moments: of that length, and whole) or as it was",
         "before; those of one command appear together, but after SIGKILL; the exit code is the signal's, or 0 where it",
         "came too late; after the next run no other file is there, temporary folders included. Kills that found",
-        "something were mended, and others of that verb made in their place.",
+        "something were mended, and others of that verb made in their place. `combined` is a report of several",
+        "Results, `figures` and `markdown` are those outputs.",
+        f"{earlier:,} others were of earlier code." if earlier else "",
         "",
         "| verb | kills |",
         "|---|---|",
@@ -246,7 +248,7 @@ def document(folder: Path, earlier: str = "") -> str:
         *section("Cases", "cases", lambda found: cases(found, len(logged(folder, "earlier")))),
         *section("Bytes that a library decodes", "natives", natives),
         *section("Guided by coverage", "guided", guided),
-        *section("Kills", "kills", kills),
+        *section("Kills", "kills", lambda found: kills(found, len(logged(folder, "earlier_kills")))),
         *section("Faults of the machine", "faults", faults),
         *section("Versions", "versions", versions),
         *(
