@@ -11,17 +11,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice
 from mismatchctl.advise.candidates import expressible
-from mismatchctl.advise.choose import choose
-from mismatchctl.advise.gradient import Products
-from mismatchctl.advise.sample import correct, read
+from mismatchctl.advise.choose import Choice, choose
+from mismatchctl.advise.gradient import Moments, Products
+from mismatchctl.advise.reference import reference_of
+from mismatchctl.advise.sample import Sample, correct, read
+from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.frameworks import load, presets
 from mismatchctl.render.figures.advice import advice_figure
+from mismatchctl.texts.yaml_written import dump_yaml
 
 TRUTH = Path(__file__).parent / "advice_truth"
 CASES = sorted(path.name for path in TRUTH.iterdir() if path.is_dir())
@@ -126,17 +131,43 @@ def test_a_frameworks_advice_is_in_its_own_words() -> None:
     assert all(own["next_batch"]["value"] is not None for own in found["advice"])
 
 
+def drawn(seed: int, spread: float) -> Sample:
+    """Responses whose log ratios are small, and now and then large."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 40, 24)
+    train = -random.exponential(1.0, lengths.sum())
+    noise = random.normal(0, spread, len(train)) * np.where(random.random(len(train)) < 0.05, 20, 1)
+    batch = TokenBatch(
+        Segments(np.concatenate([[0], np.cumsum(lengths)])),
+        np.minimum(train - noise, 0),
+        train,
+        advantages=random.normal(0, 1, len(train)),
+        rows=np.arange(len(lengths)),
+        columns={"micro_batch": np.arange(len(lengths)) // 8},
+    )
+    zeros = np.zeros(len(lengths), np.int64)
+    return Sample(batch, None, None, zeros, zeros)
+
+
 @pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
-def test_what_a_framework_is_offered_it_accepts(framework: str) -> None:
-    """Whatever may be advised can be written in its own keys, is no error to it, and corrects when read back."""
-    chosen = load(framework)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
+def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str, seed: int, spread: float) -> None:
+    """Whatever may be advised can be written in its own keys, is no error to it, and corrects as it did when read."""
+    chosen, sample = load(framework), drawn(seed, spread)
     for correction in expressible(framework)[1:]:  # the first is none, which not every framework can say
         native, lost = chosen.native(correction)
-        back = chosen.correction(native)
+        written = yaml.safe_load(dump_yaml(native))
         assert not lost, correction.name
-        assert not [trap for trap in chosen.lint(native) if trap.level == "error"], correction.name
-        assert (back.weight is None) == (correction.weight is None), correction.name
-        assert len(back.gates) == len(correction.gates), correction.name
+        assert not [trap for trap in chosen.lint(written) if trap.level == "error"], correction.name
+        back = chosen.correction(written)
+        assert back.columns == correction.columns, correction.name
+        if sample.batch.lacking(correction.columns):
+            continue
+        own, other = correct(correction, sample), correct(back, sample)
+        np.testing.assert_array_equal(other.kept, own.kept, err_msg=correction.name)
+        np.testing.assert_array_equal(other.counted, own.counted, err_msg=correction.name)
+        np.testing.assert_allclose(other.weights[own.kept], own.weights[own.kept], rtol=1e-12, err_msg=correction.name)
 
 
 @pytest.mark.parametrize(
@@ -287,3 +318,42 @@ def test_normalized_weights_have_a_mean_of_one() -> None:
             tokens = sample.batch.segments.members(chosen)
             means = sample.batch.segments.mean(weights)[chosen]
             assert (weights[tokens].mean() if level == "token" else means.mean()) == pytest.approx(1, abs=1e-12)
+
+
+class TestReference:
+    """The least biased correction that converges, on log ratios of a known spread per sequence."""
+
+    @pytest.mark.parametrize(
+        ("spread", "name", "lower_bound"), [(0.3, "seq_truncate_10", False), (4.0, "token_truncate_5", True)]
+    )
+    def test_where_sequence_weights_leave_most_out_tokens_stand_in(
+        self, spread: float, name: str, lower_bound: bool
+    ) -> None:
+        random, length, count = np.random.default_rng(4), 400, 800
+        deviation = spread / np.sqrt(length)
+        ratio = random.normal(-(deviation**2) / 2, deviation, length * count)  # the mean of exp is 1
+        train = np.full(len(ratio), -8.0)
+        batch = TokenBatch(Segments(np.arange(0, len(ratio) + 1, length)), train - ratio, train, rows=np.arange(count))
+        zeros = np.zeros(count, np.int64)
+        found = reference_of(Sample(batch, None, None, zeros, zeros))
+        assert (found.correction.name, found.lower_bound) == (name, lower_bound)
+        assert found.counts == (3 if lower_bound else 1)
+        assert found.mean == pytest.approx(1, abs=0.05)
+
+    def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
+        own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
+        once, thrice = Products.of(own, reference).moments(), Products.of(own, reference, 3.0).moments()
+        assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
+        assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
+
+
+@pytest.mark.parametrize(("other", "factor"), [((0.5, 2.0), 2.0), ((0.0, 1.5), None), ((0.5, 20.0), None)])
+def test_how_far_too_low_biases_may_be(other: tuple[float, float], factor: float | None) -> None:
+    """bias² 1 and variance 1 against another: where both errors are equal, if that is beyond 1 and within ten."""
+    moments = {
+        name: Moments(bias2, 0.0, variance, np.ones(4))
+        for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
+    }
+    mse = {name: found.bias2 + found.variance for name, found in moments.items()}
+    found = Choice(("first", "o"), frozenset(moments), mse, moments, 2.0).tipping()
+    assert (None if found is None else found.factor) == factor

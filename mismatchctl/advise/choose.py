@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.advise.gradient import Moments, Products, paired
+from mismatchctl.advise.model import Tipping
 from mismatchctl.batch import Ints
 
 SURE = 2.0
 """Standard errors by which a correction must beat none, batch against batch, to be advised."""
 ENOUGH, FEWEST = 640, 320
 """Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
+UNDERRATED = 10.0
+"""Times that a bias may be larger than estimated: up to eight where the truth is known (docs/advise.md)."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
 _ROUNDING = 1e-9
@@ -44,6 +47,23 @@ class Choice:
         _, error = paired(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
+
+    def tipping(self) -> Tipping | None:
+        """From how many times the estimated biases on another candidate has less error than the first.
+
+        None up to `UNDERRATED` times: so much too low were biases where the truth is known.
+        """
+        own = max(self.moments[self.first].bias2, 0.0)
+        found = []
+        for name in self.order[1:]:
+            less, more = own - max(self.moments[name].bias2, 0.0), self._variance(name) - self._variance(self.first)
+            if less > 0 and 0 < more <= UNDERRATED * less:
+                found.append((more / less, name))
+        factor, instead = min((each for each in found if each[0] > 1), default=(0.0, ""))
+        return Tipping(factor=factor, instead=instead) if instead else None
+
+    def _variance(self, name: str) -> float:
+        return self.mse[name] - max(self.moments[name].bias2, 0.0)
 
     def ties(self, name: str) -> bool:
         """Whether a candidate cannot be told from the first: within the noise of the batches."""

@@ -52,7 +52,7 @@ class Products:
     Attributes:
         own: of a correction's gradients with each other.
         across: of a correction's with those of the reference.
-        apart: of the differences between the two with each other.
+        apart: of the differences between the two with each other, as often as their bias counts.
         reference: of the reference's with each other.
     """
 
@@ -62,10 +62,10 @@ class Products:
     reference: Float64s
 
     @classmethod
-    def of(cls, gradients: Float64s, reference: Float64s) -> Products:
-        """From gradients [batches, features]."""
+    def of(cls, gradients: Float64s, reference: Float64s, counts: float = 1.0) -> Products:
+        """From gradients [batches, features]; the squared bias counts so many times."""
         apart = gradients - reference
-        return cls(gradients @ gradients.T, gradients @ reference.T, apart @ apart.T, reference @ reference.T)
+        return cls(gradients @ gradients.T, gradients @ reference.T, counts * apart @ apart.T, reference @ reference.T)
 
     def __len__(self) -> int:
         return len(self.own)

@@ -65,6 +65,13 @@ class Outlook(FiniteModel):
     text: str
 
 
+class Tipping(FiniteModel):
+    """Times the biases counted (above 1) from which `instead` has less error than what is advised."""
+
+    factor: float
+    instead: str
+
+
 class Advice(AdviceViews, FiniteModel):
     """The advice for one run: what to fix first, or a ranking, best first.
 
@@ -76,7 +83,11 @@ class Advice(AdviceViews, FiniteModel):
         sequences, prompts: what the sample holds.
         basis: what the ranking rests on: the gradient of a surrogate by token ids, or by ranks of probabilities where
             the dump has no ids; none where nothing can be ranked.
-        reference: the correction that stands for no bias; `lower_bound` where even that one leaves some out.
+        reference: the least biased correction that converges, which stands for no bias.
+        reference_mean: mean of its weights over tokens, 1 where it leaves nothing out.
+        lower_bound: whether it leaves some out that the sample cannot show: squared biases are larger than estimated,
+            and each `bias2` is `bias_counts` times its estimate.
+        holds_to: how far too low biases may be until something else is better; null where that is beyond tenfold.
         stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
         stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
         outlook: how long the advice holds; null where the mismatch has no trend.
@@ -93,7 +104,10 @@ class Advice(AdviceViews, FiniteModel):
     prompts: int = 0
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None
+    reference_mean: float | None = None
     lower_bound: bool = False
+    bias_counts: float = 1.0
+    holds_to: Tipping | None = None
     stable: float | None = None
     stable_later: float | None = None
     outlook: Outlook | None = None

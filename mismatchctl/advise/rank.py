@@ -13,21 +13,16 @@ from mismatchctl.advise.gradient import Products, Surrogate
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.model import Advice
 from mismatchctl.advise.outlook import outlook
+from mismatchctl.advise.reference import Reference, reference_of, sequence_tail
 from mismatchctl.advise.rows import advised, notes
 from mismatchctl.advise.sample import Candidate, Sample, candidate, correct
 from mismatchctl.batch import Ints
-from mismatchctl.correction import Correction, correction_from_mapping
+from mismatchctl.correction import Correction
 from mismatchctl.frameworks.framework import Framework
-from mismatchctl.measure.metrics.pareto import khat, tail_length
 
 BATCHES = 64
 MOST_ADVISED = 5
 _FEWEST_CLUSTERS = 16
-_CONVERGES = (0.5, 1.5)  # mean weight of the reference: 1 where it leaves nothing out
-_REFERENCES = tuple(
-    correction_from_mapping({"name": name, "weight": {"level": level, "truncate": bound}})
-    for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
-)
 _TOO_LARGE = "the advantages or log ratios are too large: the gradient's error overflows, so nothing is ranked"
 
 
@@ -44,8 +39,7 @@ def rank(
     What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
     """
     update = batch or sample.per_step or 0
-    k_hat = _sequence_tail(sample)
-    known = {"batch": update, "sequences": len(sample), "prompts": sample.clusters, "k_hat": k_hat}
+    known = {"batch": update, "sequences": len(sample), "prompts": sample.clusters, "k_hat": sequence_tail(sample)}
     unranked = Advice.model_validate(known)
     why = _unrankable(sample, update)
     if why:
@@ -71,12 +65,15 @@ def rank(
                 advised(name, made.usable[name], choice, sample, framework) for name in choice.order[:MOST_ADVISED]
             ],
             "yours": [advised(name, own, choice, sample, framework) for name, own in made.yours.items()],
-            "reference": made.reference.name,
-            "lower_bound": made.lower_bound,
+            "reference": made.reference.correction.name,
+            "reference_mean": made.reference.mean,
+            "lower_bound": made.reference.lower_bound,
+            "bias_counts": made.reference.counts,
+            "holds_to": choice.tipping(),
             "stable": stability(made.products, scale, sure),
             "stable_later": stability_in_time(made.in_time, scale, sure) if made.in_time else None,
             "outlook": outlook(sample, made.usable[choice.first], choice, limits, again),
-            "notes": notes(sample, made.lower_bound, made.reference.name, k_hat, refused),
+            "notes": notes(sample, made.reference, choice, refused),
             "front": {
                 name: (found.bias2, found.variance * scale, (made.usable | made.yours)[name].rejected_tokens)
                 for name, found in choice.moments.items()
@@ -101,8 +98,7 @@ def _unrankable(sample: Sample, update: int) -> str:
 class _Measured:
     """Candidates that are not out of the question and what is yours, with the inner products of their gradients."""
 
-    reference: Correction
-    lower_bound: bool
+    reference: Reference
     usable: dict[str, Candidate]
     yours: dict[str, Candidate]
     refused: dict[str, str]
@@ -115,10 +111,9 @@ def _measured(
     sample: Sample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
 ) -> _Measured:
     """Apply corrections, and hold the gradients of batches against those of the reference."""
-    reference, lower_bound = _reference(sample)
-    made = _Measured(reference, lower_bound, {}, {}, {}, {}, {}, {})
+    made = _Measured(reference_of(sample), {}, {}, {}, {}, {}, {})
     mixed, ordered = Surrogate(sample, _batches(sample)), None
-    unbiased = correct(reference, sample)
+    unbiased, counts = correct(made.reference.correction, sample), made.reference.counts
     wanted = mixed.gradients(unbiased)
     if sample.is_in_time:
         ordered = Surrogate(sample, _batches(sample, in_time=True))
@@ -132,14 +127,14 @@ def _measured(
             made.refused[each.name] = why
             continue
         made.usable[each.name] = own
-        made.products[each.name] = Products.of(mixed.gradients(applied), wanted)
+        made.products[each.name] = Products.of(mixed.gradients(applied), wanted, counts)
         if ordered is not None:
-            made.in_time[each.name] = Products.of(ordered.gradients(applied), wanted_in_time)
+            made.in_time[each.name] = Products.of(ordered.gradients(applied), wanted_in_time, counts)
     for each in yours:
         if not _lacks(each, sample):
             name = f"yours: {each.name}"
             made.yours[name], applied = candidate(each, sample)
-            made.beside[name] = Products.of(mixed.gradients(applied), wanted)
+            made.beside[name] = Products.of(mixed.gradients(applied), wanted, counts)
     return made
 
 
@@ -159,19 +154,3 @@ def _batches(sample: Sample, in_time: bool = False) -> Ints:
     step_of[sample.cluster] = sample.step
     place[np.argsort(step_of, kind="stable")] = np.arange(sample.clusters)
     return (place * count // sample.clusters)[sample.cluster]
-
-
-def _reference(sample: Sample) -> tuple[Correction, bool]:
-    """The least biased correction whose weights have a mean near 1, and whether even it leaves something out."""
-    for correction in _REFERENCES:
-        if _CONVERGES[0] < float(correct(correction, sample).weights.mean()) < _CONVERGES[1]:
-            return correction, correction.weight is not None and correction.weight.level != "sequence"
-    return _REFERENCES[-1], True
-
-
-def _sequence_tail(sample: Sample) -> float | None:
-    """Pareto k-hat of the sequence weights."""
-    batch = sample.batch
-    sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]
-    found = khat(np.sort(sums)[-tail_length(len(sums)) - 1 :], len(sums)) if len(sums) else math.nan
-    return found if math.isfinite(found) else None

@@ -9,11 +9,11 @@ import numpy as np
 from mismatchctl.advise.choose import ENOUGH, FEWEST, SURE, Choice, widened
 from mismatchctl.advise.gradient import Moments
 from mismatchctl.advise.model import Advised
+from mismatchctl.advise.reference import Reference
 from mismatchctl.advise.sample import Candidate, Sample
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
-from mismatchctl.measure.metrics.pareto import khat_limit
 
 
 def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework: Framework | None) -> Advised:
@@ -93,9 +93,7 @@ def _config(correction: Correction, framework: Framework | None) -> dict[str, ob
     return None if lost else dict(native)
 
 
-def notes(
-    sample: Sample, lower_bound: bool, reference: str, k_hat: float | None, refused: Mapping[str, str]
-) -> list[str]:
+def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping[str, str]) -> list[str]:
     """What limits the advice, in sentences."""
     found = [
         "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "
@@ -111,11 +109,18 @@ def notes(
             f"{len(sample)} sequences: below {ENOUGH} the advice was less reliable{broken} where the truth is known; "
             f"a difference counts from {widened(len(sample)):.2g} standard errors on, in place of {SURE:.2g}"
         )
-    if k_hat is not None and k_hat > khat_limit(len(sample)):
-        found.append(f"sequence weights have a k-hat of {k_hat:.2f}: their mean does not converge on this sample")
-    if lower_bound:
+    if reference.is_heavy:
+        found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
+    if reference.lower_bound:
         found.append(
-            f"biases are lower bounds: {reference}, the least biased correction that converges, leaves some out itself"
+            f"biases are lower bounds: {reference.correction.name}, the least biased correction that converges, leaves "
+            f"some out itself (mean weight {reference.mean:.2f}, 1 where nothing is missing): they count "
+            f"{reference.counts:g} times"
+        )
+    tipping = choice.tipping()
+    if tipping is not None:
+        found.append(
+            f"if biases are {tipping.factor:.2g} times those counted, {tipping.instead} is better than {choice.first}"
         )
     if not sample.is_complete:
         found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
