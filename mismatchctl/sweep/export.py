@@ -63,7 +63,7 @@ def _as_text(table: pl.LazyFrame) -> pl.LazyFrame:
 
 def to_json(sweep: Sweep) -> str:
     """Strict JSON, compact, ending in a newline: inputs, studies, what was solved, and the table by column."""
-    table = rows(sweep).collect()
+    table = finite_table(rows(sweep)).collect()
     data = {
         "format": FORMAT,
         "tool": "mismatchctl",
@@ -82,6 +82,6 @@ def to_json(sweep: Sweep) -> str:
         "presets": [asdict(mark) for mark in sweep.marks],
         "targets": [asdict(target) for target in sweep.targets],
         "predictions": [asdict(forecast) for forecast in sweep.forecasts],
-        "table": {name: table[name].to_list() for name in table.columns},
     }
-    return json.dumps(finite(data), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+    data = finite(data) | {"table": {name: table[name].to_list() for name in table.columns}}
+    return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
