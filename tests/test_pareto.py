@@ -19,6 +19,7 @@ DISTRIBUTIONS: dict[str, Callable[[Generator, int], Logs]] = {
     "narrow": lambda rng, n: rng.normal(0, 0.01, n),
     "normal": lambda rng, n: rng.normal(0, 1, n),
     "wide": lambda rng, n: rng.normal(0, 6, n),
+    "sequences of thousands of tokens": lambda rng, n: rng.normal(0, 100, n),
     "pareto 0.3": lambda rng, n: 0.3 * rng.exponential(1, n),
     "pareto 0.7": lambda rng, n: 0.7 * rng.exponential(1, n),
     "pareto 1.5": lambda rng, n: 1.5 * rng.exponential(1, n),

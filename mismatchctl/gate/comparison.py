@@ -236,8 +236,8 @@ def linear(
 
 def _about_both(sample: Sample, baseline: Sample, metric: TableMetric) -> list[tuple[float, Float64s, Float64s]]:
     """As `influence_of` for either, along the slopes at both together."""
-    names = tuple(sample.names[place] for place in metric.columns(sample))
-    sums = [each.sums[:, metric.columns(each)] for each in (sample, baseline)]
+    names = tuple(name for name in sample.names if name in baseline.columns)
+    sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
     value, influence, size = influence_of(
         Sample(np.arange(len(sample) + len(baseline), dtype=np.uint64), names, np.concatenate(sums)), metric
     )

@@ -9,6 +9,9 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.measure.tails import TAIL_VALUES
 
+_WITHIN = 40.0
+"""Log of a factor of which 16 still multiply to a normal float."""
+
 
 def tail_length(count: int) -> int:
     """How many of `count` ratios form the tail: min(0.2 S, 3 sqrt S), and no more than are kept."""
@@ -61,7 +64,13 @@ def _generalized_pareto_shape(excess: Float64s) -> float:
 
 
 def _mean_logs(slopes: Float64s, excess: Float64s) -> Float64s:
-    """Mean of log(1 - slope * excess) over the excesses, for each slope: a logarithm takes longer than 16 products."""
+    """Mean of log(1 - slope * excess) over the excesses, for each slope: a logarithm takes longer than 16 products.
+
+    The largest excess is furthest from a factor of 1; where 16 like it would leave the range of floats,
+    each has a logarithm of its own.
+    """
+    if not (np.abs(np.log(1 - slopes * excess[-1])) < _WITHIN).all():
+        return np.log1p(-slopes[:, None] * excess).mean(axis=1)  # type: ignore[no-any-return]
     apart = np.append(excess, np.zeros(-len(excess) % 16)).reshape(16, -1)
     product, factor = 1 - slopes[:, None] * apart[0], np.empty((len(slopes), apart.shape[1]))
     for own in apart[1:]:
