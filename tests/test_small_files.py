@@ -226,6 +226,17 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
     assert grown == measured(many, **options)
 
 
+def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) -> None:
+    """A file without a row has a number and no unit: once it is gone, those behind it have other numbers."""
+    empty = many / "003.parquet"
+    pq.write_table(table_of(3).slice(0, 0), empty)
+    options: dict[str, Any] = {"micro_batch_size": None, "corrections": CORRECTIONS[:1]}
+    engine = Cached(Local(1), tmp_path / "kept")
+    assert measured(many, engine=engine, **options) == measured(many, **options)
+    empty.unlink()
+    assert measured(many, engine=engine, **options) == measured(many, **options)
+
+
 def test_another_process_needs_no_more_than_its_files(many: Path) -> None:
     dump = open_dump([str(many)])
     (shard,) = shards_of(dump)

@@ -89,8 +89,9 @@ class Cached:
         if None in content:
             return []
         rows = shard.units[0].start, shard.units[-1].start + shard.units[-1].rows
-        names = shard.paths if len(shard.files) > 1 else ()  # what is told of several files names them
-        about = [content, names, rows, described(dump.question(shard.file)), tool()]
+        files = shard.files if len(shard.files) > 1 else ()  # what is told of several files numbers and names them
+        places = [[file.index - shard.file.index, file.path] for file in files]
+        about = [content, places, rows, described(dump.question(shard.file)), tool()]
         return [self.folder / "parts" / _hash([*about, described(asked)]) for asked in work.asked(shard.file)]
 
     def _load(self, place: Path, kind: Any, index: int) -> Any:
