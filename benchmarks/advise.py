@@ -161,10 +161,11 @@ def _each(found: Sequence[Case]) -> Iterator[str]:
 
 
 def _parts(found: Sequence[Case]) -> Iterator[str]:
-    """Estimated against true, where the true bias can be told from 0."""
+    """Estimated against true, where the true bias can be told from 0; a bias that counts more than once, once."""
     logs: dict[str, list[float]] = {"bias²": [], "variance": []}
     for case in found:
-        own, front = case.facts["corrections"], case.advice[OF_A_BATCH].front
+        own, advice = case.facts["corrections"], case.advice[OF_A_BATCH]
+        front, counts = advice.front, advice.bias_counts
         for name, (bias2, variance, _) in front.items():
             true = own.get(name)
             if true is None or name == "none":
@@ -172,7 +173,7 @@ def _parts(found: Sequence[Case]) -> Iterator[str]:
             scale = front["none"][1] / own["none"]["variance"]
             logs["variance"].append(np.log10(variance / scale / true["variance"]) if true["variance"] > 0 else 0.0)
             if true["bias2"] > 3 * true["bias2_se"] and bias2 > 0:
-                logs["bias²"].append(np.log10(bias2 / scale / true["bias2"]))
+                logs["bias²"].append(np.log10(bias2 / counts / scale / true["bias2"]))
     yield "| part, in units of the variance of no correction | pairs | estimated over true, median | 80 % of them |"
     yield "|---|---|---|---|"
     for part, values in logs.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from mismatchctl.advise import Advice
 from mismatchctl.advise.candidates import expressible
 from mismatchctl.advise.choose import Choice, choose
 from mismatchctl.advise.gradient import Moments, Products
+from mismatchctl.advise.limits import Limits
+from mismatchctl.advise.rank import rank
 from mismatchctl.advise.reference import reference_of
 from mismatchctl.advise.sample import Sample, correct, read
 from mismatchctl.batch import Segments, TokenBatch
@@ -324,21 +327,44 @@ class TestReference:
     """The least biased correction that converges, on log ratios of a known spread per sequence."""
 
     @pytest.mark.parametrize(
-        ("spread", "name", "lower_bound"), [(0.3, "seq_truncate_10", False), (4.0, "token_truncate_5", True)]
+        ("spread", "drift", "name", "mean"),
+        [(0.3, 0.0, "seq_truncate_10", 1.0), (4.0, 0.0, "token_truncate_5", 0.13), (0.3, 0.7, "token_truncate_5", 2.0)],
     )
-    def test_where_sequence_weights_leave_most_out_tokens_stand_in(
-        self, spread: float, name: str, lower_bound: bool
+    def test_where_sequence_weights_are_far_from_a_mean_of_one_tokens_stand_in(
+        self, spread: float, drift: float, name: str, mean: float
     ) -> None:
+        """The mean is that of a lognormal truncated at 10."""
         random, length, count = np.random.default_rng(4), 400, 800
         deviation = spread / np.sqrt(length)
-        ratio = random.normal(-(deviation**2) / 2, deviation, length * count)  # the mean of exp is 1
+        ratio = random.normal(drift / length - deviation**2 / 2, deviation, length * count)  # exp(drift) for sequences
         train = np.full(len(ratio), -8.0)
         batch = TokenBatch(Segments(np.arange(0, len(ratio) + 1, length)), train - ratio, train, rows=np.arange(count))
         zeros = np.zeros(count, np.int64)
         found = reference_of(Sample(batch, None, None, zeros, zeros))
-        assert (found.correction.name, found.lower_bound) == (name, lower_bound)
+        lower_bound = name == "token_truncate_5"
+        assert (found.correction.name, found.is_per_token, found.lower_bound) == (name, lower_bound, lower_bound)
         assert found.counts == (3 if lower_bound else 1)
-        assert found.mean == pytest.approx(1, abs=0.05)
+        assert found.sequence_mean == pytest.approx(mean, abs=0.1)
+
+    @pytest.mark.parametrize(
+        ("case", "name", "words"),
+        [
+            ("top_p_95", "token_truncate_5", "sequence weights have a mean of {} here, outside 0.5 to 1.5"),
+            ("int4", "seq_truncate_10", "mean weight {}), but the tail of its weights is not in this sample"),
+        ],
+    )
+    def test_lower_bounds_are_told_with_what_makes_them(self, case: str, name: str, words: str) -> None:
+        """Log ratios twice as large: sequence weights that vanish, and such whose tail is heavy."""
+        (sample,) = read([str(TRUTH / case)]).values()
+        both = sample.batch
+        doubled = replace(sample, batch=replace(both, rollout=2 * both.rollout - both.train))
+        found = rank(doubled, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
+        applied = correct(
+            correction_from_mapping({"name": "w", "weight": {"level": "sequence", "truncate": 10.0}}), doubled
+        )
+        (told,) = (note for note in found.notes if note.startswith("biases are lower bounds, and count 3 times"))
+        assert found.reference == name and found.sequence_mean == pytest.approx(applied.weights.mean())
+        assert words.format(f"{found.sequence_mean:.2f}") in told
 
     def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
         own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
@@ -347,13 +373,17 @@ class TestReference:
         assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
 
 
-@pytest.mark.parametrize(("other", "factor"), [((0.5, 2.0), 2.0), ((0.0, 1.5), None), ((0.5, 20.0), None)])
-def test_how_far_too_low_biases_may_be(other: tuple[float, float], factor: float | None) -> None:
-    """bias² 1 and variance 1 against another: where both errors are equal, if that is beyond 1 and within ten."""
+@pytest.mark.parametrize(
+    ("other", "counts", "factor"),
+    [((0.5, 2.0), 1, 2.0), ((0.5, 3.5), 1, 5.0), ((0.5, 2.0), 3, 2.0), ((0.5, 3.5), 3, None), ((0.0, 1.5), 1, None),
+     ((0.5, 20.0), 1, None)],
+)  # fmt: skip
+def test_how_far_too_low_biases_may_be(other: tuple[float, float], counts: float, factor: float | None) -> None:
+    """bias² 1 and variance 1 against another: where both errors are equal, beyond 1 and within ten estimated ones."""
     moments = {
         name: Moments(bias2, 0.0, variance, np.ones(4))
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2 + found.variance for name, found in moments.items()}
-    found = Choice(("first", "o"), frozenset(moments), mse, moments, 2.0).tipping()
+    found = Choice(("first", "o"), frozenset(moments), mse, moments, 2.0).tipping(counts)
     assert (None if found is None else found.factor) == factor

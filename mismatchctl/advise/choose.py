@@ -17,7 +17,7 @@ SURE = 2.0
 ENOUGH, FEWEST = 640, 320
 """Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
 UNDERRATED = 10.0
-"""Times that a bias may be larger than estimated: up to eight where the truth is known (docs/advise.md)."""
+"""Times that a squared bias may be larger than estimated: up to eight where the truth is known (docs/advise.md)."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
 _ROUNDING = 1e-9
@@ -48,16 +48,17 @@ class Choice:
         scale = float(self.moments["none"].errors.mean())
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
 
-    def tipping(self) -> Tipping | None:
-        """From how many times the estimated biases on another candidate has less error than the first.
+    def tipping(self, counts: float) -> Tipping | None:
+        """From how many times the biases as counted on another candidate has less error than the first.
 
-        None up to `UNDERRATED` times: so much too low were biases where the truth is known.
+        Looked for up to `UNDERRATED` times those estimated, of which `counts` times are counted already.
         """
+        most = UNDERRATED / counts
         own = max(self.moments[self.first].bias2, 0.0)
         found = []
         for name in self.order[1:]:
             less, more = own - max(self.moments[name].bias2, 0.0), self._variance(name) - self._variance(self.first)
-            if less > 0 and 0 < more <= UNDERRATED * less:
+            if less > 0 and 0 < more <= most * less:
                 found.append((more / less, name))
         factor, instead = min((each for each in found if each[0] > 1), default=(0.0, ""))
         return Tipping(factor=factor, instead=instead) if instead else None

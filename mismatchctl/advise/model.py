@@ -84,10 +84,11 @@ class Advice(AdviceViews, FiniteModel):
         basis: what the ranking rests on: the gradient of a surrogate by token ids, or by ranks of probabilities where
             the dump has no ids; none where nothing can be ranked.
         reference: the least biased correction that converges, which stands for no bias.
-        reference_mean: mean of its weights over tokens, 1 where it leaves nothing out.
+        sequence_mean: mean over tokens of sequence weights truncated at 10: outside 0.5 to 1.5 they are not it.
         lower_bound: whether it leaves some out that the sample cannot show: squared biases are larger than estimated,
             and each `bias2` is `bias_counts` times its estimate.
-        holds_to: how far too low biases may be until something else is better; null where that is beyond tenfold.
+        holds_to: from how many times each `bias2` on something else is better; null where that is beyond ten times its
+            estimate.
         stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
         stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
         outlook: how long the advice holds; null where the mismatch has no trend.
@@ -104,7 +105,7 @@ class Advice(AdviceViews, FiniteModel):
     prompts: int = 0
     basis: Literal["gradient", "probabilities", "none"] = "none"
     reference: str | None = None
-    reference_mean: float | None = None
+    sequence_mean: float | None = None
     lower_bound: bool = False
     bias_counts: float = 1.0
     holds_to: Tipping | None = None

@@ -11,12 +11,12 @@ from mismatchctl.advise.sample import Sample, correct
 from mismatchctl.correction import Correction, correction_from_mapping
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 
-_LADDER = tuple(
+_PER_SEQUENCE, _PER_TOKEN = (
     correction_from_mapping({"name": name, "weight": {"level": level, "truncate": bound}})
     for name, level, bound in (("seq_truncate_10", "sequence", 10.0), ("token_truncate_5", "token", 5.0))
 )
-"""From the least biased."""
-_CONVERGES = (0.5, 1.5)
+CONVERGES = (0.5, 1.5)
+"""Mean of the truncated sequence weights outside which weights per token take their place."""
 LOWER_BOUND_COUNTS = 3.0
 """Times that a squared bias counts which is a lower bound.
 
@@ -30,17 +30,22 @@ class Reference:
     """The correction that biases are measured against.
 
     Attributes:
-        mean: of its weights over tokens: 1 where it leaves nothing out.
+        sequence_mean: of the sequence weights truncated at 10, over tokens.
         k_hat: tail index of the sequence weights; None where undefined.
         is_heavy: whether that is beyond its limit: the tail of the sequence weights is not in the sample.
         lower_bound: whether the reference leaves something out that the sample cannot show.
     """
 
     correction: Correction
-    mean: float
+    sequence_mean: float
     k_hat: float | None
     is_heavy: bool
     lower_bound: bool
+
+    @property
+    def is_per_token(self) -> bool:
+        """Whether token weights had to take the place of sequence weights."""
+        return self.correction is _PER_TOKEN
 
     @property
     def counts(self) -> float:
@@ -52,15 +57,14 @@ def reference_of(sample: Sample) -> Reference:
     """The least biased correction that converges.
 
     Sequence weights truncated at 10 have a finite variance at any length, and what truncation leaves out shows in their
-    mean: where that is far from 1, weights per token are what converges. Where k-hat is beyond its limit, the part of
-    the tail that matters is not in the sample, and a mean near 1 does not prove that little is left out.
+    mean: where that is far from 1 (`CONVERGES`), weights per token are what converges. Where k-hat is beyond its limit,
+    the part of the tail that matters is not in the sample, and a mean near 1 does not prove that little is left out.
     """
     k_hat = sequence_tail(sample)
     is_heavy = k_hat is not None and k_hat > khat_limit(len(sample))
-    means = [float(correct(each, sample).weights.mean()) for each in _LADDER]
-    within = [_CONVERGES[0] < mean < _CONVERGES[1] for mean in means]
-    place = within.index(True) if any(within) else len(_LADDER) - 1
-    return Reference(_LADDER[place], means[place], k_hat, is_heavy, is_heavy or place > 0)
+    mean = float(correct(_PER_SEQUENCE, sample).weights.mean())
+    converges = CONVERGES[0] < mean < CONVERGES[1]
+    return Reference(_PER_SEQUENCE if converges else _PER_TOKEN, mean, k_hat, is_heavy, is_heavy or not converges)
 
 
 def sequence_tail(sample: Sample) -> float | None:

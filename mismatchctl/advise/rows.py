@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.advise.choose import ENOUGH, FEWEST, SURE, Choice, widened
 from mismatchctl.advise.gradient import Moments
 from mismatchctl.advise.model import Advised
-from mismatchctl.advise.reference import Reference
+from mismatchctl.advise.reference import CONVERGES, Reference
 from mismatchctl.advise.sample import Candidate, Sample
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -112,12 +112,8 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     if reference.is_heavy:
         found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
     if reference.lower_bound:
-        found.append(
-            f"biases are lower bounds: {reference.correction.name}, the least biased correction that converges, leaves "
-            f"some out itself (mean weight {reference.mean:.2f}, 1 where nothing is missing): they count "
-            f"{reference.counts:g} times"
-        )
-    tipping = choice.tipping()
+        found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_left_out(reference)}")
+    tipping = choice.tipping(reference.counts)
     if tipping is not None:
         found.append(
             f"if biases are {tipping.factor:.2g} times those counted, {tipping.instead} is better than {choice.first}"
@@ -129,3 +125,15 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
         found.append(f"out of the question: {shown}{more}")
     return found
+
+
+def _left_out(reference: Reference) -> str:
+    """Why what stands for no bias leaves something out that the sample cannot show."""
+    name, mean = reference.correction.name, f"{reference.sequence_mean:.2f}"
+    if not reference.is_per_token:
+        return f"{name} stands for no bias (mean weight {mean}), but the tail of its weights is not in this sample"
+    low, high = CONVERGES
+    return (
+        f"sequence weights have a mean of {mean} here, outside {low:g} to {high:g}, so {name} stands for no bias, "
+        "which leaves out what the tokens before it do to a token"
+    )
