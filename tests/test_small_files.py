@@ -20,8 +20,9 @@ from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan
 from mismatchctl.engines import Local, shards_of
 from mismatchctl.engines.cache import Cached, tool
+from mismatchctl.engines.memory import BYTES_PER_TOKEN, PROCESS_BYTES
 from mismatchctl.engines.ray import made_there
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset
 from mismatchctl.predict.sample import sample_of
 from mismatchctl.sweep import sweep
@@ -141,9 +142,7 @@ def test_results_are_those_of_each_alone(many: Path, apart: Callable[[], None], 
     apart()
     assert len(open_dump([str(many)]).readings) == FILES
     assert_alike(json.loads(together[0]), json.loads(measured(many, sequences=rows[1])))
-    assert_alike(
-        *(pq.read_table(file).sort_by([("file", "ascending"), ("row", "ascending")]).to_pydict() for file in rows)
-    )
+    assert_alike(*(pq.read_table(file).to_pydict() for file in rows))  # in the same order too
     assert_alike(
         swept.overall.to_dict(as_series=False), sweep([str(many)], by=["worker"]).overall.to_dict(as_series=False)
     )
@@ -224,6 +223,22 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
     grown = measured(many, engine=engine, **options)
     assert read == ["0.parquet"]  # what comes before the others moves them, and they are still known
     assert grown == measured(many, **options)
+
+
+def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [unit.tokens for unit in open_dump([str(many)]).units]
+    monkeypatch.setattr(plan, "_MOST_TOKENS", 500)
+    dump = open_dump([str(many)])
+    assert [one.tokens for unit in dump.readings for one in unit.along] == tokens
+    assert all(400 < unit.tokens <= 500 for unit in dump.readings[:-1]) and len(dump.readings) > 4
+    for room, unread in ((500, False), (max(tokens), False), (max(tokens) - 1, True)):
+        engine = Local(2, PROCESS_BYTES + room * BYTES_PER_TOKEN)
+        if unread:  # what is too large for itself alone
+            with pytest.raises(ConfigError, match="is too little for row group 0 of"):
+                list(engine.map(Tokens(), dump, shards_of(dump)))
+        else:
+            made = list(engine.map(Tokens(), dump, shards_of(dump)))
+            assert made == list(Local(2).map(Tokens(), dump, shards_of(dump)))
 
 
 def test_kept_parts_name_the_files_that_they_are_of(many: Path, tmp_path: Path) -> None:

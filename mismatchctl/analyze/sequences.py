@@ -59,9 +59,9 @@ class SequenceFile:
             pl.DataFrame({name: _column(values) for name, values in self._row_columns(columns).items()})
             for columns in tables
         ]
-        if frames:  # cells were gathered; within a unit, the row tells the order of the input
-            unit = pl.concat(frames, how="diagonal_relaxed").sort("row", maintain_order=True)
-            unit.write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
+        if frames:  # cells were gathered; within a unit, file and row tell the order of the input
+            unit = pl.concat(frames, how="diagonal_relaxed").sort("_file", "row", maintain_order=True)
+            unit.drop("_file").write_parquet(self._folder / f"{self._parts:08d}.parquet", compression="lz4")
             self._parts += 1
 
     def finish(self, factors: Factors) -> None:
@@ -106,7 +106,7 @@ class SequenceFile:
             rows[f"{correction.name}.kept_tokens"] = of("kept", index).astype(np.int64)
             rows[f"{correction.name}.weight"] = 1.0 + of("mean_excess", index)
         step = columns.get("_step", np.full(number, "None", object))
-        return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"]}
+        return rows | {"_run": columns["run"], "_step": step, "_scope": columns["_scope"], "_file": columns["file"]}
 
     def _normalized(self, frame: pl.LazyFrame, factors: Factors) -> pl.LazyFrame:
         import polars as pl

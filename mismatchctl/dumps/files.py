@@ -117,8 +117,8 @@ class Unit:
         tokens: roughly how many tokens it holds, masked ones included.
         start: first row; `start + rows` is the row after the last.
         sequences: how many sequences it holds.
-        along: of small files that are read together, the units; this is the first of them, with the index of the last
-            and the tokens, sequences and steps of all.
+        along: of small files that are read together, the units; this is the first of them (its file, rows, row groups
+            and start), with the index of the last and the tokens, sequences and steps of all.
     """
 
     index: int

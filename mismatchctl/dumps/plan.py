@@ -35,6 +35,8 @@ SMALL_TOKENS = 1 << 14
 """Tokens of a file, at most, that is read together with others, where there are many."""
 _MANY, _MOST = 33, 128
 """How many such files follow each other at least, and how many are read together: of a few, each is a unit."""
+_MOST_TOKENS = 1 << 18
+"""Tokens that they hold together at most: enough that opening each is what costs, and little memory."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +143,13 @@ def together(units: Iterable[Unit]) -> Iterator[Unit]:
         if key is None or len(found) < _MANY:
             yield from found
             continue
-        for start in range(0, len(found), _MOST):
-            yield _along(found[start : start + _MOST])
+        first, tokens = 0, 0
+        for number, unit in enumerate(found):
+            if number - first == _MOST or (number > first and tokens + unit.tokens > _MOST_TOKENS):
+                yield _along(found[first:number])
+                first, tokens = number, 0
+            tokens += unit.tokens
+        yield _along(found[first:])
 
 
 def _small_file(unit: Unit) -> object:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mismatchctl.dumps import Dump
-from mismatchctl.engines.memory import fewer_threads
+from mismatchctl.dumps import Dump, Unit
+from mismatchctl.engines.memory import fewer_threads, fitting
 from mismatchctl.engines.work import MergeableT, Shard, Work
 
-Unit = TypeVar("Unit")
+Item = TypeVar("Item")
 Done = TypeVar("Done")
 
 
@@ -43,16 +43,20 @@ class Local:
         threads = self.threads or default_threads()
         if self.memory is not None:
             threads = fewer_threads(threads, self.memory, dump)
-        units = ((shard, unit) for shard in shards for unit in shard.units)
+        units = ((shard, unit, unit is own[-1]) for shard in shards for own in [self._units(shard)] for unit in own)
         merged: MergeableT | None = None
-        for (shard, unit), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
+        for (shard, _, last), part in ordered_map(lambda item: work(dump, item[1]), units, threads):
             merged = part if merged is None else merged + part
-            if unit is shard.units[-1]:
+            if last:
                 yield shard, merged
                 merged = None
 
+    def _units(self, shard: Shard) -> Sequence[Unit]:
+        """What is read at once of a shard."""
+        return shard.units if self.memory is None else tuple(fitting(shard.units, self.memory))
 
-def ordered_map(work: Callable[[Unit], Done], units: Iterable[Unit], threads: int) -> Iterator[tuple[Unit, Done]]:
+
+def ordered_map(work: Callable[[Item], Done], units: Iterable[Item], threads: int) -> Iterator[tuple[Item, Done]]:
     """Do `work` on units in `threads` threads; yield (unit, result) in the order of the units.
 
     At most `threads + 1` results wait for their turn, so memory does not grow with the dump. The first
@@ -63,7 +67,7 @@ def ordered_map(work: Callable[[Unit], Done], units: Iterable[Unit], threads: in
             yield unit, work(unit)
         return
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[Unit, Future[Done]]] = deque()
+        waiting: deque[tuple[Item, Future[Done]]] = deque()
         try:
             for unit in units:
                 waiting.append((unit, pool.submit(work, unit)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from mismatchctl.dumps import Dump, Unit
 from mismatchctl.dumps.wide import BATCH_TOKENS
@@ -32,20 +33,28 @@ def unit_bytes(unit: Unit) -> int:
     return min(unit.tokens, BATCH_TOKENS * 3 // 2) * BYTES_PER_TOKEN
 
 
+def fitting(units: Iterable[Unit], memory: int) -> Iterator[Unit]:
+    """The units; small files that cannot be read together within `memory` bytes are read one by one."""
+    for unit in units:
+        if unit.along and PROCESS_BYTES + unit_bytes(unit) > memory:
+            yield from unit.along
+        else:
+            yield unit
+
+
 def fewer_threads(threads: int, memory: int, dump: Dump) -> int:
     """At most `threads`, as many as keep the process within `memory` bytes, about.
 
     Raises:
         ConfigError: one is too many.
     """
-    largest = max(dump.readings, key=unit_bytes, default=None)
+    largest = max(fitting(dump.readings, memory), key=unit_bytes, default=None)
     if largest is None:  # nothing to read
         return threads
     each = unit_bytes(largest)
     possible = (memory - PROCESS_BYTES) // max(each, 1)
     if possible < 1:
-        what = "the small files from" if largest.along else f"row group {largest.row_group} of"
-        group = f"{what} {largest.file.path}{' on' * bool(largest.along)}, {largest.tokens:,} tokens"
+        group = f"row group {largest.row_group} of {largest.file.path}, {largest.tokens:,} tokens"
         least = -(-(PROCESS_BYTES + each) // 1_000_000)
         raise ConfigError(
             f"--memory-limit {-(-memory // 1_000_000):,}MB is too little for {group}; allow {least:,}MB, or "
