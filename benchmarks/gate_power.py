@@ -124,7 +124,7 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
                 answers = []
                 for i, j in Design(PILOT, PILOT, paired=paired).splits(engines.first, said, 9):
                     new, base = (rows_of(second, i), rows_of(first, j)) if paired else (rows_of(first, i), None)
-                    need = needed("run", K3, new, base, rise, TOLERANCE, LEVEL)
+                    need = needed("run", K3, new, base, rise, ROOM, LEVEL)
                     answers.append(np.inf if need.clusters is None else need.clusters)
                 middle = float(np.median(answers))
                 cells = [name, f"{100 * rise:g} %", "scored again" if paired else "other prompts"]

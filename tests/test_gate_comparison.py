@@ -16,7 +16,7 @@ from mismatchctl.gate import Against, Allowance, judge, read_against, rules_from
 from mismatchctl.gate.comparison import compare, of_k3
 from mismatchctl.gate.power import detectable
 from mismatchctl.gate.verdict import Check
-from mismatchctl.gate.words import anatomy
+from mismatchctl.gate.words import anatomy, basis
 from mismatchctl.measure.bins import SURPRISAL_BINS
 from mismatchctl.measure.layers import (
     BIN_OF_SURPRISAL,
@@ -28,6 +28,7 @@ from mismatchctl.measure.layers import (
     layer_columns,
 )
 from mismatchctl.resample import Exchange, Sample, find_metric, shares_above, smallest_of_family
+from mismatchctl.result import Result
 
 FEW = settings(deadline=None, derandomize=True, max_examples=12)
 K3 = find_metric("k3")
@@ -219,6 +220,35 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     one[3, 5] = 3.0
     found = compare(sample(rollout, one), sample(rollout, y, 100), K3, Allowance(relative=0.25))
     assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
+
+
+def layered(each: Sample) -> Result:
+    found = result(table(each.column("k3").tolist(), each.column("tokens").tolist(), each.keys.tolist()))
+    clusters = found.runs["run"].clusters
+    clusters.columns = [*clusters.columns, *LAYERS]
+    beside = each.sums[:, [each.columns[name] for name in LAYERS]].tolist()
+    clusters.sums = [[*sums, *more] for sums, more in zip(clusters.sums, beside, strict=True)]
+    return found
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_fails_beside_k3_itself_is_named(lost: bool) -> None:
+    (rollout, x), (_, y) = tokens(3, 16, 200), tokens(4, 16, 200)
+    if lost:
+        x, y = (np.clip(each * np.geomspace(0.5, 8, 16)[:, None], -0.2, 0.2) for each in (x, y))
+        x[:, 5:7] = -0.6  # two tokens of each prompt: K3 rises by 0.0015
+    else:
+        x, y = np.clip(1.5 * x, -0.02, 0.02), np.clip(y, -0.02, 0.02)
+        y[:, 5] = 0.2
+    base = layered(sample(rollout, y, 100))
+    rule = rules_from_text("k3:increase=0.002" if lost else "k3:increase=25%")
+    found = judge(layered(sample(rollout, x)), rule, Against("it", [base], ["it"]))
+    check = found.checks[0]
+    assert check.outcome == "failed" and check.value < check.limit and check.says.endswith(f"; failed, {check.reason}")
+    assert ("lost" in check.reason and "no allowance" in check.reason) if lost else "beyond its limit" in check.reason
+    assert check.statistic == "lost" if lost else check.statistic in ("bulk", "shoulder", "evened")
+    said = [basis(check.model_copy(update={"detectable": share * check.limit})) for share in (0.9, 1.1)]
+    assert ["below the limit" in each for each in said] == [True, False]
 
 
 def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> None:

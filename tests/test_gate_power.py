@@ -51,16 +51,24 @@ def test_what_is_said_is_found_in_four_of_five(new: int, old: int, paired: bool)
 
 
 def test_a_plan_holds() -> None:
-    need = needed("run", K3, dump(1, 40), None, 0.5, 0.25, LEVEL)
+    need = needed("run", K3, dump(1, 40), None, 0.5, TOLERATED, LEVEL)
     assert need.clusters is not None and not need.paired
     assert 0.65 <= failing(need.clusters, need.clusters, 1.5, 60) <= 0.97
+
+
+def test_a_plan_knows_what_is_allowed_absolutely() -> None:
+    of = dump(1, 40)
+    value = of.column("k3").sum() / of.column("tokens").sum()
+    beyond = [Allowance(absolute=share * value) for share in (0.1, 0.25, 0.51, 400.0)]
+    plain, near, *never = (needed("run", K3, of, None, 0.5, each, LEVEL).clusters for each in beyond)
+    assert plain is not None and near is not None and plain < near and never == [None, None]
 
 
 def test_nothing_is_said_where_nothing_could_fail() -> None:
     one, other = dump(0, 4), dump(1, 4, first=50)
     assert detectable(one, other, K3, NONE, 0.01) is None  # 1 in 70 relabelings at least
     assert detectable(one, other, K3, NONE, LEVEL) is not None
-    assert needed("run", K3, dump(1, 20), None, 0.2, 0.25, LEVEL).clusters is None
+    assert needed("run", K3, dump(1, 20), None, 0.2, TOLERATED, LEVEL).clusters is None
 
 
 def test_a_rise_that_was_seen_is_no_noise() -> None:

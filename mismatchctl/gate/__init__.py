@@ -171,10 +171,10 @@ def plan(
         target = target_of(rule, result)
         if target.logged_by or not target.table.is_resampled or (rule.increase is None and rule.max is None):
             continue
-        tolerance = 0.0 if rule.increase is None else rule.increase.relative
+        allowance = rule.increase or Allowance()
         for name, run in result.runs.items():
             matching = matching_run(name, against.results[-1]) if against.results else None
             baseline = None if matching is None else sample_of_run(matching[1])
             for place in list(places(rule, target, run))[:1]:
-                found.append(needed(name, target.table, place.sample(), baseline, regression, tolerance, level))
+                found.append(needed(name, target.table, place.sample(), baseline, regression, allowance, level))
     return found

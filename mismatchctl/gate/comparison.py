@@ -71,12 +71,14 @@ class Comparison:
     Attributes:
         p: that the limit is exceeded.
         statistics: what was tested, K3 as it is last.
+        surest: which of them is beyond its limit most surely, of those of `WEIGHTS`; empty where the metric alone was.
         parts: what rose by how much; empty where the layers are not known.
     """
 
     exchange: Exchange
     statistics: list[Statistic]
     p: float
+    surest: str = ""
     parts: list[K3Part] = field(default_factory=list)
 
     @property
@@ -113,10 +115,12 @@ def compare(
     new, old = (np.stack(values, axis=1) for values in zip(*((s.new, s.old) for s in statistics), strict=True))
     totals = exchange.totals(new, old)
     shares = shares_above(totals)
-    smallest = smallest_of_family(shares, [statistic.weight for statistic in statistics])
+    weights = [statistic.weight for statistic in statistics]
+    smallest = smallest_of_family(shares, weights)
     p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
     parts = [] if layers is None else parts_of(exchange, *layers)
-    return Comparison(exchange, statistics, p, parts)
+    surest = "" if layers is None else list(WEIGHTS)[int(np.argmin(shares[0] / weights))]
+    return Comparison(exchange, statistics, p, surest, parts)
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:

@@ -28,6 +28,7 @@ from mismatchctl.gate.verdict import (
     COMPARED,
     LOWER,
     NOT_FINITE,
+    STATISTICS,
     TRENDS,
     WITHIN_NIGHTS,
     WITHIN_NOISE,
@@ -37,7 +38,7 @@ from mismatchctl.gate.verdict import (
     Verdict,
     worst,
 )
-from mismatchctl.gate.words import told
+from mismatchctl.gate.words import exceeds, told
 from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval_of, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 from mismatchctl.result.story import growth_of_run
@@ -110,13 +111,14 @@ def judge(
     for check, p in zip(noisy, holm([check.p or 0.0 for check in noisy]), strict=True):
         check.p = p
         if check.outcome == "failed" and p <= level:
-            check.reason = ""
+            check.reason = _beside_k3(check)
         elif check.outcome == "failed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE
         elif check.outcome == "failed" and check.kind in TRENDS:
             check.outcome = "passed"
         elif check.outcome == "failed":
-            check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or WITHIN_NOISE
+            beyond = f"{_beside_k3(check)}, but within noise" if _beside_k3(check) else WITHIN_NOISE
+            check.outcome, check.reason = ("passed" if check.reason else "undecided"), check.reason or beyond
     baseline = against.results[-1] if against.results else None
     checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
@@ -283,7 +285,7 @@ class _Judging:
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER, nights[-1]
         found = compare(sample, baseline, metric, case.bound, lower=lower, level=self._level)
-        check.p, check.parts = found.p, found.parts
+        check.p, check.parts, check.statistic = found.p, found.parts, found.surest
         if len(nights) >= LEAST:  # what runs differ by beside their prompts
             last = self._change(case, [*nights, sample]).p_last
             check.p = check.p if math.isnan(last) else max(check.p, last)
@@ -309,6 +311,11 @@ class _Judging:
         if key not in self._kept:
             self._kept[key] = _drawn(place, target)
         return self._kept[key]
+
+
+def _beside_k3(check: Check) -> str:
+    """What is beyond its limit where K3 as it is is not, whose value says nothing of it."""
+    return "" if exceeds(check) else STATISTICS.get(check.statistic, "")
 
 
 def _unlayered(run: str, sample: Sample) -> str:

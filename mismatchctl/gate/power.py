@@ -21,7 +21,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparison import Statistic, enough_to_decide, is_layered, linear, lost_counts, of_k3
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.metrics.intervals import t_quantile
-from mismatchctl.resample import Layers, Sample, TableMetric, relabelings
+from mismatchctl.resample import Layers, Sample, TableMetric, influence_of, relabelings
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
@@ -319,10 +319,10 @@ def needed(
     sample: Sample,
     baseline: Sample | None,
     regression: float,
-    tolerance: float,
+    allowance: Allowance,
     level: float,
 ) -> Need:
-    """How many clusters and sequences it takes to find a relative regression beyond a relative tolerance.
+    """How many clusters and sequences it takes to find a relative regression beyond what is allowed.
 
     Without a baseline of the same clusters, both dumps are taken to have as many of their own.
 
@@ -332,7 +332,7 @@ def needed(
         sample: a dump.
         baseline: what it is compared with, if anything.
         regression: the rise, relative.
-        tolerance: how much it may rise, relative.
+        allowance: how much it may rise.
         level: of the check.
     """
     paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
@@ -340,10 +340,12 @@ def needed(
     def found(size: int) -> bool:
         sizes = Sizes(size, size, size if paired else 0)
         population = Population.of(sample, baseline if paired else None, sizes.fold(len(sample)))
-        made = planted(population, metric, Allowance(relative=tolerance)) if sizes.least_p <= level else None
+        made = planted(population, metric, allowance) if sizes.least_p <= level else None
         return made is not None and power(made(1.0 + regression), population, sizes, level) >= POWER
 
-    clusters = _least(found) if len(sample) > 1 and regression > tolerance else None
+    value = influence_of(baseline if baseline is not None and paired else sample, metric)[0]
+    is_beyond = regression * value > allowance.relative * value + allowance.absolute
+    clusters = _least(found) if len(sample) > 1 and is_beyond else None
     each = float(sample.column("sequences").sum()) / max(len(sample), 1)
     return Need(
         run=run,

@@ -25,6 +25,13 @@ WITHIN_NOISE = "beyond the limit, but within noise"
 NOT_FINITE = "the value or its limit is not finite"
 WITHIN_NIGHTS = "no more than nights differ by"
 A_FEW_TOKENS = "beyond the limit by a few tokens alone, which a sample of this size cannot judge"
+STATISTICS = {
+    "bulk": "K3 of most tokens (the bulk) is beyond its limit",
+    "shoulder": "K3 up to the shoulder is beyond its limit",
+    "evened": "evened K3, in which sure tokens count more, is beyond its limit",
+    "lost": "more tokens are lost (far off) than the baseline's, for which there is no allowance",
+}
+"""What is beyond its limit where K3 as it is is not."""
 
 _WORST_LAST: tuple[Outcome, ...] = ("passed", "undecided", "failed")
 
@@ -61,6 +68,7 @@ class Check(FiniteModel):
         clusters: number of clusters, prompts or steps if they are `clustered_by` those, and `sequences`; `pairing` says
             how far the baseline has the same.
         detectable: the smallest value that would have failed in four of five such dumps.
+        statistic: which of those of K3 is beyond its limit most surely: bulk, shoulder, evened, lost or whole.
         parts: which part of K3 rose, where both Results tell its layers apart.
         reason: why it is undecided, or what limits the judgement.
         says: all of it in a sentence, as every medium has it.
@@ -88,6 +96,7 @@ class Check(FiniteModel):
     sequences: int = 0
     pairing: Pairing = "none"
     detectable: float | None = None
+    statistic: str = ""
     parts: list[K3Part] = Field(default_factory=list)
     since: str = ""
     outcome: Outcome = "undecided"

@@ -122,10 +122,12 @@ def basis(check: Check) -> str:
         parts.append(heavy_tail(min(covers)))
     if check.detectable is not None:
         least = number(check.detectable, check.unit)
-        parts.append(f"would most likely have failed from {least}{_relative(check)} on")
+        below = check.limit is not None and check.detectable < check.limit
+        parts.append(f"would most likely have failed from {least}{_relative(check)} on{_BY_ANOTHER * below}")
     return "; ".join(parts)
 
 
+_BY_ANOTHER = ", below the limit: for its lost tokens, or another statistic beside K3 as it is"
 _ROUNDED = 1e-4  # relative: what the digits of a saved Result leave of no change at all
 _PARTS = {"bulk": "the bulk (most tokens)", "shoulder": "the shoulder", "tail": "the tail (a few tokens)"}
 
