@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.analyze import analyze
+from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.diagnose import diagnose
-from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan
+from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan, reader
+from mismatchctl.dumps.blocks import Block, assemble
 from mismatchctl.engines import Local, shards_of
 from mismatchctl.engines.cache import Cached, tool
 from mismatchctl.engines.memory import BYTES_PER_TOKEN, PROCESS_BYTES
@@ -223,6 +225,20 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
     grown = measured(many, engine=engine, **options)
     assert read == ["0.parquet"]  # what comes before the others moves them, and they are still known
     assert grown == measured(many, **options)
+
+
+def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[Block] = []
+
+    def spy(block: Block) -> TokenBatch:
+        blocks.append(block)
+        return assemble(block)
+
+    monkeypatch.setattr(reader, "assemble", spy)
+    dump = open_dump([str(many)])
+    (unit,) = dump.readings
+    assert sum(len(batch) for batch in dump.read(unit, Problems())) == 3 * FILES
+    assert len(blocks) == 1
 
 
 def test_no_more_is_read_together_than_there_is_room_for(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

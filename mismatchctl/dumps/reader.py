@@ -143,13 +143,13 @@ class Dump:
                 return
             if block is None:
                 return
+            batch = assemble(block)
             if unit.along and _is_odd(block):  # in which of the files, each tells
                 for part in apart(unit):
                     yield from self.read(part, problems, watch)
                 return
             if watch is not None:
                 watch(Rows.of(block))
-            batch = assemble(block)
             if block.faults:
                 if not self._skip:
                     first = min(block.faults, key=lambda fault: fault.row)
@@ -171,10 +171,12 @@ class Dump:
         """
         try:
             for block in self._blocks(unit):
-                if unit.along and _is_odd(block):
-                    for part in apart(unit):
-                        yield from self.rows(part, problems)
-                    return
+                if unit.along:
+                    assemble(block)
+                    if _is_odd(block):
+                        for part in apart(unit):
+                            yield from self.rows(part, problems)
+                        return
                 if block.faults:
                     problems.add(unit.file.path, block.faults)
                 yield Rows.of(block)
@@ -214,8 +216,7 @@ class Dump:
 
 
 def _is_odd(block: Block) -> bool:
-    """Whether a block of several files is not as sound as the rows of each should be."""
-    assemble(block)  # adds the faults that it finds
+    """Whether a block of several files, once assembled, is known not to be as sound as the rows of each should be."""
     return bool(block.faults) or block.lacks
 
 
