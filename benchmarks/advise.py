@@ -209,7 +209,7 @@ def main(truth: Path, tuned: Path | None, bugs: Path | None) -> None:
     lines += [*_fixed(bugs), ""] if bugs is not None else []
     page = ROOT / "docs" / "advise.md"
     before, after = page.read_text(encoding="utf-8").split(BEGIN)[0], page.read_text(encoding="utf-8").split(FINISH)[1]
-    page.write_text(before + "\n".join(lines) + FINISH + after, encoding="utf-8")
+    page.write_text(before + "\n".join([*lines, FINISH]) + after, encoding="utf-8")
 
 
 if __name__ == "__main__":

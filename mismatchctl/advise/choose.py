@@ -17,7 +17,7 @@ SURE = 2.0
 ENOUGH, FEWEST = 640, 320
 """Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
 UNDERRATED = 10.0
-"""Times that a squared bias may be larger than estimated: up to eight where the truth is known (docs/advise.md)."""
+"""Times that a squared bias may be larger than estimated: up to 8.7 where the truth is known (docs/advise.md)."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
 _ROUNDING = 1e-9
