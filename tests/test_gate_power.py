@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_gate_comparison import K3, NONE, sample
+from test_gate_comparison import K3, NONE, layered, sample
 
-from mismatchctl.gate import Allowance
+from mismatchctl.gate import Against, Allowance, judge, rules_from_text
 from mismatchctl.gate.comparison import compare
 from mismatchctl.gate.power import detectable, needed
 from mismatchctl.resample import Layers, Sample, find_metric
@@ -76,6 +76,24 @@ def test_a_rise_that_was_seen_is_no_noise() -> None:
     healthy, worse = (detectable(dump(0, 24, factor), base, K3, NONE, LEVEL) for factor in (1.0, 4.0))
     assert healthy is not None and worse is not None
     assert worse == pytest.approx(healthy, rel=0.35)  # its noise is four times as large, its rise three times K3
+
+
+@pytest.mark.parametrize("clusters", [16, 24])
+def test_what_scattered_more_with_a_rise_is_taken_back(clusters: int) -> None:
+    base = dump(2, clusters, first=50)
+    healthy = detectable(dump(0, clusters), base, K3, TOLERATED, LEVEL)
+    rose, risen = (detectable(dump(0, clusters, 3.8), base, K3, TOLERATED, LEVEL, risen=each) for each in (False, True))
+    assert healthy is not None and rose is not None and risen is not None
+    assert risen == pytest.approx(healthy, rel=0.1) and risen < rose
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nothing_above_what_has_just_failed_is_said_to_be_the_least(seed: int) -> None:
+    base = layered(dump(100 + seed, 4, first=1000))
+    rules = rules_from_text("k3:increase=25%")
+    check = judge(layered(dump(seed, 4, 3.8)), rules, Against("it", [base], ["it"])).checks[0]
+    assert check.outcome == "failed" and check.value is not None
+    assert check.detectable is None or check.detectable <= check.value
 
 
 def test_many_clusters_are_added_up_without_another_answer() -> None:

@@ -294,8 +294,11 @@ class _Judging:
         check.outcome = "failed" if any(each.exceeds for each in found.statistics) else "passed"
         check.reason = A_FEW_TOKENS if check.outcome == "failed" and not found.by_most else ""
         if not lower:
-            factor = detectable(sample, baseline, metric, case.bound, self._level)
+            risen = check.outcome == "failed" and (check.p or 0.0) <= self._level
+            factor = detectable(sample, baseline, metric, case.bound, self._level, risen=risen)
             check.detectable = None if factor is None or check.baseline is None else factor * check.baseline
+            if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
+                check.detectable = None  # what has just failed was smaller: another rise than one of every token
 
     def _change(self, case: _Case, samples: Sequence[Sample]) -> Change:
         """Over the nights, once for the comparison with the last of them and for the trend."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -18,8 +18,19 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.batch import Float64s
-from mismatchctl.gate.comparison import Statistic, enough_to_decide, is_layered, linear, lost_counts, of_k3
+from mismatchctl.gate.comparison import (
+    BULK,
+    Statistic,
+    enough_to_decide,
+    is_layered,
+    layers_of,
+    linear,
+    lost_counts,
+    of_k3,
+    rise_within_bins,
+)
 from mismatchctl.gate.rules import Allowance
+from mismatchctl.measure.layers import CAPPED
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.resample import Layers, Sample, TableMetric, influence_of, relabelings
 
@@ -272,7 +283,13 @@ def _critical(null: Float64s, shares: Float64s, least_p: float, level: float) ->
 
 
 def detectable(
-    sample: Sample, baseline: Sample, metric: TableMetric, allowance: Allowance, level: float
+    sample: Sample,
+    baseline: Sample,
+    metric: TableMetric,
+    allowance: Allowance,
+    level: float,
+    *,
+    risen: bool = False,
 ) -> float | None:
     """The smallest factor on the baseline's value that four of five such dumps fail at; None where none does.
 
@@ -282,7 +299,9 @@ def detectable(
         metric: what of them.
         allowance: how much it may rise.
         level: of the check.
+        risen: whether it is known to have risen: what made its K3 larger made it scatter more, and is taken back.
     """
+    sample = _calmed(sample, baseline, metric) if risen else sample
     sizes = Sizes(len(sample), len(baseline), sample.shared(baseline))
     population = Population.of(sample, baseline, sizes.fold(min(len(sample), len(baseline))))
     made = planted(population, metric, allowance)
@@ -290,6 +309,25 @@ def detectable(
         return None
     of = made
     return _first(lambda factor: power(of(factor), population, sizes, level) >= POWER, 1.0, _HOPELESS)
+
+
+def _calmed(sample: Sample, baseline: Sample, metric: TableMetric) -> Sample:
+    """The sample with the K3 of every token divided by what that of most tokens (the bulk) has risen by."""
+    layers = layers_of(sample, baseline, metric, lower=False)
+    if layers is None:
+        return sample
+    new, old = layers
+
+    def is_calm(by: float) -> bool:
+        return not rise_within_bins(new.scaled(1 / by), old, old.cap(BULK)) > 1
+
+    rise = None if is_calm(1.0) else _first(is_calm, 1.0, _HOPELESS)
+    if rise is None:
+        return sample
+    calm, sums = new.scaled(1 / rise), sample.sums.copy()
+    sums[:, sample.columns["k3"]] = calm.k3
+    sums[:, [sample.columns[name] for name in CAPPED]] = calm.capped.reshape(len(sample), -1)
+    return replace(sample, sums=sums)
 
 
 def _first(found: Callable[[float], bool], low: float, most: float) -> float | None:
