@@ -218,12 +218,13 @@ def main() -> None:
 
 HEAD = f"""# What an analysis costs
 
-Made by `benchmarks/analyze.py` on {os.cpu_count()} processors: fresh processes, cases interleaved, processor time,
-medians and ratios within rounds. The machine was busy with other work, which costs an analysis more than a decode:
-ratios of a quiet one are lower. `analyze` computes everything that the report shows, findings included; only ratios
-mean something elsewhere. Lists are stored without nulls and byte-stream-split, as the recorder writes them, which makes
-decoding as fast as it gets, and the ratio as large. Such lists `analyze` reads page by page in about half of the time
-that pyarrow takes, once its loops are loaded; other files, and object stores, are left to pyarrow.
+Made by `benchmarks/analyze.py` on {os.cpu_count()} processors: fresh processes, cases interleaved, processor
+time, medians and ratios within rounds. Other work on the machine, which costs an analysis more than a decode,
+made a load of {os.getloadavg()[0]:.1f} when it began. `analyze` computes everything that the report shows,
+findings included; only ratios mean something elsewhere. Lists are stored without nulls and byte-stream-split,
+as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
+`analyze` reads page by page in about half of the time that pyarrow takes, once its loops are loaded; other
+files, and object stores, are left to pyarrow.
 
 ## The goals, and what came of them
 

@@ -23,7 +23,8 @@ import numpy as np
 from gate_calibration import Design, Run, percent, sample_of, some, table, write
 
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
-from mismatchctl.gate.power import detectable, needed
+from mismatchctl.gate.need import needed
+from mismatchctl.gate.power import detectable
 from mismatchctl.resample import Layers, Sample, find_metric
 
 ROOM = Allowance(relative=TOLERANCE)

@@ -125,7 +125,7 @@ rounds of fresh processes, causes and sides included; the start of Python and th
 
 A reference is measured as two more pairs, the error of each side, with every metric of the mismatch; the split of the
 gap, and causes asked of each side, come from the sample. It should cost one decode and at most 40 % of a pair.
-The load was {load:.1f} on {cores} cores at the end: beside others that want the cache, the tables of three pairs
+The load was {load:.1f} on {cores} cores at the end; beside others that want the cache, the tables of three pairs
 cost more.
 
 """

@@ -10,7 +10,8 @@ from test_gate_comparison import K3, NONE, layered, sample
 
 from mismatchctl.gate import Against, Allowance, judge, rules_from_text
 from mismatchctl.gate.comparison import compare
-from mismatchctl.gate.power import detectable, needed
+from mismatchctl.gate.need import needed
+from mismatchctl.gate.power import detectable
 from mismatchctl.resample import Layers, Sample, find_metric
 
 TOLERATED = Allowance(relative=0.25)

@@ -16,7 +16,7 @@ from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.judge import LEVEL, Against, judge
 from mismatchctl.gate.measure import places
 from mismatchctl.gate.names import PLAINEST, find_target
-from mismatchctl.gate.power import Need, needed
+from mismatchctl.gate.need import Need, needed
 from mismatchctl.gate.rules import (
     BITWISE,
     DEFAULT_RULES,

@@ -1,4 +1,4 @@
-"""What a dump could have found, and how large one must be to find a given rise: from the null distribution that judges.
+"""What a dump could have found: from the null distribution that judges.
 
 Were nothing new about the dump, it would be chance which clusters are the new ones. So dumps that could have been are
 drawn from the clusters of both samples; the new ones' K3 of every token is made so many times as large, or any other
@@ -15,7 +15,6 @@ from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparison import (
@@ -32,13 +31,12 @@ from mismatchctl.gate.comparison import (
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.layers import CAPPED
 from mismatchctl.measure.metrics.intervals import t_quantile
-from mismatchctl.resample import Layers, Sample, TableMetric, influence_of, relabelings
+from mismatchctl.resample import Layers, Sample, TableMetric, relabelings
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
 POWER = 0.8
 """A regression counts as found when so many of such dumps would have failed."""
-_MOST_CLUSTERS = 1 << 20
 _HOPELESS = 100.0  # a factor that nobody would call a regression to be found
 _DRAWS = 1024
 _FEW = 64  # clusters on a side; of more, neighbours by hash are added up, which means hardly feel
@@ -46,30 +44,6 @@ _RESOLVED = 0.01  # level that the draws tell; at a stricter one, the family's s
 _SEED = 20251122  # fixed: the same sums give the same answer
 _UNLUCKY = NormalDist().inv_cdf(POWER)
 _LOST = 3  # place of lost tokens among the statistics
-
-
-class Need(BaseModel):
-    """What it takes to find a regression.
-
-    Attributes:
-        run: whose noise was looked at.
-        metric: its key.
-        regression: how much larger the metric is made, relatively.
-        clusters: needed in each of the two dumps; None where no number is enough, or the metric is no positive mean.
-        sequences: the same in sequences of this dump's clusters.
-        paired: whether both dumps are to hold the same clusters, as these do.
-        have: clusters of this dump.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    run: str
-    metric: str
-    regression: float
-    clusters: int | None
-    sequences: int | None
-    paired: bool
-    have: int
 
 
 @dataclass(frozen=True)
@@ -349,62 +323,3 @@ def least_clusters(level: float, baseline: int | None = None) -> int:
     while 1 / (1 << size if baseline is None else relabelings(size, baseline)) > level:
         size += 1
     return size
-
-
-def needed(
-    run: str,
-    metric: TableMetric,
-    sample: Sample,
-    baseline: Sample | None,
-    regression: float,
-    allowance: Allowance,
-    level: float,
-) -> Need:
-    """How many clusters and sequences it takes to find a relative regression beyond what is allowed.
-
-    Without a baseline of the same clusters, both dumps are taken to have as many of their own.
-
-    Args:
-        run: whose noise is looked at.
-        metric: what is to be found to have risen.
-        sample: a dump.
-        baseline: what it is compared with, if anything.
-        regression: the rise, relative.
-        allowance: how much it may rise.
-        level: of the check.
-    """
-    paired = baseline is not None and sample.shared(baseline) == len(sample) == len(baseline)
-
-    def found(size: int) -> bool:
-        sizes = Sizes(size, size, size if paired else 0)
-        population = Population.of(sample, baseline if paired else None, sizes.fold(len(sample)))
-        made = planted(population, metric, allowance) if sizes.least_p <= level else None
-        return made is not None and power(made(1.0 + regression), population, sizes, level) >= POWER
-
-    value = influence_of(baseline if baseline is not None and paired else sample, metric)[0]
-    is_beyond = regression * value > allowance.relative * value + allowance.absolute
-    clusters = _least(found) if len(sample) > 1 and is_beyond else None
-    each = float(sample.column("sequences").sum()) / max(len(sample), 1)
-    return Need(
-        run=run,
-        metric=metric.metric.key,
-        regression=regression,
-        clusters=clusters,
-        sequences=None if clusters is None else math.ceil(clusters * each),
-        paired=paired,
-        have=len(sample),
-    )
-
-
-def _least(found: Callable[[int], bool]) -> int | None:
-    """The least number that something holds for, and with it for all that are larger."""
-    high = 2
-    while not found(high):
-        high *= 2
-        if high > _MOST_CLUSTERS:
-            return None
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle, high)
-    return high
