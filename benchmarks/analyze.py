@@ -223,31 +223,28 @@ time, medians and ratios within rounds. Other work on the machine, which costs a
 made a load of {os.getloadavg()[0]:.1f} when it began. `analyze` computes everything that the report shows,
 findings included; only ratios mean something elsewhere. Lists are stored without nulls and byte-stream-split,
 as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
-`analyze` reads page by page in about half of the time that pyarrow takes, once its loops are loaded; other
-files, and object stores, are left to pyarrow.
+`analyze` reads page by page, once its loops are loaded, in two thirds of pyarrow's time where they are long;
+other files, and object stores, are left to pyarrow.
 
 ## The goals, and what came of them
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 4 to 4.5, with five corrections or without |
-| the same in 3.5 at a mean length of 400 | missed: 4.5 to 6.3 with five corrections |
-| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: about 3.5, histograms included |
+| everything that the report shows in 2.0 bare decodes | missed: 2.5 without corrections, 2.8 with five |
+| the same in 3.5 at a mean length of 400 | met without corrections (3.0); missed with five: 3.7 |
+| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: about 2, histograms included |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | missed: typer and its help alone take nearly that |
-| a small analysis with its report in 1.7 s of processor time | see [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | missed: see [Start](#start) |
 | speed over padded torch: 20, for 50 corrections 500, bucketed 4 | missed: [16, 106, 2.3](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | missed at a mean length of 400: 1.5 to 2, weights 3: [there](benchmarks-sweep.md) |
+| 1,000 thresholds in 1.5 analyses | missed: 2.4, weights 3.4 at a length of 400; [older](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |
 
 [Formats](benchmarks-formats.md) and [recording](benchmarks-recorder.md) have tables of their own.
 
-Of an analysis without corrections, decoding takes a quarter (a fifth of that for checksums), the compiled loops a
-quarter, findings a fifth. The rest is spread over sums by cluster, tails, histograms, checks of values, and the
-evaluation of each step, none of which takes more than a fourteenth; what a run costs whatever its size (tests of
-causes above all) is 0.4 s, and a step 10 ms. Small row groups are read together up to 1.5 M tokens: before that, 512
+Small row groups are read together up to 1.5 M tokens: before that, 512
 sequences of 400 tokens each paid what a row group costs, and an analysis with five corrections took 7.5 to 8.9 decodes.
 
 ## Against a bare decode
