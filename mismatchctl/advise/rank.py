@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,18 +40,18 @@ def rank(
     What is `yours` is measured beside them, whatever the limits, and is not itself ranked.
     """
     update = batch or sample.per_step or 0
-    known = {"batch": update, "sequences": len(sample), "prompts": sample.clusters, "k_hat": sequence_tail(sample)}
-    unranked = Advice.model_validate(known)
+    known: dict[str, Any] = {"batch": update, "sequences": len(sample), "prompts": sample.clusters}
     why = _unrankable(sample, update)
     if why:
-        return unranked.model_copy(update={"notes": [why]})
+        return Advice.model_validate(known | {"k_hat": sequence_tail(sample), "notes": [why]})
     sure = widened(len(sample))
     with np.errstate(all="ignore"):  # what overflows cannot be ranked
         made = _measured(sample, corrections, limits, yours)
         scale = len(sample) / len(made.products["none"]) / update
         choice = choose(made.products, scale, sure, made.beside)
+    known["k_hat"] = made.reference.k_hat
     if not all(math.isfinite(error) for error in choice.mse.values()):
-        return unranked.model_copy(update={"notes": [_TOO_LARGE]})
+        return Advice.model_validate(known | {"notes": [_TOO_LARGE]})
     refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))} | made.refused
 
     def again(other: Sample) -> Choice:
