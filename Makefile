@@ -10,7 +10,7 @@ DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench reliability guided versions check format docs gallery clean
+.PHONY: help demo test tests conformance bench reliability guided versions check lint types format docs gallery clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -22,7 +22,10 @@ demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report
 	@echo "The report is in demo/report.html"
 
 test: $(TEST_INSTALLED)  ## lint, types, and every test
-	$(MAKE) check
+	$(MAKE) lint
+	$(MAKE) --jobs 2 types tests  # types take a processor for a minute, while workers start and where one is done early
+
+tests: $(TEST_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # a worker has one processor
 
 conformance: $(TEST_INSTALLED)  ## every number of the frameworks' own code against ours, a line per version
@@ -55,9 +58,13 @@ guided: $(TEST_INSTALLED)  ## fuzz the doors guided by coverage, with atheris
 versions: $(TEST_INSTALLED)  ## a part of the tests with each Python that is there, and with the oldest dependencies
 	$(BIN)/python tests/versions.py $(foreach v,3.10 3.11 3.12 3.13,$(call python_of,$(v))) --oldest $(call python_of,3.10)
 
-check: $(TEST_INSTALLED)  ## lint, format, types
+check: lint types  ## lint, format, types
+
+lint: $(TEST_INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TEST_INSTALLED)
 	$(BIN)/mypy
 
 format: $(TEST_INSTALLED)  ## rewrite the sources in the project's format
@@ -78,6 +85,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e .
 	@touch $@
 
-$(TEST_INSTALLED): $(INSTALLED)
+$(TEST_INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
-	@touch $@
+	@touch $(INSTALLED) $@

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules of long tests first: at the end, no worker waits for one of them."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(
     scope="session", params=["compiled", "torch on the CPU", pytest.param("torch on CUDA", marks=pytest.mark.gpu)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -133,9 +134,22 @@ def _effects(correction: Correction, level: float, noise: np.random.Generator) -
     return values
 
 
+class _Cell(NamedTuple):
+    """A value with what belongs to it, before it is validated: a Result of many runs holds hundreds of thousands."""
+
+    value: float | None
+    se: float | None = None
+    interval: tuple[float, float] | None = None
+    status: str = "ok"
+
+
 def _value(metric: Metric, k3: float, noise: np.random.Generator) -> Value:
+    return Value(**_cell(metric, k3, noise)._asdict())
+
+
+def _cell(metric: Metric, k3: float, noise: np.random.Generator) -> _Cell:
     if metric.key.removeprefix("drift_") in UNDEFINED:
-        return Value(value=None, status=UNDEFINED[metric.key.removeprefix("drift_")])
+        return _Cell(None, status=UNDEFINED[metric.key.removeprefix("drift_")])
     wobble = float(np.exp(noise.normal(0, 0.1)))
     sizes = {
         "tokens": 4025.0, "sequences": 32.0, "clusters": 8.0, "fraction": 0.1, "ratio": 1.0, "correlation": 0.9998,
@@ -148,7 +162,7 @@ def _value(metric: Metric, k3: float, noise: np.random.Generator) -> Value:
         value += 0.001 * float(noise.normal())
     interval = (0.9 * value, 1.1 * value) if metric.quantile is not None else None
     uncertain = metric.formula is not None and metric.uncertain
-    return Value(
+    return _Cell(
         value=value,
         se=0.1 * abs(value) * (0.001 if metric.unit in ("ratio", "correlation") else 1) if uncertain else None,
         interval=interval,
@@ -164,15 +178,15 @@ def _groups(
 ) -> Groups:
     return Groups(
         labels=list(labels),
-        metrics={m.key: _series([_value(m, size, noise) for size in sizes]) for m in metrics},
+        metrics={m.key: _series([_cell(m, size, noise) for size in sizes]) for m in metrics},
         corrections={
-            c.name: {m.key: _series([_value(m, size, noise) for size in sizes]) for m in correction_metrics(c)}
+            c.name: {m.key: _series([_cell(m, size, noise) for size in sizes]) for m in correction_metrics(c)}
             for c in corrections
         },
     )
 
 
-def _series(values: Sequence[Value]) -> Series:
+def _series(values: Sequence[_Cell]) -> Series:
     intervals = [value.interval for value in values]
     reasons = dict.fromkeys(value.status for value in values if value.status != "ok")
     return Series(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from harness import found
+
+pytestmark = pytest.mark.slow
 
 KILLS = 6
 

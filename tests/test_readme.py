@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent

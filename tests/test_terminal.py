@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from functools import cache
+from typing import Any
 
 import pytest
 from make_result import HOSTILE, make_corrections, make_result
@@ -18,17 +20,23 @@ from mismatchctl.result import Result, Value
 
 WIDTHS = (80, 140)
 RUNS = [f"{kind}_run_with_a_rather_long_name_number_{index}" for kind in ("dense", "moe") for index in range(16)]
-EVERYTHING = {
-    "one run": make_result(),
-    "one step": make_result(steps=[None]),
-    "two runs": make_result(runs=["dense", "moe"]),
-    "32 runs": make_result(runs=RUNS),
-    "12 corrections": make_result(corrections=make_corrections(12)),
-    "32 runs, 12 corrections": make_result(runs=RUNS, corrections=make_corrections(12)),
-    "no corrections": make_result(corrections=[]),
-    "hostile": make_result(runs=HOSTILE[:2], corrections=make_corrections(5, HOSTILE), hostile=True),
-    "hostile, many": make_result(runs=HOSTILE, corrections=make_corrections(5, HOSTILE), hostile=True),
+EVERYTHING: dict[str, dict[str, Any]] = {
+    "one run": {},
+    "one step": {"steps": [None]},
+    "two runs": {"runs": ["dense", "moe"]},
+    "32 runs": {"runs": RUNS, "steps": range(4)},
+    "12 corrections": {"corrections": make_corrections(12)},
+    "32 runs, 12 corrections": {"runs": RUNS, "steps": range(4), "corrections": make_corrections(12)},
+    "no corrections": {"corrections": []},
+    "hostile": {"runs": HOSTILE[:2], "corrections": make_corrections(5, HOSTILE), "hostile": True},
+    "hostile, many": {"runs": HOSTILE, "corrections": make_corrections(5, HOSTILE), "hostile": True},
 }
+
+
+@cache
+def everything(what: str) -> Result:
+    """One of them, made when it is asked for."""
+    return make_result(**EVERYTHING[what])
 
 
 class Page(io.StringIO):
@@ -53,7 +61,7 @@ def printed(result: Result, width: int = 140, *, encoding: str = "utf-8", termin
 @pytest.mark.parametrize("width", [40, *WIDTHS])
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_no_line_is_longer_than_the_terminal_is_wide(what: str, width: int) -> None:
-    lines = printed(EVERYTHING[what], width).splitlines()
+    lines = printed(everything(what), width).splitlines()
     assert max(map(cell_len, lines)) <= width
 
 
@@ -69,7 +77,7 @@ def test_tables_of_runs_are_called_by_their_column_and_run(runs: list[str]) -> N
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("what", ["one run", "two runs", "32 runs", "12 corrections"])
 def test_all_runs_and_corrections_are_named(what: str, width: int) -> None:
-    result = EVERYTHING[what]
+    result = everything(what)
     text = printed(result, width)
     for correction in result.corrections:
         if correction.weight or correction.gates or len(result.runs) <= 3:
@@ -80,7 +88,7 @@ def test_all_runs_and_corrections_are_named(what: str, width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_corrections_stand_in_several_tables_where_one_is_too_wide(width: int) -> None:
-    result = EVERYTHING["32 runs, 12 corrections"]
+    result = everything("32 runs, 12 corrections")
     text = printed(result, width)
     headings = [word for line in text.splitlines() if "run" in line.split()[:1] for word in line.split()]
     assert {"6", "7", "8", "9", "11"} <= {heading.removeprefix("correction-") for heading in headings}
@@ -89,7 +97,7 @@ def test_corrections_stand_in_several_tables_where_one_is_too_wide(width: int) -
 
 
 def test_numbers_are_never_cut() -> None:
-    text = printed(EVERYTHING["32 runs"], 80)
+    text = printed(everything("32 runs"), 80)
     for line in text.splitlines():
         if line.startswith(("dense_run", "moe_run")):
             assert "…" not in line.split(maxsplit=1)[1]
@@ -128,7 +136,7 @@ def test_undefined_values_are_a_dash_with_their_reason() -> None:
 @pytest.mark.parametrize("what", ["hostile", "hostile, many"])
 @pytest.mark.parametrize("terminal", [False, True])
 def test_strings_from_dumps_are_only_shown(what: str, terminal: bool) -> None:
-    text = printed(EVERYTHING[what], terminal=terminal)
+    text = printed(everything(what), terminal=terminal)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", text) if terminal else text
     assert all(character.isprintable() or character == "\n" for character in shown)
     assert "\x1b[31m" not in text
@@ -140,14 +148,14 @@ def test_markup_in_names_is_text() -> None:
 
 @pytest.mark.parametrize("what", EVERYTHING)
 def test_ascii_terminals_get_ascii(what: str) -> None:
-    text = printed(EVERYTHING[what], 80, encoding="ascii")
+    text = printed(everything(what), 80, encoding="ascii")
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    text = printed(EVERYTHING["hostile"], terminal=True)
+    text = printed(everything("hostile"), terminal=True)
     codes = {code for found in re.findall(r"\x1b\[([0-9;]*)m", text) for code in found.split(";")}
     assert codes <= {"", "0", "1", "2"}  # bold and dim are no colours
 
