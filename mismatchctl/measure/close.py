@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.correction import Correction
+from mismatchctl.correction import Correction, Weight
 from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, FACTOR, MISMATCH
 from mismatchctl.measure.reduce import Plan
@@ -94,21 +94,59 @@ class Closed:
         )
 
 
+class Scopes:
+    """The micro-batches of groups: which of them occur in which."""
+
+    def __init__(self, groups: Sequence[ClusterTable]) -> None:
+        scopes = np.concatenate([table.scopes for table in groups])
+        within = np.repeat(np.arange(len(groups)), [len(table) for table in groups])
+        self._scopes = np.unique(scopes)
+        self._keys, self._rows = np.unique(self._key(within, scopes), return_inverse=True)
+        self._groups = self._keys // max(len(self._scopes), 1)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def of(self, group: int) -> Iterator[tuple[int, int]]:
+        """The number of each micro-batch of a group, and its hash."""
+        for number in np.flatnonzero(self._groups == group).tolist():
+            yield number, int(self._scopes[self._keys[number] % len(self._scopes)])
+
+    def at(self, groups: Ints, scopes: Hashes) -> Ints:
+        """The number of the micro-batch of each row, given its group."""
+        return np.searchsorted(self._keys, self._key(groups, scopes))
+
+    def _key(self, groups: Ints, scopes: Hashes) -> Ints:
+        return groups * len(self._scopes) + np.searchsorted(self._scopes, scopes)
+
+    def factors(self, rule: Weight, columns: Mapping[str, Float64s]) -> Float64s:
+        """What the weights of each micro-batch are divided by, from columns of all groups' rows [rows, ...]."""
+        excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
+        apart = rule.normalize_over == "micro_batch"
+        where = self._rows if apart else self._groups[self._rows]
+        factor = normalization_factor(*(_added(columns[name], where) for name in (excess, number)))
+        return factor if apart else factor[self._groups]
+
+
+def _added(values: Float64s, where: Ints) -> Float64s:
+    """Sums of values [rows, ...] by where they belong."""
+    found = np.zeros((where.max(initial=-1) + 1, *values.shape[1:]))
+    np.add.at(found, where, values)
+    return found
+
+
 class Closing:
     """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
 
     def __init__(self, groups: Sequence[ClusterTable], plan: Plan) -> None:
         self.plan = plan
-        scopes = np.concatenate([table.scopes for table in groups])
-        within = np.repeat(np.arange(len(groups)), [len(table) for table in groups])
-        self._scopes = np.unique(scopes)
-        self._keys, where = np.unique(self._key(within, scopes), return_inverse=True)
-        self._factors = self._normalization(groups, where)
+        self._scopes = Scopes(groups)
+        self._factors = self._normalization(groups)
 
     def factors(self, group: int) -> Iterator[tuple[int, tuple[float, ...]]]:
         """Each micro-batch of a group (a single 0 where they do not matter), and the factor of each correction."""
-        for number in np.flatnonzero(self._keys // len(self._scopes) == group).tolist():
-            yield int(self._scopes[self._keys[number] % len(self._scopes)]), tuple(self._factors[number].tolist())
+        for number, scope in self._scopes.of(group):
+            yield scope, tuple(self._factors[number].tolist())
 
     def close(self, cells: Sequence[CellSums], groups: Ints) -> Closed:
         """Parts of groups [G], normalized, one row per cluster, with the closed columns appended."""
@@ -120,7 +158,7 @@ class Closing:
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        factors = self._factors[np.searchsorted(self._keys, self._key(groups[cell], scopes))]
+        factors = self._factors[self._scopes.at(groups[cell], scopes)]
         for index in range(corrections):
             factor = factors[:, index]
             self._normalize(sums, maxima, index, factor)
@@ -139,28 +177,18 @@ class Closing:
         starts = np.searchsorted(cell, np.arange(len(tables)))
         return Closed(clusters[rows], sums, maxima, starts, folded, [own.pairs for own in cells])
 
-    def _key(self, groups: Ints, scopes: Hashes) -> Ints:
-        return groups * len(self._scopes) + np.searchsorted(self._scopes, scopes)
-
-    def _normalization(self, groups: Sequence[ClusterTable], where: Ints) -> Float64s:
+    def _normalization(self, groups: Sequence[ClusterTable]) -> Float64s:
         """The factor of each correction in each micro-batch: [keys, corrections]; 1 where nothing is normalized."""
-        factors = np.ones((len(self._keys), len(self.plan.corrections)))
-        group = self._keys // len(self._scopes)
+        factors = np.ones((len(self._scopes), len(self.plan.corrections)))
         for index, correction in enumerate(self.plan.corrections):
             rule = correction.weight
-            if rule is None or rule.normalize == "none":
-                continue
-            excess, number = ("weight_excess", "tokens") if rule.normalize == "token" else ("mean_excess", "sequences")
-            apart = rule.normalize_over == "micro_batch"
-            total, count = (
-                np.bincount(
-                    where if apart else group[where],
-                    np.concatenate([table.sums[:, self.plan.sums.place(index, name)] for table in groups]),
-                ).astype(np.float64)
-                for name in (excess, number)
-            )
-            factor = normalization_factor(total, count)
-            factors[:, index] = factor if apart else factor[group]
+            if rule is not None and rule.normalize != "none":
+                names = ("weight_excess", "tokens", "mean_excess", "sequences")
+                places = {name: self.plan.sums.place(index, name) for name in names}
+                columns = {
+                    name: np.concatenate([table.sums[:, place] for table in groups]) for name, place in places.items()
+                }
+                factors[:, index] = self._scopes.factors(rule, columns)
         return factors
 
     def _normalize(self, sums: Float64s, maxima: Float64s, correction: int, factor: Float64s) -> None:

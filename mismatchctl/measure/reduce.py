@@ -148,7 +148,7 @@ class Sums:
 
 def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
-    found = _gathered(batch, run, plan.by)
+    found = gathered(batch, run, plan.by)
     result = Sums()
     for name, together in itertools.groupby(range(len(found.names)), key=lambda cell: found.names[cell][0]):
         cells = list(together)
@@ -165,7 +165,7 @@ def cut(batch: TokenBatch, run: str, by: Sequence[str]) -> Iterator[tuple[str, C
     Raises:
         ConfigError: `by` makes too many of them.
     """
-    found = _gathered(batch, run, by)
+    found = gathered(batch, run, by)
     for (name, cell), (start, stop) in zip(found.names, itertools.pairwise(found.bounds.tolist()), strict=True):
         yield name, cell, found.batch.sequences(start, stop)
 
@@ -184,7 +184,7 @@ def cut_runs(batch: TokenBatch, run: str) -> Iterator[tuple[str, TokenBatch]]:
 
 
 @dataclass(frozen=True)
-class _Gathered:
+class Gathered:
     """A batch whose sequences lie together by cell: the run and cell of each stretch, and its bounds [cells + 1]."""
 
     batch: TokenBatch
@@ -192,7 +192,12 @@ class _Gathered:
     bounds: Ints
 
 
-def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
+def gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> Gathered:
+    """A batch with the sequences of each cell gathered; their order within it stays.
+
+    Raises:
+        ConfigError: `by` makes too many of them.
+    """
     keys = [batch.columns.get(name) for name in ("run", "step", *by)]
     groups = labels_of(keys[:2], np.zeros(len(batch), np.int64))
     labels = labels_of(keys[2:], groups)
@@ -206,7 +211,7 @@ def _gathered(batch: TokenBatch, run: str, by: Sequence[str]) -> _Gathered:
     for start in starts.tolist():
         own, *cell = [None if key is None else plain(key[start]) for key in keys]
         names.append((run if own is None else str(own), (cell[0], tuple(cell[1:]))))
-    return _Gathered(batch, names, np.append(starts, len(batch)))
+    return Gathered(batch, names, np.append(starts, len(batch)))
 
 
 class BreakdownValues:

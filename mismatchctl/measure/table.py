@@ -201,32 +201,46 @@ def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:
     return order, new
 
 
-class TableOfBatch:
-    """The cluster tables of the cells of a batch, added to block by block, in the order of its sequences.
+class RowsOfBatch:
+    """The rows of a batch's cluster tables: one for each cell, cluster and scope that occurs, in that order.
 
-    A cell of more than `GROUP_CAP` clusters is folded at once: a batch of short sequences would take too much memory.
+    A cell of more than `cap` clusters is folded at once: a batch of short sequences would take too much memory.
 
     Attributes:
         rows: the row of each sequence [S].
     """
 
-    def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
-        """Rows of zeros for the clusters of each cell [S], which lie one after the other."""
+    def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, cap: int = GROUP_CAP) -> None:
+        """Those of the clusters of each cell [S]."""
         order, new = _sorted(clusters, cells)
-        self._folded = np.bincount(cells[order[new]], minlength=1) > GROUP_CAP
+        self._folded = np.bincount(cells[order[new]], minlength=1) > cap
         if self._folded.any():
-            clusters = np.where(self._folded[cells], clusters % np.uint64(GROUP_CAP), clusters)
+            clusters = np.where(self._folded[cells], clusters % np.uint64(cap), clusters)
         order, new = _sorted(scopes, clusters, cells)
         self.rows = np.empty(len(order), np.int64)
         self.rows[order] = np.cumsum(new) - 1
         firsts = order[new]
         self._cells, self._clusters, self._scopes = cells[firsts], clusters[firsts], scopes[firsts]
-        self._sums = np.zeros((sums, len(self)))
-        self._maxima = np.full((maxima, len(self)), -np.inf)
-        self._done = 0
 
     def __len__(self) -> int:
         return len(self._cells)
+
+    def cut(self, cells: int, sums: Float64s, maxima: Float64s) -> Iterator[ClusterTable]:
+        """Columns [rows, ...] as the table of each cell."""
+        for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
+            own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
+            yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], maxima[own], folded)
+
+
+class TableOfBatch(RowsOfBatch):
+    """The cluster tables of the cells of a batch, added to block by block, in the order of its sequences."""
+
+    def __init__(self, cells: Ints, clusters: Hashes, scopes: Hashes, sums: int, maxima: int) -> None:
+        """Rows of zeros for the clusters of each cell [S], which lie one after the other."""
+        super().__init__(cells, clusters, scopes)
+        self._sums = np.zeros((sums, len(self)))
+        self._maxima = np.full((maxima, len(self)), -np.inf)
+        self._done = 0
 
     def add(self, sums: Sequence[Float64s], maxima: Sequence[Float64s]) -> None:
         """Add the columns of the next sequences, [S] each."""
@@ -245,10 +259,7 @@ class TableOfBatch:
     def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
         """The table of each cell, with `layers` [rows, ...] behind so many of the columns that add."""
         sums = np.concatenate([self._sums[:before].T, layers, self._sums[before:].T], axis=1)
-        maxima = np.ascontiguousarray(self._maxima.T)
-        for cell, (start, stop) in enumerate(pairwise(np.searchsorted(self._cells, np.arange(cells + 1)).tolist())):
-            own, folded = slice(start, stop), bool(self._folded[cell]) if cell < len(self._folded) else False
-            yield ClusterTable(self._clusters[own], self._scopes[own], sums[own], maxima[own], folded)
+        return self.cut(cells, sums, np.ascontiguousarray(self._maxima.T))
 
 
 class Prompts:

@@ -143,8 +143,7 @@ def sweep(
         accumulator.add(done.sums)
         accumulator.close(may_grow)
         sample = sample + done.sequences
-    accumulator.close()
-    accumulator.finish_by()
+    accumulator.finish()
     overall = accumulator.overall()
     open_wishes, targets = brackets(overall, wishes)
     if open_wishes:

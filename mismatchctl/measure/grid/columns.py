@@ -7,7 +7,7 @@ sequences are products of matrices: a sequence adds its `passing` value where it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,15 +19,14 @@ from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.grid.family import Family
+from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
 from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.measure.metrics import Metric
-from mismatchctl.measure.table import add_rows
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
-Arrays = dict[str, NDArray[Any]]
-_WIDE = 64
-"""Points from which rows are wide."""
+_FEW = 4
+"""Sequences of a part from which products of matrices are faster than sums over each of them."""
 _SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 
@@ -36,52 +35,64 @@ class BlockColumns:
     """Columns of one block.
 
     Attributes:
+        parts: the micro-batches of its cells.
         flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
         passing: columns by name where the sequence passes.
         shared: of those, columns that are a factor per sequence [S, 1, ...] times another passing column, by name.
         failing: those that are not 0 where it does not.
-        fixed: columns that do not depend on it; of the block as a whole [1, ...] where none is kept by cluster.
-        maxima: the largest over the block [weights, 1, ...].
+        fixed: columns that do not depend on it.
+        summed: the same of columns that are not kept by cluster, summed over each part [parts, ...].
+        maxima: the largest of each part [parts, weights, 1, ...].
     """
 
+    parts: Parts
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)
     shared: dict[str, tuple[NDArray[Any], str]] = field(default_factory=dict)
     failing: Arrays = field(default_factory=dict)
     fixed: Arrays = field(default_factory=dict)
+    summed: Arrays = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
 
     def totals(self) -> Arrays:
-        """Each column summed over the sequences, [weights, gate variants ...]."""
-        sums: Arrays = {name: values.sum(axis=0) for name, values in self.fixed.items()}
-        flags = np.ones_like(self.fixed["tokens"]) if self.flags is None else self.flags
-        for name, values in self.passing.items():
-            sums[name] = _product(flags, values)
+        """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
+        of_all = [*self.passing, *self.shared]
+        if self.parts.count == 1 or self.parts.count * _FEW < len(self.parts.of):
+            each = [self._products(own) for own in self.parts.members]
+            sums: Arrays = {name: np.stack([made[name] for made in each]) for name in of_all}
+        else:
+            sums = {name: self.parts.sum(self._of_sequences(name)) for name in of_all}
+        return sums | self.summed | {name: self.parts.sum(values) for name, values in self.fixed.items()}
+
+    def _products(self, own: slice | Ints) -> Arrays:
+        """What depends on the flags, summed over the sequences of a part: products of matrices."""
+        flags = np.ones_like(self.fixed["tokens"][own]) if self.flags is None else self.flags[own]
+        sums: Arrays = {name: _product(flags, values[own]) for name, values in self.passing.items()}
         for name, (factor, other) in self.shared.items():
-            sums[name] = _product(flags, self.passing[other], factor)
+            sums[name] = _product(flags, self.passing[other][own], factor[own])
         if self.flags is not None:
             for name, values in self.failing.items():
-                sums[name] = sums[name] + _product(1.0 - self.flags, values)
+                sums[name] = sums[name] + _product(1.0 - flags, values[own])
         return sums
 
-    def by_cluster(self, name: str, order: Ints, firsts: Ints) -> NDArray[Any]:
-        """One column summed over runs of sequences of the same cluster in `order` [R, weights, gate variants ...]."""
-        values = self._of_sequences(name)
-        if values[0].size < _WIDE or len(firsts) == len(order):
-            return add_rows(values[order], firsts)
-        found = np.empty((len(firsts), *values.shape[1:]))
-        for row, own in zip(found, np.split(order, firsts[1:]), strict=True):  # wide rows stay in the cache
-            np.add.reduce(values[own], axis=0, out=row)
-        return found
+    def by(self, names: Iterable[str], parts: Parts) -> Arrays:
+        """Some columns summed over other parts, [parts, weights, gate variants ...]."""
+        return {name: parts.sum(self.fixed[name] if name in self.fixed else self._of_sequences(name)) for name in names}
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
-        """One column of every sequence, [S, weights, gate variants ...]."""
-        if name in self.fixed:
-            return self.fixed[name]
+        """One column of every sequence, of those that depend on the flags [S, weights, gate variants ...]."""
+        if name in self.passing:
+            values = self.passing[name]
+        else:
+            factor, other = self.shared[name]
+            values = self.passing[other] * factor
         if self.flags is None:
-            return self.passing[name]
-        values: NDArray[Any] = self.passing[name] * self.flags  # none of the columns by cluster is infinite
-        return values + self.failing[name] * (1.0 - self.flags) if name in self.failing else values
+            return values
+        with np.errstate(invalid="ignore"):
+            found: NDArray[Any] = values * self.flags
+        if not np.isfinite(found).all():  # 0 times an infinite K3 is nothing, not undefined
+            found = np.where(self.flags == 0, 0.0, found)
+        return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
 class Asked(Mapping[str, Any]):
@@ -124,7 +135,13 @@ def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float
 
 
 def block_columns(
-    family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, *, losses: bool
+    family: Family,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: Parts,
+    plain: TokenLoss | None,
+    *,
+    losses: bool,
 ) -> BlockColumns:
     """The columns of a block.
 
@@ -132,26 +149,31 @@ def block_columns(
         family: the points.
         ratios: one per source that a correction looks at.
         batch: the block.
+        parts: what its sequences are told apart by.
         plain: its loss without any correction, where it is known.
         losses: whether the dump has current log-probs, so that there are columns of losses.
     """
-    return (
-        _Binned(family, ratios, batch, plain, losses).columns()
-        if family.is_binned
-        else _applied(family, ratios, batch, plain, losses)
-    )
+    if family.is_binned:
+        return _Binned(family, ratios, batch, parts, plain, losses).columns()
+    return _applied(family, ratios, batch, parts, plain, losses)
 
 
 def _applied(
-    family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, losses: bool
+    family: Family,
+    ratios: Mapping[str, Ratios],
+    batch: TokenBatch,
+    parts: Parts,
+    plain: TokenLoss | None,
+    losses: bool,
 ) -> BlockColumns:
     """The one point of a family as `analyze` applies it."""
     correction, trivial = family.correction, (1,) * len(family.grid)
     k3 = ratios["train/rollout"].k3_sum
     columns, maxima = correction_columns(correction, ratios, k3, batch, plain, losses=losses)
     return BlockColumns(
+        parts,
         fixed={name: values.reshape(-1, *trivial) for name, values in columns.items()},
-        maxima={name: np.full(trivial, values.max(initial=-np.inf)) for name, values in maxima.items()},
+        maxima={name: parts.largest(values).reshape(-1, *trivial) for name, values in maxima.items()},
     )
 
 
@@ -159,9 +181,15 @@ class _Binned:
     """The points of a family read off bins."""
 
     def __init__(
-        self, family: Family, ratios: Mapping[str, Ratios], batch: TokenBatch, plain: TokenLoss | None, losses: bool
+        self,
+        family: Family,
+        ratios: Mapping[str, Ratios],
+        batch: TokenBatch,
+        parts: Parts,
+        plain: TokenLoss | None,
+        losses: bool,
     ) -> None:
-        self.family, self.ratios, self.batch, self.losses = family, ratios, batch, losses
+        self.family, self.ratios, self.batch, self.parts, self.losses = family, ratios, batch, parts, losses
         self.correction = family.correction
         self.segments = batch.segments
         self.lengths = batch.segments.lengths.astype(np.float64)
@@ -173,7 +201,7 @@ class _Binned:
         measured = [measure(gate, ratios[gate.source], everything, batch) for gate in gates]
         rules = list(zip(measured, family.thresholds, strict=True))
         self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
-        self.made = BlockColumns()
+        self.made = BlockColumns(parts)
 
     def columns(self) -> BlockColumns:
         made = self.made
@@ -262,15 +290,18 @@ class _Binned:
             made.fixed |= dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
             made.passing |= {"kept_excess": zero, "squared_kept_weight": kept["count"]}
             made.passing |= {name: kept.get(name, zero) for name in self._linear}
-            made.maxima = dict.fromkeys(("raw_weight", "weight"), self._extreme(1.0))
-            made.maxima |= dict.fromkeys(("-raw_weight", "-weight"), self._extreme(-1.0))
+            made.maxima = dict.fromkeys(("raw_weight", "weight"), self._along_weights(np.ones(self.parts.count)))
+            made.maxima |= {name: -made.maxima[name[1:]] for name in ("-raw_weight", "-weight")}
         elif rule.level == "token":
             self._token_weights(Weights(rule, self.ratios[rule.source]), zero)
         else:
             self._sequence_weights(Weights(rule, self.ratios[rule.source]), kept)
         n = self._wide(self.n)
         excess = made.fixed["weight_excess"]
-        made.fixed["mean_excess"] = np.tensordot(1 / self.n, excess, 1)[None]
+        if self.parts.count == 1:
+            made.summed["mean_excess"] = np.tensordot(1 / self.n, excess, 1)[None]
+        else:
+            made.fixed["mean_excess"] = excess / n
         made.passing["sequence_weight"] = (kept["count"] + made.passing["kept_excess"]) / n
         made.passing["squared_sequence_weight"] = made.passing["sequence_weight"] ** 2
 
@@ -278,9 +309,9 @@ class _Binned:
     def _linear(self) -> tuple[str, ...]:
         return ("loss", "gradient_product", "squared_gradient") if self.losses else ()
 
-    def _extreme(self, value: float) -> NDArray[Any]:
-        there = value if self.segments.tokens else -np.inf
-        return np.full((1,) * len(self.family.grid), there)
+    def _along_weights(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values [parts] or [parts, W] along the grid."""
+        return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
     def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
         """One weight per token: bins of the weight, and of gates on tokens."""
@@ -301,14 +332,15 @@ class _Binned:
         if self.on_tokens:
             of_all = {name: of_each[name].sum(axis=tuple(range(2, table.ndim - 1))) for name in wanted}
         every = BoundedSums(bounds, of_all)
-        whole = BoundedSums(bounds, {name: sums.sum(axis=0, keepdims=True) for name, sums in of_all.items()})
-        made.fixed |= {
-            "raw_weight_excess": self._wide(whole.table["e"].sum(axis=1)),
-            "squared_raw_weight_excess": self._wide(whole.table["ee"].sum(axis=1)),
-            "weight_excess": self._wide(every.sum("e", "count", origin=1.0)),
-            "squared_weight_excess": self._wide(whole.sum("ee", "count", power=2, origin=1.0)),
-            "weight_low": self._wide(bounds.watched.sums(whole.table["count"])),
-            "weight_high": zero if (high := whole.sum_beyond("above", "count")) is None else self._wide(high),
+        whole = BoundedSums(bounds, {name: self.parts.sum(sums) for name, sums in of_all.items()})
+        high = whole.sum_beyond("above", "count")
+        made.fixed["weight_excess"] = self._wide(every.sum("e", "count", origin=1.0))
+        made.summed |= {
+            "raw_weight_excess": self._along_weights(whole.table["e"].sum(axis=1)),
+            "squared_raw_weight_excess": self._along_weights(whole.table["ee"].sum(axis=1)),
+            "squared_weight_excess": self._along_weights(whole.sum("ee", "count", power=2, origin=1.0)),
+            "weight_low": self._along_weights(bounds.watched.sums(whole.table["count"])),
+            "weight_high": self._along_weights(np.zeros(self.parts.count) if high is None else high),
         }
         left, excess_left = every, made.fixed["weight_excess"]
         if self.on_tokens:
@@ -335,22 +367,17 @@ class _Binned:
         return self._from_tokens(sums, True)
 
     def _token_maxima(self, ratios: Ratios, ratio: Float64s, weights: Weights) -> Arrays:
-        bounds, grid = self.family.bounds, self.family.grid
-        if not self.segments.tokens:
-            return dict.fromkeys(("raw_weight", "-raw_weight", "weight", "-weight"), self._extreme(0.0))
-        low, high = np.exp(np.clip(ratios.extent, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+        bounds = self.family.bounds
+        ends = -self.parts.largest(-ratios.lowest), self.parts.largest(ratios.highest)
+        low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
         least, most = np.clip(low, bounds.low, bounds.high), np.clip(high, bounds.low, bounds.high)
         if bounds.zeroes.any():
-            within = bounds.extremes(ratio, weights.log_ratio)
+            of_token = self.segments.spread(self.parts.of)
+            within = bounds.extremes(ratio, weights.log_ratio, of_token, self.parts.count)
             least = np.where(bounds.zeroes, within[0], least)
             most = np.where(bounds.zeroes, within[1], most)
-        shape = (-1, *(1,) * (len(grid) - 1))
-        return {
-            "raw_weight": self._extreme(high),
-            "-raw_weight": self._extreme(-low),
-            "weight": most.reshape(shape),
-            "-weight": -least.reshape(shape),
-        }
+        found = {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
+        return {name: self._along_weights(values) for name, values in found.items()}
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> None:
         """One weight per sequence."""
@@ -374,14 +401,9 @@ class _Binned:
         for name in self._linear:
             power = 2 if name == "squared_gradient" else 1
             made.passing[name] = self._wide(weight**power) * kept.get(name, np.zeros_like(kept["count"]))
-        there, shape = weight[some[:, 0]], (-1, *(1,) * (len(self.family.grid) - 1))
-        own = product[some[:, 0]]
-        made.maxima = {
-            "raw_weight": self._extreme(own.max(initial=-np.inf)),
-            "-raw_weight": self._extreme((-own).max(initial=-np.inf)),
-            "weight": there.max(axis=0, initial=-np.inf).reshape(shape),
-            "-weight": (-there).max(axis=0, initial=-np.inf).reshape(shape),
-        }
+        of_all = np.where(some, 0.0, -np.inf)
+        found = {"raw_weight": product, "-raw_weight": -product, "weight": weight, "-weight": -weight}
+        made.maxima = {name: self._along_weights(self.parts.largest(values + of_all)) for name, values in found.items()}
 
     def _catastrophic(self) -> Arrays:
         """Tokens below the first veto, and sequences that hold one."""

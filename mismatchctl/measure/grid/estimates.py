@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure.grid.columns import Arrays, Asked
+from mismatchctl.measure.grid.columns import Asked
+from mismatchctl.measure.grid.parts import Arrays
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import STEP
 
@@ -27,8 +28,8 @@ class _Perturbed(Asked):
 
 
 def values(metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tuple[int, ...]) -> dict[str, Float64s]:
-    """Each metric at every point of a grid, flattened; NaN where it is undefined."""
-    found = {}
+    """Each metric in every cell at every point of a grid, flattened [cells, points]; NaN where it is undefined."""
+    found, cells = {}, len(totals["tokens"])
     with np.errstate(all="ignore"):
         for metric in metrics:
             value: Any = np.nan
@@ -36,14 +37,14 @@ def values(metrics: Iterable[Metric], totals: Arrays, maxima: Arrays, grid: tupl
                 value = metric.formula(totals)
             elif metric.extreme is not None:
                 value = metric.extreme(maxima)
-            found[metric.key] = np.broadcast_to(np.asarray(value, np.float64), grid).ravel()
+            found[metric.key] = np.broadcast_to(np.asarray(value, np.float64), (cells, *grid)).reshape(cells, -1)
     return found
 
 
 def errors(
     metrics: Iterable[Metric], totals: Arrays, rows: Mapping[str, NDArray[Any]], grid: tuple[int, ...]
 ) -> dict[str, Float64s]:
-    """Standard errors by the delta method, from the scatter of the clusters' `rows` [R, ...] about the total."""
+    """Standard errors by the delta method, from the scatter of the clusters' `rows` [R, ...] about totals [1, ...]."""
     clusters = int(np.count_nonzero(rows["tokens"]))
     if clusters < 2:
         return {metric.key: np.full(int(np.prod(grid)), np.nan) for metric in metrics}

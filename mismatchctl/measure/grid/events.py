@@ -8,7 +8,7 @@ what `analyze` makes of any of the points.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,8 @@ from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.grid.family import Family, Ladder
+from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.ratios import Ratios
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass
@@ -32,44 +31,44 @@ class EventColumns:
 
     Attributes:
         family: whose points these are.
+        parts: the micro-batches of its cells.
         rungs: how many there are.
         fixed: columns that do not depend on the rung [S, 1, ...].
-        summed: the others, summed over the sequences [rungs].
-        maxima: the largest over the block [1, ...].
-        first, sequence, rung: where what enters begins in each sequence; its sequence and rung [P].
-        entering: columns that are kept by cluster too, as what enters adds to them [P].
-        last: the rung from which on all of a sequence is kept [S].
+        sequence, rung: where something enters [P].
+        entering: columns that grow by so much there [P].
+        leaving: columns to which something belongs at the rungs below its own alone: sequence, rung, how much.
+        maxima: the largest of each part [parts, 1, ...].
     """
 
     family: Family
+    parts: Parts
     rungs: int
     fixed: Arrays = field(default_factory=dict)
-    summed: Arrays = field(default_factory=dict)
-    maxima: Arrays = field(default_factory=dict)
     sequence: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rung: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     entering: Arrays = field(default_factory=dict)
-    last: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    leaving: dict[str, tuple[Ints, Ints, NDArray[Any] | None]] = field(default_factory=dict)
+    maxima: Arrays = field(default_factory=dict)
 
     def totals(self) -> Arrays:
         """As of BlockColumns."""
-        made = {name: values.sum(axis=0) for name, values in self.fixed.items()}
-        return made | {name: self._along(values[None])[0] for name, values in self.summed.items()}
+        return self.by((*self.fixed, *self.entering, *self.leaving), self.parts)
 
-    def by_cluster(self, name: str, order: Ints, firsts: Ints) -> NDArray[Any]:
+    def by(self, names: Iterable[str], parts: Parts) -> Arrays:
         """As of BlockColumns."""
-        number, cluster = len(firsts), np.empty(len(order), np.int64)
-        cluster[order] = np.repeat(np.arange(number), np.diff(np.append(firsts, len(order))))
+        enters = parts.at(self.sequence) * self.rungs + self.rung
+        return {name: self._sum(name, parts, enters) for name in names}
+
+    def _sum(self, name: str, parts: Parts, enters: Ints) -> NDArray[Any]:
         if name in self.fixed:
-            found = np.bincount(cluster, self.fixed[name].ravel(), number)
-            return found.reshape(-1, *(1,) * len(self.family.grid))
-        if name == "touched":
-            some = self.fixed["tokens"].ravel() > 0
-            where = cluster[some] * (self.rungs + 1) + self.last[some]
-            return self._along(_after(np.bincount(where, minlength=number * (self.rungs + 1)).reshape(number, -1)))
-        where = cluster[self.sequence] * self.rungs + self.rung
-        made = np.bincount(where, self.entering[name], number * self.rungs)
-        return self._along(np.cumsum(made.reshape(number, -1), axis=1))
+            return parts.sum(self.fixed[name])
+        if name in self.entering:
+            brought = np.bincount(enters, self.entering[name], parts.count * self.rungs)
+            return self._along(np.cumsum(brought.reshape(parts.count, -1), axis=1))
+        sequence, rung, values = self.leaving[name]
+        where = parts.at(sequence) * (self.rungs + 1) + rung
+        left = np.bincount(where, values, parts.count * (self.rungs + 1)).reshape(parts.count, -1)
+        return self._along(np.cumsum(left[:, ::-1], axis=1)[:, ::-1][:, 1:])
 
     def _along(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values by rung [R, rungs] along the grid of the family [R, ...]."""
@@ -77,12 +76,6 @@ class EventColumns:
         assert ladder is not None
         shape = [variants if axis == ladder.axis else 1 for axis, variants in enumerate(self.family.grid)]
         return values[:, ladder.rungs].astype(np.float64).reshape(len(values), *shape)
-
-
-def _after(counts: NDArray[Any]) -> NDArray[Any]:
-    """Sums of what lies behind each but the last entry along the last axis."""
-    behind: NDArray[Any] = np.cumsum(counts[..., ::-1], axis=-1)[..., ::-1][..., 1:]
-    return behind
 
 
 def _running(values: Float64s, sequence: Ints) -> Float64s:
@@ -96,7 +89,9 @@ def _running(values: Float64s, sequence: Ints) -> Float64s:
     return sums
 
 
-def event_columns(family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], batch: TokenBatch) -> EventColumns:
+def event_columns(
+    family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: Parts
+) -> EventColumns:
     """The columns of a block of a family whose points are rungs of a ladder."""
     correction, segments, count = family.correction, batch.segments, ladder.count
     columns, maxima = correction_columns(correction, ratios, ratios["train/rollout"].k3_sum, batch)
@@ -126,30 +121,32 @@ def event_columns(family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], 
         np.maximum.at(found, of_token, of_bin[bins])
         return found
 
-    made = EventColumns(family, count)
+    made, every = EventColumns(family, parts, count), np.arange(len(batch))
     for side, of_bin in (("low", ladder.low), ("high", ladder.high)):
-        tokens = np.bincount(of_bin[bins], minlength=count + 1) + np.bincount(of_bin[usual], held, count + 1)
-        sequences = np.bincount(latest(of_bin)[lengths > 0], minlength=count + 1)
-        made.summed[f"gate{ladder.gate}_tokens_{side}"] = _after(tokens)
-        made.summed[f"gate{ladder.gate}_sequences_{side}"] = _after(sequences)
+        until = np.concatenate([of_bin[bins], of_bin[usual]])
+        tokens = np.concatenate([np.ones(len(bins)), held])
+        late = np.flatnonzero(until)
+        sequence_of = np.concatenate([of_token, every])[late]
+        made.leaving[f"gate{ladder.gate}_tokens_{side}"] = sequence_of, until[late], tokens[late]
+        made.leaving[f"gate{ladder.gate}_sequences_{side}"] = every, latest(of_bin), None
     enters = np.maximum(ladder.low, ladder.high)
-    made.last = last = np.where(left.counts == lengths, latest(enters), count)
+    last = np.where(left.counts == lengths, latest(enters), count)
 
     # What enters, by sequence and rung.
     kept = left.expanded()
     rule = correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source])
-    parts: dict[str, NDArray[Any]] = {"kept": kept.astype(np.float64)}
-    parts["kept_k3"] = np.where(kept, ratios["train/rollout"].k3, 0.0)
+    each_brings: dict[str, NDArray[Any]] = {"kept": kept.astype(np.float64)}
+    each_brings["kept_k3"] = np.where(kept, ratios["train/rollout"].k3, 0.0)
     if weights is not None:
         for name, each in (("kept_excess", weights.excess), ("squared_kept_weight", weights.bounded**2)):
-            parts[name] = np.where(kept, each if weights.per_token else segments.spread(each), 0.0)
-    keys = np.concatenate([of_token * (count + 1) + enters[bins], np.arange(len(batch)) * (count + 1) + enters[usual]])
+            each_brings[name] = np.where(kept, each if weights.per_token else segments.spread(each), 0.0)
+    keys = np.concatenate([of_token * (count + 1) + enters[bins], every * (count + 1) + enters[usual]])
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)) if len(keys) else np.zeros(0, np.int64)
     sequence, rung = np.divmod(keys[order][starts], count + 1)
     sums = {}
-    for name, each in parts.items():
+    for name, each in each_brings.items():
         rest = each[searched]
         each[searched] = 0.0
         sums[name] = np.add.reduceat(np.concatenate([rest, segments.sum(each)])[order], starts)
@@ -165,28 +162,19 @@ def event_columns(family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], 
     entering["sequence_weight"] = weight
     entering["squared_sequence_weight"] = weight * (upto + np.where(begins, 0.0, before))
 
-    # Summed over the sequences.
-    def up(brought: Float64s) -> Float64s:
-        found: Float64s = np.cumsum(np.bincount(rung, brought, count))
-        return found
-
-    made.summed |= {name: up(brought) for name, brought in entering.items()}
+    if correction.gates[0].effect == "mask":
+        entering["counted"] = entering["kept"]
     first = np.full(len(batch), count)
     first[sequence[begins]] = rung[begins]
-    for name, from_on in (("touched", last), ("emptied", first)):
-        made.summed[name] = _after(np.bincount(from_on[lengths > 0], minlength=count + 1))
-    if correction.gates[0].effect == "mask":
-        made.summed["counted"] = made.summed["kept"]
+    made.leaving |= {"touched": (every, last, None), "emptied": (every, first, None)}
     never = lengths - np.bincount(sequence, entering["kept"], len(batch))
+    ends = np.concatenate([sequence, every]), np.concatenate([rung, np.full(len(batch), count)])
     for name, (known, values) in batch.outcomes.items():
         for key, each in ((name, values), (f"{name}_known", known)):
-            brought = entering["kept"] * (each / n)[sequence]
-            made.summed[f"kept_{key}"] = up(brought)
-            made.summed[f"rejected_{key}"] = _after(
-                np.append(np.bincount(rung, brought, count), (never * (each / n)).sum())
-            )
+            entering[f"kept_{key}"] = brought = entering["kept"] * (each / n)[sequence]
+            made.leaving[f"rejected_{key}"] = *ends, np.concatenate([brought, never * (each / n)])
     for name, each in columns.items():
-        if name not in made.summed:
+        if name not in entering and name not in made.leaving:
             made.fixed[name] = each.reshape(-1, *trivial)
-    made.maxima = {name: np.full(trivial, each.max(initial=-np.inf)) for name, each in maxima.items()}
+    made.maxima = {name: parts.largest(each).reshape(-1, *trivial) for name, each in maxima.items()}
     return made

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import Plan
-from mismatchctl.measure.grid.columns import Arrays, BlockColumns, asked_by, block_columns
+from mismatchctl.measure.grid.columns import BlockColumns, asked_by, block_columns
 from mismatchctl.measure.grid.events import EventColumns, event_columns
 from mismatchctl.measure.grid.family import Family, Ladder
+from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
-from mismatchctl.measure.reduce import Cell, cut, cut_runs, ratios_of, scopes_of
-from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, Hashes, mix
+from mismatchctl.measure.reduce import Cell, cut_runs, gathered, ratios_of, scopes_of
+from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, RowsOfBatch, mix
 from mismatchctl.ratios import Ratios
 
 SHARED = ("tokens", "sequences")
@@ -57,8 +58,7 @@ class Layout:
 
     def flat(self, arrays: Mapping[str, NDArray[Any]]) -> Float64s:
         """Arrays [R, ...] side by side, [R, columns]; one that is the same along an axis may have length 1 there."""
-        number = len(next(iter(arrays.values())))
-        table = np.empty((number, self.width))
+        table = np.empty((len(next(iter(arrays.values()))), self.width))
         for name, values in self.arrays(table).items():
             values[...] = arrays[name]
         return table
@@ -86,45 +86,35 @@ class SweepPlan:
         return None if self.base.losses else family.ladder
 
     @cached_property
-    def layouts(self) -> tuple[tuple[Layout, Layout, Layout], ...]:
-        """Of each family: totals, maxima, and rows by cluster. What one token gives is what all give."""
-        return tuple(
-            (Layout(made.totals()), Layout(made.maxima), _rows_of(made, (*SHARED, *BY_CLUSTER)))
-            for made in map(self._of_one_token, self.families)
-        )
+    def layouts(self) -> tuple[Layouts, ...]:
+        """Of each family. What one token gives is what all give."""
+        return tuple(_layouts(made, BY_CLUSTER) for made in map(self._of_one_token, self.families))
 
     @cached_property
-    def nothing(self) -> list[FamilySums]:
-        """Sums of a sequence without tokens."""
-        none = np.zeros(0)
-        return _reduce(
-            TokenBatch(
-                Segments(np.zeros(2, np.int64)), none, none, current=none, advantages=none, rows=np.zeros(1, np.int64)
-            ),
-            np.uint64(0),
-            self,
-        )
-
-    @cached_property
-    def sought_layouts(self) -> tuple[Layout, ...]:
+    def sought_layouts(self) -> tuple[Layouts, ...]:
         """Of each family that is sought: the columns that its metric is made of."""
         made = [(self._of_one_token(family), metric) for family, metric in self.sought]
-        return tuple(
-            _rows_of(one, tuple(dict.fromkeys((*SHARED, *asked_by(metric, one.totals()))))) for one, metric in made
-        )
+        return tuple(_layouts(one, asked_by(metric, one.totals())) for one, metric in made)
 
     def _of_one_token(self, family: Family) -> Columns:
-        one = np.zeros(1)
-        block = TokenBatch(
-            Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=np.zeros(1, np.int64)
-        )
+        one, first = np.zeros(1), np.zeros(1, np.int64)
+        block = TokenBatch(Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=first)
         plain = token_loss("ppo", block) if self.base.losses else None
-        return _columns(self, family, block, ratios_of(block, self.base), plain)
+        return _columns(self, family, _Block(block, ratios_of(block, self.base), plain), Parts(first, 1))
 
 
-def _rows_of(made: Columns, names: Sequence[str]) -> Layout:
-    first = np.zeros(1, np.int64)
-    return Layout({name: made.by_cluster(name, first, first)[0] for name in names})
+@dataclass(frozen=True)
+class Layouts:
+    """How the sums of a family lie in tables: all its columns, the largest, and those that are kept by cluster."""
+
+    totals: Layout
+    maxima: Layout
+    rows: Layout
+
+
+def _layouts(made: Columns, by_cluster: Sequence[str]) -> Layouts:
+    rows = made.by(dict.fromkeys((*SHARED, *by_cluster)), made.parts)
+    return Layouts(*(Layout({name: one[0] for name, one in of.items()}) for of in (made.totals(), made.maxima, rows)))
 
 
 @dataclass(frozen=True)
@@ -140,6 +130,16 @@ class FamilySums:
     totals: ClusterTable
     rows: tuple[ClusterTable, ...]
     cap: int = GROUP_CAP
+
+    @property
+    def merged(self) -> ClusterTable:
+        """Those that are kept by cluster, each once."""
+        return self.rows[0] if len(self.rows) == 1 else merged(self.rows, self.cap)
+
+    @property
+    def size(self) -> int:
+        """How many numbers it holds, about."""
+        return self.totals.sums.size + sum(table.sums.size for table in self.rows)
 
     def __add__(self, other: FamilySums) -> FamilySums:
         """Both; rows are merged once half as many as there are have come to them, so that they stay few."""
@@ -159,11 +159,12 @@ def merged(tables: Sequence[ClusterTable], cap: int) -> ClusterTable:
     is_folded = any(table.is_folded for table in tables) or len(np.unique(clusters)) > cap
     if is_folded:
         clusters = clusters % np.uint64(cap)
-    keys, places = np.unique(np.stack([clusters, scopes], axis=1), axis=0, return_inverse=True)
-    sums = np.zeros((len(keys), tables[0].sums.shape[1]))
-    for place, row in zip(places.tolist(), chain.from_iterable(table.sums for table in tables), strict=True):
-        sums[place] += row
-    return ClusterTable(keys[:, 0].copy(), keys[:, 1].copy(), sums, np.zeros((len(keys), 0)), is_folded)
+    found = RowsOfBatch(np.zeros(len(clusters), np.int64), clusters, scopes, cap)
+    sums = np.zeros((len(found), tables[0].sums.shape[1]))
+    for row, values in zip(found.rows.tolist(), chain.from_iterable(table.sums for table in tables), strict=True):
+        sums[row] += values
+    (made,) = found.cut(1, sums, np.zeros((len(found), 0)))
+    return replace(made, is_folded=is_folded)
 
 
 @dataclass
@@ -188,126 +189,103 @@ def both(some: Mapping[Key, list[FamilySums]], more: Mapping[Key, list[FamilySum
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatch:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
-    done = CellsOfBatch(tokens=batch.tokens)
-    for name, cell, part in cut(batch, run, plan.base.by):
-        if not part.tokens:
-            done = done + CellsOfBatch({(name, cell): _nothing(part, plan)})
-            continue
-        parts = [_reduce(piece, scope, plan) for scope, piece in _by_scope(_with_tokens(part), plan)]
-        done = done + CellsOfBatch({(name, cell): parts[0]})
-        for more in parts[1:]:
-            done = done + CellsOfBatch({(name, cell): more})
-    for name, part in cut_runs(batch, run) if plan.sought else ():
-        done = done + CellsOfBatch(runs={name: _seek(_with_tokens(part), plan)})
-    return done
+    found = gathered(batch, run, plan.base.by)
+    cells = np.repeat(np.arange(len(found.names)), np.diff(found.bounds))
+    reduced = _reduce(found.batch, cells, len(found.names), plan)
+    runs = {name: _seek(part, plan) for name, part in cut_runs(batch, run)} if plan.sought else {}
+    return CellsOfBatch(dict(zip(found.names, map(list, zip(*reduced, strict=True)), strict=True)), runs, batch.tokens)
 
 
-def _nothing(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
-    """Sums of sequences without tokens, which add nothing to any column: as of one of them."""
-    first = batch.sequences(0, 1)
-    clusters, scopes = cluster_hashes(first), scopes_of(first, plan.base)
-    return [
-        replace(
-            one,
-            totals=replace(one.totals, scopes=scopes),
-            rows=tuple(replace(rows, clusters=clusters, scopes=scopes) for rows in one.rows),
-        )
-        for one in plan.nothing
-    ]
-
-
-def _with_tokens(batch: TokenBatch) -> TokenBatch:
-    """The sequences that have tokens, else one: the others add nothing to any column."""
+def _reduce(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list[list[FamilySums]]:
+    """The sums of each family in each of so many cells; sequences without tokens add nothing to any column."""
     some = batch.segments.nonempty
-    return batch if some.all() else batch.take(np.flatnonzero(some) if some.any() else np.zeros(1, np.int64))
-
-
-def _by_scope(batch: TokenBatch, plan: SweepPlan) -> Iterator[tuple[np.uint64, TokenBatch]]:
-    """The sequences of each micro-batch, where weights are normalized within one."""
+    if not some.all():
+        batch, cells = batch.take(np.flatnonzero(some)), cells[some]
     scopes = scopes_of(batch, plan.base)
-    if not plan.base.scoped or len(np.unique(scopes)) == 1:
-        yield scopes[0], batch
-        return
-    for scope in np.unique(scopes):
-        yield scope, batch.take(np.flatnonzero(scopes == scope))
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of a batch, its ratios, and which of its sequences are of one cluster."""
-
-    batch: TokenBatch
-    ratios: dict[str, Ratios]
-    plain: TokenLoss | None
-    clusters: Hashes
-    order: Ints
-    firsts: Ints
-
-    def rows(self, made: Columns, layout: Layout, scope: np.uint64) -> ClusterTable:
-        """Columns summed over the sequences of each cluster."""
-        sums = {name: made.by_cluster(name, self.order, self.firsts) for name in layout.shapes}
-        return _table(self.clusters[self.order][self.firsts], scope, layout.flat(sums))
-
-
-def _blocks(batch: TokenBatch, clusters: Hashes, families: Iterable[Family], plan: SweepPlan) -> Iterator[_Block]:
-    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in families) else LADDER_SEQUENCES
-    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
-        keys = clusters[start : start + len(block)]
-        order = np.argsort(keys, kind="stable")
-        firsts = np.flatnonzero(np.append(True, np.diff(keys[order].view(np.int64)) != 0))
-        plain = token_loss("ppo", block) if plan.base.losses else None
-        yield _Block(block, ratios_of(block, plan.base), plain, keys, order, firsts)
-
-
-def _reduce(batch: TokenBatch, scope: np.uint64, plan: SweepPlan) -> list[FamilySums]:
-    done: list[FamilySums] = []
-    for block in _blocks(batch, cluster_hashes(batch), plan.families, plan):
-        found = []
-        for family, (all_of, largest, by_cluster) in zip(plan.families, plan.layouts, strict=True):
-            made = _columns(plan, family, block.batch, block.ratios, block.plain)
-            totals, maxima = all_of.flat(_one_row(made.totals())), largest.flat(_one_row(made.maxima))
-            rows = block.rows(made, by_cluster, scope)
-            found.append(FamilySums(_table(np.zeros(1, np.uint64), scope, totals, maxima), (rows,)))
-        done = [a + b for a, b in zip(done, found, strict=True)] if done else found
-    return done
+    of_all = RowsOfBatch(cells, np.zeros_like(scopes), scopes)
+    of_clusters = RowsOfBatch(cells, cluster_hashes(batch), scopes)
+    tables = [
+        (_Table(of_all, layouts.totals, layouts.maxima), _Table(of_clusters, layouts.rows)) for layouts in plan.layouts
+    ]
+    for start, block in _blocks(batch, plan.families, plan):
+        parts, rows = Parts.among(of_all.rows[start : start + len(block.batch)])
+        clusters, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
+        for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
+            made = _columns(plan, family, block, parts)
+            totals.add(rows, made.totals(), made.maxima)
+            by_cluster.add(of, made.by(layouts.rows.shapes, clusters))
+    return [
+        [FamilySums(whole, (rows,)) for whole, rows in zip(totals.cut(count), by_cluster.cut(count), strict=True)]
+        for totals, by_cluster in tables
+    ]
 
 
 def _seek(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
     """Sums of what is sought over a run: its groups are told apart by what their clusters are called alone."""
-    scope, clusters = np.uint64(0), cluster_hashes(batch)
+    batch = batch.take(np.flatnonzero(batch.segments.nonempty))
+    clusters, none = cluster_hashes(batch), np.zeros(len(batch), np.int64)
     clusters = clusters if plan.base.by_prompt else mix(clusters, step_hashes(batch))
-    done: list[FamilySums] = []
-    for block in _blocks(batch, clusters, [family for family, _ in plan.sought], plan):
-        found = []
-        for (family, _), layout in zip(plan.sought, plan.sought_layouts, strict=True):
-            rows = block.rows(_columns(plan, family, block.batch, block.ratios, block.plain), layout, scope)
-            totals = _table(np.zeros(1, np.uint64), scope, rows.sums.sum(axis=0, keepdims=True))
-            found.append(FamilySums(totals, (rows,), OVERALL_CAP))
-        done = [a + b for a, b in zip(done, found, strict=True)] if done else found
-    return done
+    of_clusters = RowsOfBatch(none, clusters, none.astype(np.uint64), OVERALL_CAP)
+    tables = [_Table(of_clusters, layouts.rows) for layouts in plan.sought_layouts]
+    for start, block in _blocks(batch, [family for family, _ in plan.sought], plan):
+        parts = Parts(np.zeros(len(block.batch), np.int64), 1)
+        clusters_of, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
+        for (family, _), layouts, table in zip(plan.sought, plan.sought_layouts, tables, strict=True):
+            table.add(of, _columns(plan, family, block, parts).by(layouts.rows.shapes, clusters_of))
+    found = [rows for table in tables for rows in table.cut(1)]
+    return [FamilySums(_whole(rows), (rows,), OVERALL_CAP) for rows in found]
 
 
-def _columns(
-    plan: SweepPlan, family: Family, block: TokenBatch, ratios: dict[str, Ratios], plain: TokenLoss | None
-) -> Columns:
-    ladder = plan.ladder(family)
+def _whole(rows: ClusterTable) -> ClusterTable:
+    """The sums over all clusters."""
+    none = np.zeros(1, np.uint64)
+    return ClusterTable(none, none, rows.sums.sum(axis=0, keepdims=True), np.zeros((1, 0)))
+
+
+class _Table:
+    """Sums of a family by rows of a batch, added to block by block."""
+
+    def __init__(self, rows: RowsOfBatch, layout: Layout, maxima: Layout | None = None) -> None:
+        self._rows, self._layout, self._largest = rows, layout, maxima
+        self._sums = np.zeros((len(rows), layout.width))
+        self._maxima = np.full((len(rows), 0 if maxima is None else maxima.width), -np.inf)
+
+    def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
+        """Add to some rows, each named once."""
+        self._sums[rows] += self._layout.flat(sums)
+        if self._largest is not None and maxima is not None:
+            self._maxima[rows] = np.maximum(self._maxima[rows], self._largest.flat(maxima))
+
+    def cut(self, cells: int) -> Iterator[ClusterTable]:
+        """The table of each cell."""
+        return self._rows.cut(cells, self._sums, self._maxima)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of a batch, its ratios, and its loss without any correction."""
+
+    batch: TokenBatch
+    ratios: dict[str, Ratios]
+    plain: TokenLoss | None
+
+
+def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> Iterator[tuple[int, _Block]]:
+    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in families) else LADDER_SEQUENCES
+    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
+        plain = token_loss("ppo", block) if plan.base.losses else None
+        yield start, _Block(block, ratios_of(block, plan.base), plain)
+
+
+def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts) -> Columns:
+    ladder, batch = plan.ladder(family), block.batch
     if ladder is not None:
-        made: Columns = event_columns(family, ladder, ratios, block)
+        made: Columns = event_columns(family, ladder, block.ratios, batch, parts)
     else:
-        made = block_columns(family, ratios, block, plain, losses=plan.base.losses)
-    shared = {"tokens": block.segments.lengths.astype(np.float64)}
-    shared |= {"sequences": block.segments.nonempty.astype(np.float64)}
+        made = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
+    shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.losses:
-        shared |= plain_loss_columns(plain, block)
+        shared |= plain_loss_columns(block.plain, batch)
     trivial = (1,) * len(family.grid)
     made.fixed |= {name: values.reshape(-1, *trivial) for name, values in shared.items()}
     return made
-
-
-def _one_row(arrays: Arrays) -> Arrays:
-    return {name: values[None] for name, values in arrays.items()}
-
-
-def _table(clusters: Hashes, scope: np.uint64, sums: Float64s, maxima: Float64s | None = None) -> ClusterTable:
-    empty = np.zeros((len(clusters), 0)) if maxima is None else maxima
-    return ClusterTable(clusters, np.full(len(clusters), scope), sums, empty)

@@ -174,21 +174,23 @@ class WeightBounds:
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
-    def extremes(self, ratio: Float64s, log_ratio: Float64s) -> tuple[Float64s, Float64s]:
-        """Smallest and largest weight [W] where those outside the bounds are 0."""
-        thresholds, count = self.thresholds, self.thresholds.bins
-        bins = thresholds.bin(ratio)
-        low, high = np.full(count, np.inf), np.full(count, -np.inf)
-        np.minimum.at(low, bins, log_ratio)
-        np.maximum.at(high, bins, log_ratio)
-        least, most = [], []
-        for start, stop in zip(thresholds.inside.starts.tolist(), thresholds.inside.stops.tolist(), strict=True):
-            outside = bool(np.isfinite(low[:start]).any() or np.isfinite(low[stop:]).any())
-            ends = low[start:stop].min(initial=np.inf), high[start:stop].max(initial=-np.inf)
-            inside = np.exp(np.clip(ends, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if np.isfinite(ends[0]) else (0.0, 0.0)
-            least.append(0.0 if outside else float(inside[0]))
-            most.append(float(inside[1]))
-        return np.array(least), np.array(most)
+    def extremes(self, ratio: Float64s, log_ratio: Float64s, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
+        """Smallest and largest weight of each of so many parts [count, W] where those outside the bounds are 0."""
+        thresholds = self.thresholds
+        places = parts * thresholds.bins + thresholds.bin(ratio)
+        low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
+        np.minimum.at(low.reshape(-1), places, log_ratio)
+        np.maximum.at(high.reshape(-1), places, log_ratio)
+        least, most = np.empty((2, count, thresholds.variants))
+        for number, (start, stop) in enumerate(zip(thresholds.inside.starts, thresholds.inside.stops, strict=True)):
+            outside = np.isfinite(low[:, :start]).any(axis=1) | np.isfinite(low[:, stop:]).any(axis=1)
+            lowest = low[:, start:stop].min(axis=1, initial=np.inf)
+            highest = high[:, start:stop].max(axis=1, initial=-np.inf)
+            ends = np.exp(np.clip((lowest, highest), -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+            some = np.isfinite(lowest)
+            least[:, number] = np.where(outside | ~some, 0.0, ends[0])
+            most[:, number] = np.where(some, ends[1], 0.0)
+        return least, most
 
 
 class BoundedSums:

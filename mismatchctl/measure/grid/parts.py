@@ -1,0 +1,73 @@
+"""What the sequences of a block are told apart by, and sums and extremes of each part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mismatchctl.batch import Ints
+from mismatchctl.measure.table import add_rows
+
+Arrays = dict[str, NDArray[Any]]
+_WIDE = 64
+"""Points from which rows are wide."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a block: micro-batches of its cells, or clusters.
+
+    Attributes:
+        of: the part of each sequence [S].
+        count: how many there are; each has a sequence.
+    """
+
+    of: Ints
+    count: int
+
+    @classmethod
+    def among(cls, rows: Ints) -> tuple[Parts, Ints]:
+        """Those of sequences that belong to some rows of a table [S], and the row of each [count]."""
+        if (rows == rows[0]).all():
+            return cls(np.zeros(len(rows), np.int64), 1), rows[:1]
+        found, of = np.unique(rows, return_inverse=True)
+        return cls(of, len(found)), found
+
+    @cached_property
+    def order(self) -> Ints:
+        """The sequences, part after part [S]."""
+        return np.argsort(self.of, kind="stable")
+
+    @cached_property
+    def firsts(self) -> Ints:
+        """Where each part begins in that order [count]."""
+        return np.searchsorted(self.of[self.order], np.arange(self.count))
+
+    @cached_property
+    def members(self) -> list[slice | Ints]:
+        """The sequences of each part."""
+        if self.count == 1:
+            return [slice(None)]
+        return [*np.split(self.order, self.firsts[1:])]
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values [S, ...] summed over each part [count, ...]."""
+        if self.count > 1 and (values[0].size < _WIDE or self.count == len(values)):
+            return add_rows(values[self.order], self.firsts)
+        found: NDArray[Any] = np.empty((self.count, *values.shape[1:]))
+        for row, own in zip(found, self.members, strict=True):  # wide rows stay in the cache
+            np.add.reduce(values[own], axis=0, out=row)
+        return found
+
+    def largest(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The largest of values [S, ...] in each part [count, ...]."""
+        found: NDArray[Any] = np.maximum.reduceat(values[self.order], self.firsts, axis=0)
+        return found
+
+    def at(self, sequences: Ints) -> Ints:
+        """The part of each of some sequences."""
+        return np.zeros(len(sequences), np.int64) if self.count == 1 else self.of[sequences]
