@@ -17,7 +17,9 @@ def terminal(text: str) -> str:
     Control characters become pictures, direction marks and other invisible ones their code.
     """
     shown = text if text.isprintable() else "".join(map(_visible, text))
-    return _COMMAND.sub(r"\1\\::", shown).replace("##[", "#\\#[")
+    if "::" in shown:
+        shown = _COMMAND.sub(r"\1\\::", shown)
+    return shown.replace("##[", "#\\#[")
 
 
 def markdown(text: str, *, code: bool = False) -> str:

@@ -16,10 +16,10 @@ from test_report_html import Parsed
 
 from mismatchctl.analyze import analyze
 from mismatchctl.browse import Browsed, browse, places_of
-from mismatchctl.browse.vocabulary import vocabulary_of
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.render.token_page import render_tokens
+from mismatchctl.vocabulary import vocabulary_of
 
 GEOMETRIC = Correction(name="geo", gates=(Gate(level="geometric", keep=(0.98, 1.02)),))
 MASKED = Correction(name="ice", weight=Weight(truncate=1.5), gates=(Gate(level="token", keep=(0.5, None)),))

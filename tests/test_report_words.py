@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from mismatchctl.browse.vocabulary import vocabulary_of
 from mismatchctl.numbers import bytes_size, estimate, estimate_or_reason, missing, number
 from mismatchctl.render.text import clean, short
+from mismatchctl.vocabulary import vocabulary_of
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ ORDER = (
     "stores",
     "contract",
     "batch",
+    "vocabulary",
     "ratios",
     "correction",
     "losses",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mismatchctl.browse.read import OnBad, Row, rows_of
 from mismatchctl.browse.thresholds import Threshold, thresholds_of
-from mismatchctl.browse.vocabulary import Vocabulary, vocabulary_of
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.result import Result
+from mismatchctl.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = ["Browsed", "Row", "Threshold", "Vocabulary", "browse", "places_of", "vocabulary_of"]
 

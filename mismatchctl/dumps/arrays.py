@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Ints
@@ -88,7 +87,7 @@ def numbers(array: pa.Array) -> NDArray[Any]:
         first, skipped = divmod(array.offset, 8)
         return np.unpackbits(bits[first:], count=skipped + len(array), bitorder="little")[skipped:].view(np.bool_)
     if array.null_count:
-        array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+        array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
     if pa.types.is_decimal(array.type):
         array = array.cast(pa.float64())
     values: NDArray[Any] = array.to_numpy(zero_copy_only=False)
@@ -108,7 +107,8 @@ def scalars(array: pa.Array, column: Column | None) -> NDArray[Any]:
     if pa.types.is_integer(kind):
         return _integers(array, as_ids=column is not None and not number)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        values: NDArray[Any] = array.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        exact = array.cast(pa.float64()) if pa.types.is_decimal(kind) else array
+        values: NDArray[Any] = exact.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
         if column is None or number:
             return values
         return _ids(values, is_step=column.name == "step")
@@ -118,7 +118,7 @@ def scalars(array: pa.Array, column: Column | None) -> NDArray[Any]:
 
 
 def _integers(array: pa.Array, as_ids: bool) -> NDArray[Any]:
-    wide = pa.types.is_uint64(array.type) and len(array) and (pc.max(array).as_py() or 0) > 2**63 - 1
+    wide = pa.types.is_uint64(array.type) and len(array) and numbers(array).max() > 2**63 - 1
     if array.null_count == 0 and not wide:
         return numbers(array).astype(np.int64, copy=False)
     if as_ids:
@@ -202,7 +202,9 @@ def changes(array: pa.Array) -> Bools:
     elif pa.types.is_integer(array.type):
         differ = numbers(before) != numbers(after)
     else:
-        differ = pc.fill_null(pc.not_equal(before, after), False).to_numpy(zero_copy_only=False)
+        import pyarrow.compute as pc  # as long in loading as numpy: not for files of numbers
+
+        differ = pc.not_equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
     gone = nulls(array)
     if gone is not None:
         differ = np.where(gone[:-1] | gone[1:], gone[:-1] != gone[1:], differ)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mismatchctl.dumps.contents import Contents, Span
 from mismatchctl.dumps.kinds import is_list
@@ -138,6 +137,8 @@ class Arrow(Contents):
             (table,) = self.decode(file, [group], [column], None)
         except (OSError, pa.ArrowException):
             return None  # whoever decodes the group will say what is wrong
+        import pyarrow.compute as pc
+
         found = pc.min_max(table.column(column)).as_py()
         return None if found["min"] is None else (found["min"], found["max"])
 

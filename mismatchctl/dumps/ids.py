@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Ints
-from mismatchctl.dumps.arrays import Lists, numbers, single
+from mismatchctl.dumps.arrays import Lists, nulls, numbers, single
 from mismatchctl.dumps.blocks import MASK
 from mismatchctl.dumps.files import Unit
 from mismatchctl.dumps.long import stretches
@@ -59,7 +59,7 @@ def _valid(row: int, ids: pa.Array, mask: Sequence[pa.Array]) -> Iterator[tuple[
     """The ids under the mask; nothing where they do not fit it or one is missing."""
     if mask and len(mask[0]) != len(ids):
         return
-    if mask:
-        ids = ids.filter(pa.array(numbers(mask[0]) == 1))
-    if ids.null_count == 0:
-        yield row, numbers(ids)
+    valid = numbers(mask[0]) == 1 if mask else slice(None)
+    missing = nulls(ids)
+    if missing is None or not missing[valid].any():
+        yield row, numbers(ids)[valid]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.dumps.contents import Contents, Span
@@ -120,6 +119,8 @@ def _has_no_null(chunk: pq.ColumnChunkMetaData) -> bool:
 
 
 def _holds_a_value(column: pa.ChunkedArray) -> bool:
+    import pyarrow.compute as pc
+
     while is_list(column.type):
         column = pc.list_flatten(column)
     return bool(column.null_count < len(column))

@@ -13,7 +13,6 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.dumps.arrays import changes, single, texts
@@ -244,6 +243,8 @@ def _steps(file: DumpFile, keys: pa.Table, begin: int, end: int) -> Span | None:
     if "step" not in file.columns:
         step = file.partition.get("step")
         return (step, step) if isinstance(step, int) else None
+    import pyarrow.compute as pc
+
     extremes = pc.min_max(keys.column("step").slice(begin, end - begin)).as_py()
     low, high = extremes["min"], extremes["max"]
     return (low, high) if type(low) is int and type(high) is int else None
@@ -259,7 +260,7 @@ def _keys(file: DumpFile, survey: _Survey) -> pa.Table:
         else pa.array([None if value is None else str(value)] * number, pa.string())
         for column, value in fixed.items()
     }
-    names["run"] = pc.fill_null(names["run"], file.run)
+    names["run"] = names["run"].fill_null(file.run)
     return pa.table({**names, "file": np.full(number, file.index), "start": survey.starts})
 
 
@@ -267,6 +268,8 @@ def _scattered(tables: Sequence[pa.Table], files: Sequence[DumpFile]) -> Iterato
     """Pieces of sequences that begin more than once: (file, row, problem, remedy), later pieces first."""
     if not tables:
         return
+    import pyarrow.compute as pc
+
     table = pa.concat_tables(tables).combine_chunks()
     table = table.append_column("place", pa.array(np.arange(len(table))))
     table = table.filter(pc.is_valid(table.column("sequence_id")))

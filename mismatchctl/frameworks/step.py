@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments
@@ -42,6 +41,8 @@ class Step:
     @cached_property
     def rows(self) -> Segments:
         """One segment per row over all its tokens, masked ones too."""
+        import pyarrow.compute as pc
+
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
         return Segments(np.cumsum([0, *lengths.to_numpy(zero_copy_only=False)]).astype(np.int64))
 
@@ -113,6 +114,8 @@ class Step:
         return self.table[name]
 
     def _flat(self, name: str) -> NDArray[Any]:
+        import pyarrow.compute as pc
+
         values: NDArray[Any] = pc.list_flatten(self._column(name)).to_numpy(zero_copy_only=False)
         if len(values) != self.rows.tokens:
             raise DataError(f"{len(values)} values for {self.rows.tokens} tokens", column=name)

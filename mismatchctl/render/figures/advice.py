@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from matplotlib.lines import Line2D
 
 from mismatchctl.advise import Advice
 from mismatchctl.batch import Float64s
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.fronts import name_points
+from mismatchctl.render.figures.library import Line2D
 from mismatchctl.render.figures.scales import plain
 from mismatchctl.render.figures.theme import MUTED, SERIES
 from mismatchctl.render.text import clean

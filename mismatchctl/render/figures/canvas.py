@@ -11,10 +11,9 @@ from typing import Any
 
 from matplotlib import rcParams
 from matplotlib.artist import Artist
-from matplotlib.collections import PolyCollection
-from matplotlib.figure import Figure as MatplotlibFigure
-from matplotlib.lines import Line2D
 
+from mismatchctl.render.figures.library import Figure as MatplotlibFigure
+from mismatchctl.render.figures.library import Line2D, PolyCollection
 from mismatchctl.render.figures.scales import Text, Ticks, log_ticks, percent, plain, power, round_ticks
 from mismatchctl.render.figures.theme import DASHES, MARKS, MUTED, SERIES, settings
 
@@ -164,7 +163,7 @@ _stages = threading.local()
 def painted(paint: Paint, layout: Layout, *, keep: bool = False) -> Iterator[Canvas]:
     """A canvas with a figure on it, in the theme: the thread's own, used again, or one to `keep`."""
     values: Any = rcParams
-    before = dict(values)
+    before = dict(dict.items(values))  # as they stand: asked for its backend, matplotlib loads one
     dict.update(values, settings())
     try:
         with warnings.catch_warnings():

@@ -6,14 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
-from matplotlib.collections import LineCollection
-from matplotlib.patches import Patch
 
 from mismatchctl.compare.model import Contribution, Decomposition
 from mismatchctl.numbers import number
 from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout
 from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.library import LineCollection, Patch
 from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short

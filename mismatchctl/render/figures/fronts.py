@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.collections import LineCollection
-from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
@@ -15,6 +13,7 @@ from mismatchctl.predict.prediction import Check
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.curves import REACH
 from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.library import Line2D, LineCollection
 from mismatchctl.render.figures.scales import Text, percent, plain
 from mismatchctl.render.figures.theme import INK, MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, short

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout
 from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.library import Patch
 from mismatchctl.render.figures.scales import percent
 from mismatchctl.render.figures.theme import INK, RAMP, SHADES, SURFACE
 

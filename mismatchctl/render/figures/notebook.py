@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure as MatplotlibFigure
-
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.render.figures.canvas import painted
+from mismatchctl.render.figures.library import Figure as MatplotlibFigure
 from mismatchctl.render.figures.of_run import run_figures
 from mismatchctl.result import RunResult
 

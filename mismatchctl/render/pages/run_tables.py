@@ -15,6 +15,7 @@ from mismatchctl.render.document import USUAL, Cell, Columns, Head, Table
 from mismatchctl.render.tables import Registry, amount, group_table, measured, words
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import RunResult, Value, WorstSequence, WorstToken
+from mismatchctl.vocabulary import vocabulary_of
 
 if TYPE_CHECKING:  # comparing takes a tenth of a second to import
     from mismatchctl.compare.model import MovedToken
@@ -62,8 +63,6 @@ WORST_SHOWN = 20
 def worst_sequences(rows: Sequence[WorstSequence]) -> Table | None:
     """The sequences whose log ratios add up to most."""
     shown = rows[:WORST_SHOWN]
-    from mismatchctl.browse.vocabulary import vocabulary_of  # browsing sweeps: what shows no token need not wait for it
-
     vocabulary, starts = vocabulary_of(None, (row.token_ids for row in shown)), any(row.token_ids for row in shown)
     about = "Sum over tokens of train minus rollout; its exp is the sequence's ratio."
     columns: Columns[WorstSequence] = [
@@ -113,8 +112,6 @@ PLACE: Columns[Any] = (
 
 def token_columns(rows: Sequence[WorstToken | MovedToken]) -> Columns[Any]:
     """Which token it is, and what came before it, where ids are known."""
-    from mismatchctl.browse.vocabulary import vocabulary_of  # as above
-
     ids = [[row.token_id] for row in rows if row.token_id is not None]
     text = vocabulary_of(None, [*(row.context_ids for row in rows), *ids]).text
     place = Head("position", about="counted from the sequence's first valid token")
