@@ -10,7 +10,7 @@ import warnings
 from mismatchctl import interrupts, opening
 from mismatchctl.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
-_COLLECT_AFTER = 50_000
+_COLLECT_AFTER = 300_000
 """Objects after which unreachable ones are looked for: by far more than are made while modules are imported."""
 
 

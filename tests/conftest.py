@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import chromium
 import pytest
+import typer.testing
 from test_dumps_support import FORMAT
 
 if TYPE_CHECKING:
     from mismatchctl.measure.kernels.kernel import Kernel
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
+vars(typer.testing)["_get_command"] = cache(typer.main.get_command)  # it is the same for all, and takes its time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from matplotlib import rcParams
 from matplotlib.artist import Artist
 
 from mismatchctl.render.figures.library import Figure as MatplotlibFigure
 from mismatchctl.render.figures.library import Line2D, PolyCollection
 from mismatchctl.render.figures.scales import Text, Ticks, log_ticks, percent, plain, power, round_ticks
-from mismatchctl.render.figures.theme import DASHES, MARKS, MUTED, SERIES, settings
+from mismatchctl.render.figures.theme import DASHES, GRID, MARKS, MUTED, SERIES, settings
 
 WIDTH, HEIGHT = 360.0, 224.0
 """Points that a figure measures before it is scaled to its column."""
@@ -25,6 +26,7 @@ LETTER = 6.1
 """Points that a letter takes."""
 _MARGINS = {"left": 70.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
 _RULE: dict[str, Any] = {"color": MUTED, "linestyle": "--", "linewidth": 1.0}
+_GRID: dict[str, Any] = {"color": GRID, "linestyle": "-", "linewidth": 0.7, "marker": ""}
 _POINTS = 40
 """Up to so many values of a line are marked."""
 
@@ -92,6 +94,15 @@ class Canvas:
             for tick in axis.get_major_ticks():
                 tick.label1.set_in_layout(False)
         getattr(self.axes, f"set_{which}lim")(*limits)
+        self._grid(which, list(where))
+
+    def _grid(self, which: str, where: Sequence[float]) -> None:
+        """The grid lines of an axis, drawn as one line."""
+        places, ends = np.repeat(where, 3), np.tile([0.0, 1.0, np.nan], len(where))
+        across = which == "x"
+        x, y = (places, ends) if across else (ends, places)
+        transform = self.axes.get_xaxis_transform() if across else self.axes.get_yaxis_transform()
+        self.axes.add_artist(Line2D(x, y, transform=transform, zorder=0.4, **_GRID))
 
     def labels(self, x: str, y: str = "") -> None:
         """What the axes measure, with units."""
@@ -110,11 +121,11 @@ class Canvas:
             "linestyle": DASHES[index % len(DASHES)],
         }
         mark = MARKS[index % len(MARKS)] if marked and len(x) <= _POINTS else ""
-        self.axes.add_line(Line2D(x, y, marker=mark, **(cycle | style)))
+        self.axes.add_artist(Line2D(x, y, marker=mark, **(cycle | style)))
 
     def rule(self, x: Any, y: Any, **style: Any) -> None:
         """A thin line to compare with."""
-        self.axes.add_line(Line2D(x, y, **(_RULE | style)))
+        self.axes.add_artist(Line2D(x, y, **(_RULE | style)))
 
     def band(self, x: Any, low: Any, high: Any, color: str, opacity: float = 0.17) -> None:
         """The uncertainty about a line."""

@@ -74,7 +74,7 @@ def settings() -> dict[str, Any]:
     from matplotlib import rc_params_from_file
 
     sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
-    colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED, "grid.color": GRID}
+    colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED}
     colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
     kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
     return kept | colors | {"legend.labelcolor": INK, "axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
