@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from mismatchctl.batch import Bools, Ints
+from mismatchctl.batch import Ints
 from mismatchctl.diagnose.case import Case
+from mismatchctl.diagnose.evidence import Flags, Marks
 from mismatchctl.dumps import Rows
 from mismatchctl.frameworks import settings
 from mismatchctl.result import Confidence, Fact
@@ -51,7 +52,7 @@ class Diagnosis:
     everywhere: bool = False
 
 
-def no_flags(rows: Rows) -> dict[str, Bools]:
+def no_flags(rows: Rows) -> dict[str, Marks]:
     """A cause that counts nothing on all tokens."""
     return {}
 
@@ -80,7 +81,7 @@ class Cause:
     advice: str
     pointless: str = ""
     columns: tuple[str, ...] = ()
-    flags: Callable[[Rows], Mapping[str, Bools]] = no_flags
+    flags: Flags = no_flags
     in_layers: bool = False
 
     @property

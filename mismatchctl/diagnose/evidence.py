@@ -16,25 +16,21 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.dumps import Rows
+from mismatchctl.measure.kernels.look import CAP, Look, look_at
 from mismatchctl.measure.table import Hashes, mix
 
 LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
 PLACES = 3
 _PROBES = 8
-_COMPILED_TOKENS = 1 << 20  # of a piece whose sums are taken in one loop
-_HEAD = 1 << 10  # where the first places of a flag that is on many tokens are found
 LAG = "lag"
 """The column `train_version` minus `rollout_version`."""
-_CAP = 1.0  # a log ratio beyond it counts as this much in a sequence's level
 _SMALLEST_DOUBT = 0.02
 LEVEL_TERMS = ("level", "length", "doubt")
 """Of a sequence, as logarithms: |log ratio| over what noise would make of it, tokens, mean 1 - p of a token."""
 
 Value = str | int | float | bool | None
 Cells = dict[tuple[str, Value, Value], Float64s]
-Flags = Callable[[Rows], Mapping[str, Bools]]
-"""Tokens that a cause has counted, by name, as flags [T]."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,37 @@ class Tally:
     def __add__(self, other: Tally) -> Tally:
         places = tuple(sorted({*self.places, *other.places})[:PLACES])
         return Tally(self.tokens + other.tokens, self.sequences + other.sequences, places)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Tokens of some rows that a cause has counted.
+
+    Attributes:
+        counts: how many in each sequence [S].
+        of: which tokens of any rows they are [T].
+    """
+
+    counts: Ints
+    of: Callable[[Rows], Bools]
+
+    @classmethod
+    def on(cls, rows: Rows, of: Callable[[Rows], Bools]) -> Marks:
+        """Those that `of` finds in the rows."""
+        return cls(rows.segments.sum(of(rows)).astype(np.int64), of)
+
+    def tally(self, rows: Rows) -> Tally:
+        """How many they are, and where the first ones."""
+        found = np.flatnonzero(self.counts)
+        some = rows.take(found[:PLACES])  # each has one at least
+        first = np.flatnonzero(self.of(some))[:PLACES]
+        sequence = np.searchsorted(some.segments.offsets, first, side="right") - 1
+        places = (some.file[sequence], some.rows[sequence], some.position_of(first))
+        return Tally(int(self.counts.sum()), len(found), tuple(zip(*(of.tolist() for of in places), strict=True)))
+
+
+Flags = Callable[[Rows], Mapping[str, Marks]]
+"""Tokens that a cause has counted, by name."""
 
 
 @dataclass(frozen=True)
@@ -166,18 +193,21 @@ def gather(
 
 
 def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, tokens: int, compiled: bool) -> Evidence:
-    pieces = rows.pieces(_COMPILED_TOKENS) if compiled else rows.pieces()
+    if compiled and rows.look is None:
+        rows = replace(rows, look=look_at(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
+    pieces = [rows] if compiled else rows.pieces()
     evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
-    return replace(evidence, sample=Sample.of(_content(rows), rows, size, tokens))
+    return replace(evidence, sample=Sample.of(_content(rows), replace(rows, look=None), size, tokens))
 
 
 def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags], compiled: bool) -> Evidence:
     """The evidence of a few rows but for the sample."""
     marked = {name: found for flag in flags for name, found in flag(rows).items()}
     rollout, train = (_at_least_single(values) for values in (rows.rollout, rows.train))
+    look = rows.look if compiled else None  # its sums are rounded otherwise
     return Evidence(
-        tallies={name: _tally(rows, found) for name, found in marked.items() if np.any(found)},
-        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by), compiled=compiled),
+        tallies={name: found.tally(rows) for name, found in marked.items() if found.counts.any()},
+        cells=level_sums(rows, rollout, train, rows.mask, ("", LAG, "worker", *by), look),
         tokens=int(np.count_nonzero(rows.mask)),
         sequences=len(rows),
     )
@@ -186,19 +216,6 @@ def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags], compiled: b
 def _at_least_single(values: Floats) -> Floats:
     """Values that arithmetic is done in as they are: the difference of two float32 that are close is exact."""
     return values.astype(np.float32) if values.dtype.itemsize < 4 else values
-
-
-def _tally(rows: Rows, found: Bools) -> Tally:
-    tokens = int(np.count_nonzero(found))
-    first = np.flatnonzero(found[:_HEAD])[:PLACES]
-    if len(first) < min(PLACES, tokens):
-        first = np.flatnonzero(found)[:PLACES]
-    sequence = np.searchsorted(rows.segments.offsets, first, side="right") - 1
-    places = zip(
-        rows.file[sequence].tolist(), rows.rows[sequence].tolist(), rows.position_of(first).tolist(), strict=True
-    )
-    some = rows.segments.nonempty if tokens == len(found) else rows.segments.max(found.view(np.uint8)) > 0
-    return Tally(tokens, int(np.count_nonzero(some)), tuple(places))
 
 
 def _content(rows: Rows) -> Hashes:
@@ -216,7 +233,7 @@ def _content(rows: Rows) -> Hashes:
 
 
 def level_sums(
-    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], *, compiled: bool = False
+    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: Look | None = None
 ) -> Cells:
     """By (column, step, value): sums over sequences of 1, `LEVEL_TERMS`, and of the products of any two of these.
 
@@ -230,9 +247,9 @@ def level_sums(
         train: log-probs of the trainer [T].
         sound: the tokens that count [T]; such that are not finite do not.
         columns: per-sequence columns; `LAG` is the version lag.
-        compiled: whether loops are worth loading.
+        look: one at these log-probs and tokens, which has their terms.
     """
-    counts, total, certain = (_level_terms_compiled if compiled else _level_terms)(rows.segments, rollout, train, sound)
+    counts, total, certain = _level_terms(rows.segments, rollout, train, sound) if look is None else look.levels
     some = (counts > 0) & (total > 0)  # one that agrees to the bit says nothing of noise
     expected = (1.0 + _SMALLEST_DOUBT) * counts[some] - certain[some]
     terms = np.stack([np.log(total[some] / expected), np.log(counts[some]), np.log(expected / counts[some])])
@@ -265,19 +282,7 @@ def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bool
         sound = sound & np.isfinite(size)
         size, prob = np.where(sound, size, 0.0), np.where(sound, prob, 0.0)
         counts = segments.sum(sound).astype(np.int64)
-    return counts, segments.sum(np.minimum(size, _CAP)), segments.sum(prob)
-
-
-def _level_terms_compiled(
-    segments: Segments, rollout: Floats, train: Floats, sound: Bools
-) -> tuple[Ints, Float64s, Float64s]:
-    """The same in one loop."""
-    from mismatchctl.measure.kernels.loops import add_levels
-
-    counts = np.empty(len(segments), np.int64)
-    total, certain = np.empty((2, len(segments)))
-    add_levels(train, rollout, sound, segments.offsets, _CAP, counts, total, certain)
-    return counts, total, certain
+    return counts, segments.sum(np.minimum(size, CAP)), segments.sum(prob)
 
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:

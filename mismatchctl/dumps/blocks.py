@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.kinds import is_list
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
+from mismatchctl.measure.kernels.look import Look, can_look, look_at
 
 MASK, CURRENT, ADVANTAGES, POSITION = "response_mask", "current_log_probs", "advantages", "position"
 FLOAT_COLUMNS = (*REQUIRED, CURRENT, ADVANTAGES)
@@ -52,11 +54,28 @@ class Block:
     lacks: bool = False
     _extents: dict[str, Extent] = field(default_factory=dict)
 
+    @cached_property
+    def mask(self) -> Bools:
+        """Which tokens are trained on [T]; all without such a column."""
+        if MASK not in self.tokens:
+            return np.ones(int(self.offsets[-1]), np.bool_)
+        return np.asarray(per_token(self.tokens[MASK]) == 1)
+
+    @cached_property
+    def look(self) -> Look | None:
+        """A look at the log-probs, where it takes less than to look for one thing after the other."""
+        reference, policy = (self.tokens[column] for column in REQUIRED)
+        sound = all(nulls(array) is None and pa.types.is_floating(array.type) for array in (policy, reference))
+        return look_at(numbers(policy), numbers(reference), self.mask, self.offsets) if sound and can_look() else None
+
     def extent(self, column: str) -> Extent:
         """Smallest and largest value of a float column that has some, masked tokens included; NaN for a null."""
         if column not in self._extents:
             array = self.tokens[column]
-            self._extents[column] = extent_of(numbers(array)) if nulls(array) is None else (math.nan, math.nan)
+            if column in REQUIRED and self.look is not None:
+                self._extents[column] = self.look.extents[column]
+            else:
+                self._extents[column] = extent_of(numbers(array)) if nulls(array) is None else (math.nan, math.nan)
         return self._extents[column]
 
     def fault(self, column: str, reason: str, bad: Ints, problem: str, remedy: str = SKIP_REMEDY) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from mismatchctl.dumps.contents import Contents, Span
 from mismatchctl.dumps.kinds import is_list
 from mismatchctl.footer import check_footer
+from mismatchctl.measure.kernels.look import can_look
 
 _READ_BYTES = 1 << 20
 """How much of a column is fetched at a time where a row group is too big to be held in memory."""
@@ -98,7 +98,7 @@ class Parquet(Contents):
 
         Without loops at work, loading those takes longer than they save; of a store, pyarrow asks for all at once.
         """
-        if "mismatchctl.measure.kernels.compiling" not in sys.modules or not isinstance(file, pa.OSFile):
+        if not can_look() or not isinstance(file, pa.OSFile):
             return {}
         from mismatchctl.dumps.pages import read_lists
 

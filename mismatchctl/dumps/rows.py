@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Extent, Floats, Ints, Segments, extent_of
 from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token, with_versions
+from mismatchctl.measure.kernels.look import Look
 
 PIECE_TOKENS = 1 << 17
 """Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
@@ -31,6 +32,7 @@ class Rows:
         file: index of the file of each sequence [S].
         rows: row of each sequence in its file [S].
         extents: for rollout and train, an extent that holds all its values, where one is known.
+        look: a look at both of them, where one was taken.
     """
 
     segments: Segments
@@ -43,6 +45,7 @@ class Rows:
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     extents: Mapping[str, Extent] = field(default_factory=dict)
+    look: Look | None = None
 
     def __len__(self) -> int:
         return len(self.segments)
@@ -50,22 +53,23 @@ class Rows:
     @classmethod
     def of(cls, block: Block) -> Rows:
         """The rows of a block, faults or not."""
-        length, segments = int(block.offsets[-1]), Segments(block.offsets)
+        segments = Segments(block.offsets)
         found = {name: per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}
         tokens = {name: values for name, values in found.items() if values is not None}
-        mask = tokens.pop(MASK, None)
+        tokens.pop(MASK, None)
         position = tokens.pop(POSITION, None)
         return cls(
             segments=segments,
             rollout=tokens.pop("rollout_log_probs"),
             train=tokens.pop("train_log_probs"),
-            mask=np.ones(length, np.bool_) if mask is None else mask == 1,
+            mask=block.mask,
             given_position=None if position is None else np.nan_to_num(position).astype(np.int64, copy=False),
             tokens=tokens,
             columns=with_versions(column_values(block), tokens, segments),
             file=block.files,
             rows=block.rows,
             extents={side: block.extent(f"{side}_log_probs") for side in ("rollout", "train")},
+            look=block.look,
         )
 
     def lies_within(self, side: str, lowest: float, highest: float) -> bool:
@@ -101,6 +105,7 @@ class Rows:
                 columns={name: values[start:stop] for name, values in self.columns.items()},
                 file=self.file[start:stop],
                 rows=self.rows[start:stop],
+                look=self.look and self.look.of(slice(start, stop)),
             )
 
     def take(self, chosen: Ints) -> Rows:
@@ -117,4 +122,5 @@ class Rows:
             columns={name: values[chosen] for name, values in self.columns.items()},
             file=self.file[chosen],
             rows=self.rows[chosen],
+            look=self.look and self.look.of(chosen),
         )

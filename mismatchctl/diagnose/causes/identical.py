@@ -7,6 +7,7 @@ import numpy as np
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.evidence import Marks
 from mismatchctl.diagnose.measures import fact, listed, percent, share_of
 from mismatchctl.dumps import Rows
 from mismatchctl.result import Fact
@@ -14,8 +15,14 @@ from mismatchctl.result import Fact
 _ALL, _ENOUGH_ROWS, _LONG, _OFTEN = 0.999, 0.02, 16, 0.3
 
 
-def _flags(rows: Rows) -> dict[str, Bools]:
-    return {"identical": (rows.rollout == rows.train) & rows.mask}
+def _are_identical(rows: Rows) -> Bools:
+    same: Bools = rows.rollout == rows.train
+    return same & rows.mask
+
+
+def _flags(rows: Rows) -> dict[str, Marks]:
+    known = rows.look
+    return {"identical": Marks.on(rows, _are_identical) if known is None else Marks(known.identical, _are_identical)}
 
 
 def _test(case: Case) -> Diagnosis | None:

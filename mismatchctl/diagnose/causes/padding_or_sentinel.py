@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from mismatchctl.batch import Bools
 from mismatchctl.contract import POSITIVE_TOLERANCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.evidence import Tally
+from mismatchctl.diagnose.evidence import Marks, Tally
 from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 from mismatchctl.dumps import Rows
 
@@ -20,16 +22,19 @@ _SHORT, _FAR, _TIMES = 3, 1.0, 20.0
 _KINDS = {"nonfinite": "NaN, infinite or null", "positive": "above 0", "sentinel": f"below {LOWEST:g}"}
 
 
-def _flags(rows: Rows) -> dict[str, Bools]:
-    found: dict[str, Bools] = {}
-    for side, values in (("rollout", rows.rollout), ("train", rows.train)):
-        if rows.lies_within(side, LOWEST, POSITIVE_TOLERANCE):
-            continue
-        with np.errstate(invalid="ignore"):
-            found[f"nonfinite_{side}"] = ~np.isfinite(values) & rows.mask
-            found[f"positive_{side}"] = (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask
-            found[f"sentinel_{side}"] = (values < LOWEST) & (values > -np.inf) & rows.mask
-    return found
+def _flags(rows: Rows) -> dict[str, Marks]:
+    sides = [side for side in ("rollout", "train") if not rows.lies_within(side, LOWEST, POSITIVE_TOLERANCE)]
+    return {f"{kind}_{side}": Marks.on(rows, partial(_of_kind, kind, side)) for side in sides for kind in _KINDS}
+
+
+def _of_kind(kind: str, side: str, rows: Rows) -> Bools:
+    values = rows.rollout if side == "rollout" else rows.train
+    with np.errstate(invalid="ignore"):
+        if kind == "nonfinite":
+            return ~np.isfinite(values) & rows.mask
+        if kind == "positive":
+            return (values > POSITIVE_TOLERANCE) & (values < np.inf) & rows.mask
+        return (values < LOWEST) & (values > -np.inf) & rows.mask
 
 
 def _test(case: Case) -> Diagnosis | None:
