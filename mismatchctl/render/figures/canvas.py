@@ -24,6 +24,8 @@ LEGEND_ROW = 17.0
 """Points of height that a line of the legend takes."""
 LETTER = 6.1
 """Points that a letter takes."""
+_KEY, _BEFORE, _BETWEEN, _LINE, _SMALL_LETTER = 21.0, 29.4, 14.7, 14.9, 5.9
+"""Points of a legend: its keys, those and what is left free before a text, between columns, its lines, its letters."""
 _MARGINS = {"left": 70.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
 _RULE: dict[str, Any] = {"color": MUTED, "linestyle": "--", "linewidth": 1.0}
 _GRID: dict[str, Any] = {"color": GRID, "linestyle": "-", "linewidth": 0.7, "marker": ""}
@@ -64,7 +66,7 @@ class Canvas:
         high = layout.height
         self.figure.set_size_inches(WIDTH / 72, high / 72)
         self.axes.set_position((left / WIDTH, 1 - bottom / high, (right - left) / WIDTH, (bottom - top) / high))
-        for artist in [*self.axes.get_children(), *self.figure.texts, *self.figure.legends]:
+        for artist in [*self.axes.get_children(), *self.figure.texts, *self.figure.artists]:
             if isinstance(artist, Artist) and artist not in self._fixed:
                 artist.remove()
         for which in ("x", "y"):
@@ -137,13 +139,19 @@ class Canvas:
             self.axes.add_collection(PolyCollection(corners, facecolors=colors, linewidths=0), autolim=False)
 
     def legend(self, entries: Sequence[tuple[str, Line2D]], columns: int = 2) -> None:
-        """What lines or marks stand for, below the axes."""
-        found = self.figure.legend(
-            [handle for _, handle in entries], [text for text, _ in entries], loc="lower center",
-            ncols=min(columns, len(entries)), bbox_to_anchor=(0.5, 0.0),
-        )  # fmt: skip
-        for text in found.get_texts():
-            text.set_parse_math(False)
+        """What lines or marks stand for, below the axes, column by column."""
+        parts = [part.tolist() for part in np.array_split(np.arange(len(entries)), min(columns, len(entries)))]
+        widths = [_BEFORE + _SMALL_LETTER * max(len(entries[index][0]) for index in part) for part in parts]
+        x = (WIDTH - sum(widths) - _BETWEEN * (len(parts) - 1)) / 2
+        for part, width in zip(parts, widths, strict=True):
+            for row, index in enumerate(part):
+                text, key = entries[index]
+                up = (4.4 + _LINE * (len(parts[0]) - 1 - row)) / self.layout.height
+                places, level = [(x + at) / WIDTH for at in (0.0, _KEY / 2, _KEY)], up + 3.7 / self.layout.height
+                key.set(xdata=places, ydata=[level] * 3, markevery=[1], transform=self.figure.transFigure)
+                self.figure.add_artist(key)
+                self.figure.text((x + _BEFORE) / WIDTH, up, text, fontsize=10.5, va="baseline")
+            x += width + _BETWEEN
 
     def names(self, texts: Sequence[str], *, marked: bool = True) -> None:
         """A legend of the lines of `series`, in their order."""
@@ -159,6 +167,11 @@ def line_key(index: int, *, marked: bool = True, color: str = "") -> Line2D:
 def rule_key(**style: Any) -> Line2D:
     """The handle of a legend for a line to compare with."""
     return Line2D([], [], **(_RULE | style))
+
+
+def area_key(color: str) -> Line2D:
+    """The handle of a legend for areas of this colour."""
+    return Line2D([], [], color=color, linewidth=7.4, solid_capstyle="butt")
 
 
 def legend_height(entries: int, columns: int = 2) -> float:
@@ -190,6 +203,6 @@ def painted(paint: Paint, layout: Layout, *, keep: bool = False) -> Iterator[Can
 
 
 __all__ = [
-    "HEIGHT", "LEGEND_ROW", "LETTER", "WIDTH", "Canvas", "Layout", "Paint", "legend_height", "line_key", "painted",
-    "percent", "rule_key",
+    "HEIGHT", "LEGEND_ROW", "LETTER", "WIDTH", "Canvas", "Layout", "Paint", "area_key", "legend_height", "line_key",
+    "painted", "percent", "rule_key",
 ]  # fmt: skip

@@ -10,9 +10,9 @@ import numpy as np
 from mismatchctl.compare.model import Contribution, Decomposition
 from mismatchctl.numbers import number
 from mismatchctl.render.figures.breakdowns import floats
-from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout
+from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout, area_key
 from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.library import LineCollection, Patch
+from mismatchctl.render.figures.library import LineCollection
 from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short
@@ -48,7 +48,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         step = max(math.ceil(len(parts) / 6), math.ceil((max(map(len, names)) + 2) * len(parts) / 46))
         canvas.ticks("x", list(where[::step]), lambda place: names[int(place)], (-0.7, len(parts) - 0.3))
         canvas.labels(_axis(decomposition), "contribution (nats/token)")
-        canvas.legend([(text, Patch(color=color)) for text, color in zip(("level", "mix"), _SHADES, strict=True)])  # type: ignore[misc]
+        canvas.legend([(text, area_key(color)) for text, color in zip(("level", "mix"), _SHADES, strict=True)])
 
     noun = _noun(decomposition.quantity)
     largest = max(range(len(parts)), key=lambda index: abs(parts[index].total))

@@ -31,6 +31,5 @@ with _without_lists():
     from matplotlib.collections import LineCollection, PolyCollection
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
-__all__ = ["Figure", "Line2D", "LineCollection", "Patch", "PolyCollection"]
+__all__ = ["Figure", "Line2D", "LineCollection", "PolyCollection"]

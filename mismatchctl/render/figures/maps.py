@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout
+from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout, area_key
 from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.library import Patch
 from mismatchctl.render.figures.scales import percent
 from mismatchctl.render.figures.theme import INK, RAMP, SHADES, SURFACE
 
@@ -61,7 +60,7 @@ def map_figure(shown: Map, name: str) -> Figure | None:
         canvas.labels(shown.across[0], shown.up[0])
         steps = (0, len(SHADES) // 2, len(SHADES) - 1) if high > low else (0,)
         key = [(percent(float(f"{low + (high - low) * s / (len(SHADES) - 1):.3g}")), SHADES[s]) for s in steps]
-        canvas.legend([(text, Patch(color=RAMP[shade])) for text, shade in key], columns=3)  # type: ignore[misc]
+        canvas.legend([(text, area_key(RAMP[shade])) for text, shade in key], columns=3)
 
     lines = [f"{'line' if style == 'solid' else 'dashed line'}: {percent(level)}" for level, style in contours]
     caption = " ".join(filter(None, [shown.caption, f"{'; '.join(lines).capitalize()}." if lines else ""]))

@@ -77,4 +77,4 @@ def settings() -> dict[str, Any]:
     colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED}
     colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
     kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
-    return kept | colors | {"legend.labelcolor": INK, "axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
+    return kept | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}
