@@ -229,11 +229,14 @@ LADDERS = {
     "below": ("slime-mis", "gates.0.keep.0", "0.2:0.9999:12"),
     "both": ("geo_rs", "gates.0.keep", "1.0001:1.1:12:log"),
     "sequences": ("seq_mis", "gates.0.keep.1", "0.5:50:12:log"),
+    "truncations": ("token_tis", "weight.truncate", "2:0.9:12"),
+    "clipped": ("miles-moe-2", "weight.clip.1", "1:1.1:12"),
+    "zeroed": ("decoupled_token_icepop", "weight.zero.1", "1:1.5:12"),
 }
 
 
 def test_ladders_on_sample_data(tmp_path: Path) -> None:
-    """Without current log-probs there are no losses, and many bounds of one gate are the rungs of a ladder."""
+    """Without current log-probs there are no losses, and many bounds of one rule are the rungs of a ladder."""
     for path in (SAMPLE / "moe").glob("*.parquet"):
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)

@@ -20,14 +20,12 @@ from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.thresholds import BoundedSums, token_table
+from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
 from mismatchctl.measure.losses import TokenLoss, token_loss
-from mismatchctl.measure.metrics import Metric
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
 _FEW = 4
 """Sequences of a part from which products of matrices are faster than sums over each of them."""
-_SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 
 @dataclass
@@ -93,32 +91,6 @@ class BlockColumns:
         if not np.isfinite(found).all():  # 0 times an infinite K3 is nothing, not undefined
             found = np.where(self.flags == 0, 0.0, found)
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
-
-
-class Asked(Mapping[str, Any]):
-    """Columns that note which of them were asked for."""
-
-    def __init__(self, totals: Arrays) -> None:
-        self.totals = totals
-        self.asked: dict[str, None] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        self.asked[name] = None
-        return self.totals[name]
-
-    def __iter__(self) -> Any:
-        return iter(self.totals)
-
-    def __len__(self) -> int:
-        return len(self.totals)
-
-
-def asked_by(metric: Metric, totals: Arrays) -> list[str]:
-    """The columns that a metric is made of."""
-    assert metric.formula is not None
-    reader = Asked(totals)
-    metric.formula(reader)
-    return [*reader.asked]
 
 
 def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
@@ -315,10 +287,8 @@ class _Binned:
 
     def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
         """One weight per token: bins of the weight, and of gates on tokens."""
-        made, bounds, ratios = self.made, self.family.bounds, self.ratios[weights.rule.source]
-        excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
-        small = ratios.extent[0] < _SMALL_WEIGHT
-        weight = np.exp(np.clip(ratios.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) if small else ratio
+        made, bounds = self.made, self.family.bounds
+        excess, ratio, weight = weights.raw_excess, weights.raw_excess + 1.0, token_weights(weights)
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
         if self.loss is not None:
             own, plain = self.loss
@@ -352,7 +322,8 @@ class _Binned:
             power = 2 if name == "squared_gradient" else 1
             known = self.loss is not None
             made.passing[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
-        made.maxima = self._token_maxima(ratios, ratio, weights)
+        found = bounds.maxima(weights, self.segments, self.parts)
+        made.maxima = {name: self._along_weights(values) for name, values in found.items()}
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
         """A table [columns, S, bins of the weight, bins of gates ...] over what gates keep that do not vary."""
@@ -365,19 +336,6 @@ class _Binned:
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
         return self._from_tokens(sums, True)
-
-    def _token_maxima(self, ratios: Ratios, ratio: Float64s, weights: Weights) -> Arrays:
-        bounds = self.family.bounds
-        ends = -self.parts.largest(-ratios.lowest), self.parts.largest(ratios.highest)
-        low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
-        least, most = np.clip(low, bounds.low, bounds.high), np.clip(high, bounds.low, bounds.high)
-        if bounds.zeroes.any():
-            of_token = self.segments.spread(self.parts.of)
-            within = bounds.extremes(ratio, weights.log_ratio, of_token, self.parts.count)
-            least = np.where(bounds.zeroes, within[0], least)
-            most = np.where(bounds.zeroes, within[1], most)
-        found = {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
-        return {name: self._along_weights(values) for name, values in found.items()}
 
     def _sequence_weights(self, weights: Weights, kept: Arrays) -> None:
         """One weight per sequence."""

@@ -9,10 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure.grid.columns import Asked
 from mismatchctl.measure.grid.parts import Arrays
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import STEP
+
+
+class Asked(Mapping[str, Any]):
+    """Columns that note which of them were asked for."""
+
+    def __init__(self, totals: Arrays) -> None:
+        self.totals = totals
+        self.asked: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked[name] = None
+        return self.totals[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.totals)
+
+    def __len__(self) -> int:
+        return len(self.totals)
+
+
+def asked_by(metric: Metric, totals: Arrays) -> list[str]:
+    """The columns that a metric is made of."""
+    assert metric.formula is not None
+    reader = Asked(totals)
+    metric.formula(reader)
+    return [*reader.asked]
 
 
 class _Perturbed(Asked):

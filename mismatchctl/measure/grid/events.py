@@ -22,7 +22,11 @@ from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.grid.family import Family, Ladder
 from mismatchctl.measure.grid.parts import Arrays, Parts
+from mismatchctl.measure.grid.thresholds import as_slice
 from mismatchctl.ratios import Ratios
+
+Bounded = tuple[Float64s, Float64s, Float64s]
+"""Of something that is bounded: what enters, what is outside until then [P], and what the bounds make of it [rungs]."""
 
 
 @dataclass
@@ -32,50 +36,92 @@ class EventColumns:
     Attributes:
         family: whose points these are.
         parts: the micro-batches of its cells.
-        rungs: how many there are.
-        fixed: columns that do not depend on the rung [S, 1, ...].
-        sequence, rung: where something enters [P].
+        rungs: the rung of each variant [V].
+        fixed: columns that do not depend on the rung [S, 1, ...], or are known of every sequence [S, ...].
+        sequence, rung: where something enters; the rung V where it never does [P].
         entering: columns that grow by so much there [P].
-        leaving: columns to which something belongs at the rungs below its own alone: sequence, rung, how much.
-        maxima: the largest of each part [parts, 1, ...].
+        bounded: columns to which more belongs at the rungs below.
+        leaving: columns to which something belongs there alone: sequence, rung, how much.
+        maxima: the largest of each part [parts, ...].
     """
 
     family: Family
     parts: Parts
-    rungs: int
+    rungs: Ints
     fixed: Arrays = field(default_factory=dict)
     sequence: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rung: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     entering: Arrays = field(default_factory=dict)
+    bounded: dict[str, Bounded] = field(default_factory=dict)
     leaving: dict[str, tuple[Ints, Ints, NDArray[Any] | None]] = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
 
+    def take_rest(self, columns: Mapping[str, Float64s], maxima: Mapping[str, Float64s]) -> None:
+        """Take as fixed what is not known otherwise, of columns [S]."""
+        known, trivial = {*self.entering, *self.bounded, *self.leaving, *self.fixed}, (1,) * len(self.family.grid)
+        self.fixed |= {name: each.reshape(-1, *trivial) for name, each in columns.items() if name not in known}
+        self.maxima |= {
+            name: self.parts.largest(each).reshape(-1, *trivial)
+            for name, each in maxima.items()
+            if name not in self.maxima
+        }
+
     def totals(self) -> Arrays:
         """As of BlockColumns."""
-        return self.by((*self.fixed, *self.entering, *self.leaving), self.parts)
+        return self.by((*self.fixed, *self.entering, *self.bounded, *self.leaving), self.parts)
 
     def by(self, names: Iterable[str], parts: Parts) -> Arrays:
         """As of BlockColumns."""
-        enters = parts.at(self.sequence) * self.rungs + self.rung
-        return {name: self._sum(name, parts, enters) for name in names}
+        where = self._where(self.sequence, self.rung, parts)
+        found: Arrays = {}
+        outside: dict[int, NDArray[Any]] = {}  # of which columns share some
+        for name in names:
+            if name in self.fixed:
+                found[name] = parts.sum(self.fixed[name])
+            elif name in self.entering:
+                found[name] = self.along(self._upward(where, self.entering[name], parts))
+            elif name in self.bounded:
+                found[name] = self.along(self._bounded(where, self.bounded[name], parts, outside))
+            else:
+                sequence, rung, values = self.leaving[name]
+                found[name] = self.along(self._downward(self._where(sequence, rung, parts), values, parts))
+        return found
 
-    def _sum(self, name: str, parts: Parts, enters: Ints) -> NDArray[Any]:
-        if name in self.fixed:
-            return parts.sum(self.fixed[name])
-        if name in self.entering:
-            brought = np.bincount(enters, self.entering[name], parts.count * self.rungs)
-            return self._along(np.cumsum(brought.reshape(parts.count, -1), axis=1))
-        sequence, rung, values = self.leaving[name]
-        where = parts.at(sequence) * (self.rungs + 1) + rung
-        left = np.bincount(where, values, parts.count * (self.rungs + 1)).reshape(parts.count, -1)
-        return self._along(np.cumsum(left[:, ::-1], axis=1)[:, ::-1][:, 1:])
+    def of_sequences(self, bounded: Bounded) -> NDArray[Any]:
+        """What is bounded, of every sequence at every rung [S, rungs]."""
+        every = Parts(np.arange(len(self.parts.of)), len(self.parts.of))
+        return self._bounded(self._where(self.sequence, self.rung, every), bounded, every, {})
 
-    def _along(self, values: NDArray[Any]) -> NDArray[Any]:
+    def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values by rung [R, rungs] along the grid of the family [R, ...]."""
-        ladder = self.family.ladder
-        assert ladder is not None
-        shape = [variants if axis == ladder.axis else 1 for axis, variants in enumerate(self.family.grid)]
-        return values[:, ladder.rungs].astype(np.float64).reshape(len(values), *shape)
+        shape = [variants if axis == self.family.longest else 1 for axis, variants in enumerate(self.family.grid)]
+        return values[:, as_slice(self.rungs)].astype(np.float64, copy=False).reshape(len(values), *shape)
+
+    def _where(self, sequence: Ints, rung: Ints, parts: Parts) -> Ints:
+        return parts.at(sequence) * (len(self.rungs) + 1) + rung
+
+    def _written(self, where: Ints, values: NDArray[Any] | None, parts: Parts) -> NDArray[Any]:
+        width = len(self.rungs) + 1
+        return np.bincount(where, values, parts.count * width).reshape(parts.count, width)
+
+    def _upward(self, where: Ints, values: NDArray[Any], parts: Parts) -> NDArray[Any]:
+        found: NDArray[Any] = np.cumsum(self._written(where, values, parts)[:, :-1], axis=1)
+        return found
+
+    def _downward(self, where: Ints, values: NDArray[Any] | None, parts: Parts) -> NDArray[Any]:
+        found: NDArray[Any] = np.cumsum(self._written(where, values, parts)[:, :0:-1], axis=1)[:, ::-1]
+        return found
+
+    def _bounded(self, where: Ints, bounded: Bounded, parts: Parts, known: dict[int, NDArray[Any]]) -> NDArray[Any]:
+        inside, outside, bounds = bounded
+        if id(outside) not in known:
+            known[id(outside)] = self._downward(where, outside, parts)
+        with np.errstate(over="ignore", invalid="ignore"):
+            beyond = known[id(outside)] * bounds
+        if not np.isfinite(bounds).all():  # nothing lies beyond a bound whose square overflows
+            beyond = np.where(np.isfinite(bounds), beyond, 0.0)
+        beyond += self._upward(where, inside, parts)
+        return beyond
 
 
 def _running(values: Float64s, sequence: Ints) -> Float64s:
@@ -89,13 +135,17 @@ def _running(values: Float64s, sequence: Ints) -> Float64s:
     return sums
 
 
+def sequences_of(tokens: Ints, batch: TokenBatch) -> Ints:
+    """The sequence of each of some tokens, which ascend."""
+    return np.repeat(np.arange(len(batch)), np.diff(np.searchsorted(tokens, batch.segments.offsets)))
+
+
 def event_columns(
     family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: Parts
 ) -> EventColumns:
     """The columns of a block of a family whose points are rungs of a ladder."""
     correction, segments, count = family.correction, batch.segments, ladder.count
-    columns, maxima = correction_columns(correction, ratios, ratios["train/rollout"].k3_sum, batch)
-    trivial = (1,) * len(family.grid)
+    columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     own, lengths = correction.gates[ladder.gate], segments.lengths
     n, everything = np.maximum(lengths, 1).astype(np.float64), Selection.everything(segments)
     left = everything
@@ -112,7 +162,7 @@ def event_columns(
         usual, bins = np.full(len(batch), common), bin_of(values[searched])
     else:
         searched, usual, bins = np.zeros(0, np.int64), bin_of(values), np.zeros(0, np.int64)
-    of_token = np.searchsorted(segments.offsets, searched, side="right") - 1
+    of_token = sequences_of(searched, batch)
     held = lengths - np.bincount(of_token, minlength=len(batch))  # tokens in the usual bin
 
     def latest(of_bin: Ints) -> Ints:
@@ -121,7 +171,7 @@ def event_columns(
         np.maximum.at(found, of_token, of_bin[bins])
         return found
 
-    made, every = EventColumns(family, parts, count), np.arange(len(batch))
+    made, every = EventColumns(family, parts, ladder.rungs), np.arange(len(batch))
     for side, of_bin in (("low", ladder.low), ("high", ladder.high)):
         until = np.concatenate([of_bin[bins], of_bin[usual]])
         tokens = np.concatenate([np.ones(len(bins)), held])
@@ -173,8 +223,5 @@ def event_columns(
         for key, each in ((name, values), (f"{name}_known", known)):
             entering[f"kept_{key}"] = brought = entering["kept"] * (each / n)[sequence]
             made.leaving[f"rejected_{key}"] = *ends, np.concatenate([brought, never * (each / n)])
-    for name, each in columns.items():
-        if name not in entering and name not in made.leaving:
-            made.fixed[name] = each.reshape(-1, *trivial)
-    made.maxima = {name: parts.largest(each).reshape(-1, *trivial) for name, each in maxima.items()}
+    made.take_rest(columns, maxima)
     return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.batch import Ints
+from mismatchctl.batch import Float64s, Ints
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
@@ -25,21 +25,20 @@ class Ladder:
     """The variants of a gate in an order in which each keeps all that the one before it keeps.
 
     Attributes:
-        gate, axis: the gate, and the axis of the grid along which it varies.
+        gate: the gate.
         thresholds: of its variants.
         rungs: the place of each variant in that order [V].
         low, high: by bin, the first rung whose lower, or upper, bound lets it in; V where none does.
     """
 
     gate: int
-    axis: int
     thresholds: Thresholds
     rungs: Ints
     low: Ints
     high: Ints
 
     @classmethod
-    def of(cls, gate: int, axis: int, thresholds: Thresholds) -> Ladder | None:
+    def of(cls, gate: int, thresholds: Thresholds) -> Ladder | None:
         """None where the variants have no such order."""
         starts, stops = thresholds.inside.starts, thresholds.inside.stops
         order = np.lexsort((stops, -starts))
@@ -47,12 +46,41 @@ class Ladder:
         if np.any(np.diff(stops) < 0):
             return None
         low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
-        return cls(gate, axis, thresholds, np.argsort(order), low, high)
+        return cls(gate, thresholds, np.argsort(order), low, high)
 
     @property
     def count(self) -> int:
         """How many rungs there are."""
         return len(self.rungs)
+
+
+@dataclass(frozen=True)
+class WeightLadder:
+    """Upper bounds of token weights in ascending order, so that each leaves all as it is that the one before it does.
+
+    Attributes:
+        rungs: the place of each variant in that order [V].
+        edges: of each rung, where the weights begin that it does not leave as they are [V].
+        high: what it makes of those [V].
+        low: the lower bound of all; 0 where there is none.
+        zeroes: whether weights outside the bounds become 0.
+    """
+
+    rungs: Ints
+    edges: Float64s
+    high: Float64s
+    low: float
+    zeroes: bool
+
+    @classmethod
+    def of(cls, bounds: WeightBounds, low: float) -> WeightLadder | None:
+        """None where the variants differ in more than their upper bounds."""
+        inside = bounds.thresholds.inside
+        if any(len(np.unique(each)) > 1 for each in (inside.starts, bounds.watched.stops, bounds.low, bounds.zeroes)):
+            return None
+        order = np.argsort(inside.stops, kind="stable")
+        edges = np.append(bounds.thresholds.edges, np.inf)[inside.stops[order] - 1]
+        return cls(np.argsort(order), edges, bounds.high[order], low, bool(bounds.zeroes[0]))
 
 
 @dataclass(frozen=True)
@@ -80,6 +108,11 @@ class Family:
         """Variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
+    @property
+    def longest(self) -> int:
+        """The axis of its grid with the most variants."""
+        return int(np.argmax(self.grid))
+
     @cached_property
     def is_binned(self) -> bool:
         """Whether bins answer for it; otherwise its only point is applied as it is."""
@@ -101,12 +134,28 @@ class Family:
         return WeightBounds([weight for weight in self.weights if weight is not None])
 
     @cached_property
-    def ladder(self) -> Ladder | None:
-        """Where its points are many variants of a single gate that is no veto; else None."""
-        axis = int(np.argmax(self.grid))
-        if not self.is_binned or axis - 1 in (-1, self.veto) or not LONG <= self.grid[axis] == np.prod(self.grid):
+    def ladder(self) -> Ladder | WeightLadder | None:
+        """Where its points are many variants of a single gate that is no veto, or of the bound of a token weight."""
+        axis, weight = self.longest, self.correction.weight
+        if not self.is_binned or axis - 1 == self.veto or not LONG <= self.grid[axis] == np.prod(self.grid):
             return None
-        return Ladder.of(self.order[axis - 1], axis, self.thresholds[axis - 1])
+        if axis == 0:
+            of_tokens = weight is not None and weight.level == "token"
+            return WeightLadder.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+        return Ladder.of(self.order[axis - 1], self.thresholds[axis - 1])
+
+    @cached_property
+    def loosest(self) -> Correction:
+        """The correction at the last rung of its ladder, which leaves most tokens as they are."""
+        ladder, own = self.ladder, self.correction
+        if ladder is None:
+            return own
+        last = int(ladder.rungs.argmax())
+        if isinstance(ladder, WeightLadder):
+            return own.model_copy(update={"weight": self.weights[last]})
+        gates = [*own.gates]
+        gates[ladder.gate] = self.gates[ladder.gate][last]
+        return own.model_copy(update={"gates": tuple(gates)})
 
     @cached_property
     def veto(self) -> int | None:

@@ -50,8 +50,9 @@ class Parts:
     @cached_property
     def members(self) -> list[slice | Ints]:
         """The sequences of each part."""
-        if self.count == 1:
-            return [slice(None)]
+        if np.all(self.of[1:] >= self.of[:-1]):  # they lie together: nothing need be copied
+            ends = [*self.firsts[1:].tolist(), len(self.of)]
+            return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
         return [*np.split(self.order, self.firsts[1:])]
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:

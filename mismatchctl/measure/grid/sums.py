@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import Plan
-from mismatchctl.measure.grid.columns import BlockColumns, asked_by, block_columns
+from mismatchctl.measure.grid.columns import BlockColumns, block_columns
+from mismatchctl.measure.grid.estimates import asked_by
 from mismatchctl.measure.grid.events import EventColumns, event_columns
-from mismatchctl.measure.grid.family import Family, Ladder
+from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.parts import Arrays, Parts
+from mismatchctl.measure.grid.truncations import truncated_columns
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
@@ -81,7 +83,7 @@ class SweepPlan:
     families: tuple[Family, ...]
     sought: tuple[tuple[Family, Metric], ...] = ()
 
-    def ladder(self, family: Family) -> Ladder | None:
+    def ladder(self, family: Family) -> Ladder | WeightLadder | None:
         """Its ladder, where there is nothing beside that is measured of each point: no losses."""
         return None if self.base.losses else family.ladder
 
@@ -271,7 +273,8 @@ class _Block:
 
 
 def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> Iterator[tuple[int, _Block]]:
-    sequences = BLOCK_SEQUENCES if any(plan.ladder(family) is None for family in families) else LADDER_SEQUENCES
+    of_gates = all(isinstance(plan.ladder(family), Ladder) for family in families)
+    sequences = LADDER_SEQUENCES if of_gates else BLOCK_SEQUENCES
     for start, block in batch.blocks(BLOCK_TOKENS, sequences):
         plain = token_loss("ppo", block) if plan.base.losses else None
         yield start, _Block(block, ratios_of(block, plan.base), plain)
@@ -279,10 +282,12 @@ def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> I
 
 def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts) -> Columns:
     ladder, batch = plan.ladder(family), block.batch
-    if ladder is not None:
-        made: Columns = event_columns(family, ladder, block.ratios, batch, parts)
+    if ladder is None:
+        made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
+    elif isinstance(ladder, Ladder):
+        made = event_columns(family, ladder, block.ratios, batch, parts)
     else:
-        made = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
+        made = truncated_columns(family, ladder, block.ratios, batch, parts)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.losses:
         shared |= plain_loss_columns(block.plain, batch)

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.correction import Gate, Weight
-from mismatchctl.correction.apply import gate_bounds
+from mismatchctl.correction.apply import Weights, gate_bounds
+from mismatchctl.measure.grid.parts import Parts
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 _SAMPLE = 64
+_SMALL_WEIGHT = -5.0  # log of a weight below which 1 + (w - 1) has lost digits
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Intervals:
         table = np.moveaxis(table, axis, -1)
         one, stops = self._nested, self.stops
         if one is not None:
-            found = np.cumsum(table[..., one : int(stops.max())], axis=-1)[..., _slice(stops - one - 1)]
+            found = np.cumsum(table[..., one : int(stops.max())], axis=-1)[..., as_slice(stops - one - 1)]
             return np.moveaxis(found, -1, axis)
         result = np.zeros((*table.shape[:-1], len(self.starts)))
         for pivot, runs in self._pivots:
@@ -59,7 +61,7 @@ class Intervals:
             found = _pick(_running(table[..., pivot : pivot + up.max()]), up)
             if down.any():
                 found = found + _pick(_running(table[..., pivot - down.max() : pivot][..., ::-1]), down)
-            result[..., _slice(runs)] = found
+            result[..., as_slice(runs)] = found
         return np.moveaxis(result, -1, axis)
 
 
@@ -72,10 +74,10 @@ def _running(values: Float64s) -> Float64s:
 
 def _pick(values: Float64s, places: Ints) -> Float64s:
     """Entries along the last axis; one alone where all places are the same."""
-    return values[..., places[:1]] if (places == places[0]).all() else values[..., _slice(places)]
+    return values[..., places[:1]] if (places == places[0]).all() else values[..., as_slice(places)]
 
 
-def _slice(places: Ints) -> Ints | slice:
+def as_slice(places: Ints) -> Ints | slice:
     """Adjacent places as a slice, which copies nothing."""
     adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
     return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
@@ -174,13 +176,24 @@ class WeightBounds:
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
-    def extremes(self, ratio: Float64s, log_ratio: Float64s, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
+    def maxima(self, weights: Weights, segments: Segments, parts: Parts) -> dict[str, Float64s]:
+        """The largest weight of each part, and of its negative, before the bounds [parts, 1] and after [parts, W]."""
+        ratios = weights.ratios
+        ends = -parts.largest(-ratios.lowest), parts.largest(ratios.highest)
+        low, high = (np.exp(np.clip(end, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None] for end in ends)
+        least, most = np.clip(low, self.low, self.high), np.clip(high, self.low, self.high)
+        if self.zeroes.any():
+            within = self._within(weights, segments.spread(parts.of), parts.count)
+            least, most = (np.where(self.zeroes, *both) for both in zip(within, (least, most), strict=True))
+        return {"raw_weight": high, "-raw_weight": -low, "weight": most, "-weight": -least}
+
+    def _within(self, weights: Weights, parts: Ints, count: int) -> tuple[Float64s, Float64s]:
         """Smallest and largest weight of each of so many parts [count, W] where those outside the bounds are 0."""
         thresholds = self.thresholds
-        places = parts * thresholds.bins + thresholds.bin(ratio)
+        places = parts * thresholds.bins + thresholds.bin(weights.raw_excess + 1.0)
         low, high = np.full((count, thresholds.bins), np.inf), np.full((count, thresholds.bins), -np.inf)
-        np.minimum.at(low.reshape(-1), places, log_ratio)
-        np.maximum.at(high.reshape(-1), places, log_ratio)
+        np.minimum.at(low.reshape(-1), places, weights.log_ratio)
+        np.maximum.at(high.reshape(-1), places, weights.log_ratio)
         least, most = np.empty((2, count, thresholds.variants))
         for number, (start, stop) in enumerate(zip(thresholds.inside.starts, thresholds.inside.stops, strict=True)):
             outside = np.isfinite(low[:, :start]).any(axis=1) | np.isfinite(low[:, stop:]).any(axis=1)
@@ -191,6 +204,11 @@ class WeightBounds:
             least[:, number] = np.where(outside | ~some, 0.0, ends[0])
             most[:, number] = np.where(some, ends[1], 0.0)
         return least, most
+
+
+def token_weights(weights: Weights) -> Float64s:
+    """The weights per token before their bounds: of tiny ones 1 + (w - 1) has lost digits."""
+    return weights.raw if weights.ratios.extent[0] < _SMALL_WEIGHT else weights.raw_excess + 1.0
 
 
 class BoundedSums:
