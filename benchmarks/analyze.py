@@ -63,23 +63,22 @@ def run_case(case: str, folder: Path, threads: int) -> None:
 
 
 def decode(folder: Path, threads: int, by_page: bool = False) -> None:
-    """Every row group of the two columns, read and let go: by pyarrow, or page by page."""
+    """Every row group of the two columns, read and let go: by pyarrow, or page by page. Footers are read once."""
 
-    def read(place: tuple[Path, int]) -> None:
-        path, group = place
+    def read(place: tuple[Path, pq.FileMetaData, int]) -> None:
+        path, footer, group = place
         if by_page:
             from mismatchctl.dumps.pages import read_lists
-            from mismatchctl.dumps.parquet import Parquet
 
             with pa.OSFile(str(path)) as file:
-                parquet = Parquet.of(file)
-                found = read_lists(file, parquet.footer, parquet.schema, [group], COLUMNS)
+                found = read_lists(file, footer, footer.schema.to_arrow_schema(), [group], COLUMNS)
             assert len(found) == len(COLUMNS)
         else:
-            pq.ParquetFile(path).read_row_group(group, columns=list(COLUMNS), use_threads=False)
+            file = pq.ParquetFile(path, metadata=footer)
+            file.read_row_group(group, columns=list(COLUMNS), use_threads=False)
 
-    files = sorted(folder.iterdir())
-    groups = [(path, group) for path in files for group in range(pq.ParquetFile(path).num_row_groups)]
+    footers = [(path, pq.read_metadata(path)) for path in sorted(folder.iterdir())]
+    groups = [(path, footer, group) for path, footer in footers for group in range(footer.num_row_groups)]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(read, groups))
 

@@ -187,7 +187,7 @@ def gather(
 ) -> dict[str, Evidence]:
     """The evidence of some rows, by run, with samples of `size` tokens; `tokens` of each run as far as it is known."""
     runs = rows.columns["run"]
-    names = sorted({str(run) for run in runs.tolist()})
+    names = sorted({str(run) for run in set(runs.tolist())})
     parts = {names[0]: rows} if len(names) == 1 else {name: rows.take(np.flatnonzero(runs == name)) for name in names}
     return {name: _of_run(part, by, flags, size, tokens.get(name, 0), compiled) for name, part in parts.items()}
 

@@ -8,7 +8,6 @@ checksums, of which pyarrow says what is wrong. Files claim what they like: coun
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,11 @@ from numpy.typing import NDArray
 
 from mismatchctl.footer import Compact
 from mismatchctl.measure.kernels.compiling import compiled
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # it is not built for every machine
+    from zlib import crc32
 
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Values of a column that are read at once, and bytes of a page: units of work stay far below."""
@@ -124,7 +128,7 @@ def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> It
         if not (0 < own[1] <= missing and 0 < stored <= size - after and 0 < fields[2] <= MOST_PAGE):
             raise _RefusedError
         body = data[after : after + stored]
-        if 4 in fields and zlib.crc32(body) != fields[4] & 0xFFFFFFFF:
+        if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
             raise _RefusedError
         yield _Page(body, fields[2], own[1], own[2])
         at, missing = after + stored, missing - own[1]

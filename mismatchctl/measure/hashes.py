@@ -29,8 +29,7 @@ def _is_constant(values: NDArray[Any]) -> bool:
     if not len(values):
         return True
     if values.dtype == object:
-        first, *rest = values.tolist()
-        return all(value is first for value in rest)
+        return len(set(map(id, values.tolist()))) == 1
     return values.dtype.kind in "iu" and bool((values == values[0]).all())
 
 

@@ -304,10 +304,8 @@ def _blocks(
                 part = slice(start, start + len(block))
                 added, largest = ({name: values[part] for name, values in each.items()} for each in some[pair])
             else:
-                own, beside = (
-                    _ratios(pair, block, ratios, plan),
-                    (worst.tables, layers) if pair.name == MISMATCH else (),
-                )
+                own = ratios.get(pair.source) or _ratios(pair.source, block, plan)
+                beside = (worst.tables, layers) if pair.name == MISMATCH else ()
                 added, largest = pair_columns(own, *collectors[pair.name].reduce(own, block.position, within, *beside))
                 added |= {f"mismatch_{name}": columns[MISMATCH][0][name] for name in WHOLE if whole_names(pair)}
             columns[pair.name] = added, largest
@@ -344,7 +342,7 @@ def _of_some(
         return columns, maxima
     for start, block in plan.kernel.blocks(batch.take(chosen)):
         rows = chosen[start : start + len(block)]
-        own, gap = (_ratios(each, block, {}, plan) for each in (pair, PAIRS[0]))
+        own, gap = (_ratios(each.source, block, plan) for each in (pair, PAIRS[0]))
         within = Places(places.rows[rows], places.buckets[rows], places.clusters[rows])
         added, largest = pair_columns(own, *collector.reduce(own, block.position, within))
         whole = (gap.log_ratio_sum, gap.square_sum, gap.k3_sum)
@@ -357,23 +355,15 @@ def _of_some(
 
 def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     """One Ratios per source that a correction looks at."""
-    made = {"train/rollout": plan.kernel.ratios(block.train, block.rollout, block.segments)}
+    sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
     if plan.losses and block.current is not None:
-        made["current/train"] = plan.kernel.ratios(block.current, block.train, block.segments)
-        made["current/rollout"] = plan.kernel.ratios(block.current, block.rollout, block.segments)
-    for source in {source for correction in plan.corrections for source in correction.sources} - set(made):
-        policy, reference = map(block.log_probs, source.split("/"))
-        assert policy is not None
-        assert reference is not None
-        made[source] = plan.kernel.ratios(policy, reference, block.segments)
-    return made
+        sources |= {"current/train", "current/rollout"}
+    return {source: _ratios(source, block, plan) for source in sources}
 
 
-def _ratios(pair: Pair, block: TokenBatch, made: dict[str, Ratios], plan: Plan) -> Ratios:
-    """The Ratios of a pair: one that is made already, or its own."""
-    if pair.source in made:
-        return made[pair.source]
-    policy, reference = (block.log_probs(name) for name in pair.policies)
+def _ratios(source: str, block: TokenBatch, plan: Plan) -> Ratios:
+    """The Ratios of two policies that the block has."""
+    policy, reference = map(block.log_probs, source.split("/"))
     assert policy is not None
     assert reference is not None
     return plan.kernel.ratios(policy, reference, block.segments)

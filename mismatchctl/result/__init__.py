@@ -2,20 +2,17 @@
 
 from mismatchctl.result.finding import Confidence, Example, Fact, Finding, Rival, Side
 from mismatchctl.result.growth import Growth, growth_of
+from mismatchctl.result.logged import AgainstLog, AgainstMetrics, Agreement, Lag
 from mismatchctl.result.model import (
     FORMAT,
     NOT_RECORDED,
     Acceptance,
-    AgainstLog,
-    AgainstMetrics,
-    Agreement,
     Breakdown,
     Clusters,
     Distribution,
     Groups,
     InputFile,
     Joint,
-    Lag,
     LeftOut,
     Overall,
     Provenance,

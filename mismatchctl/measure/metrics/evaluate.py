@@ -234,7 +234,8 @@ def _errors(
     filled = (cells.sums[:, reader.position("tokens")] != 0).astype(np.float64)
     clusters = np.add.reduceat(filled, cells.starts)
     correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
-    errors = {}
+    errors: dict[str, _Error] = {}
+    columns: dict[int, Float64s] = {}  # each lies scattered among the others, and many metrics look at it
     for metric in metrics:
         assert metric.formula is not None
         reader.asked = {}
@@ -243,7 +244,9 @@ def _errors(
         influence = np.zeros(len(of_row))
         slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
         for slope, position in zip(slopes, reader.asked, strict=True):
-            influence += cells.sums[:, position] * slope[of_row]
+            if position not in columns:
+                columns[position] = cells.sums[:, position].copy()
+            influence += columns[position] * slope[of_row]
         influence *= influence
         squares = np.add.reduceat(influence, cells.starts)
         effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
