@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.diagnose.evidence import _level_terms, _level_terms_compiled
+from mismatchctl.diagnose.evidence import _level_terms
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.kernels.look import look_at
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import close_layers, table_of
 
@@ -230,7 +231,13 @@ def test_results_agree(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
         assert other.distribution.tokens == run.distribution.tokens
 
 
-@pytest.mark.parametrize("terms", [_level_terms, _level_terms_compiled])
+def _looked_at(
+    segments: Segments, rollout: Floats, train: Floats, sound: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], Floats, Floats]:
+    return look_at(train, rollout, sound, segments.offsets).levels
+
+
+@pytest.mark.parametrize("terms", [_level_terms, _looked_at])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("broken", [False, True])
 def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats]], dtype: type, broken: bool) -> None:
