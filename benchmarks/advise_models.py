@@ -47,8 +47,9 @@ from benchmarks.advise_policies import (  # noqa: E402
     sampled,
     trained,
 )  # fmt: skip
+from mismatchctl.advise.applied import correct  # noqa: E402
 from mismatchctl.advise.candidates import usual  # noqa: E402
-from mismatchctl.advise.sample import Sample, correct  # noqa: E402
+from mismatchctl.advise.sample import Sample  # noqa: E402
 from mismatchctl.batch import Segments, TokenBatch  # noqa: E402
 from mismatchctl.correction import Correction  # noqa: E402
 from mismatchctl.frameworks import presets  # noqa: E402
@@ -152,8 +153,8 @@ def corrected_gradients(
     rejected = np.zeros(len(corrections))
     for index, correction in enumerate(corrections):
         own = correct(correction, sample)
-        factors[index, mask.numpy()] = np.where(own.kept, own.weights, 0.0)
-        counts[index], rejected[index] = own.counted.sum(), 1 - own.kept.mean()
+        factors[index, mask.numpy()] = own.weights
+        counts[index], rejected[index] = own.counted.sum(), 1 - own.kept.sum() / sample.batch.tokens
     scale = np.abs(factors).max(axis=2)
     shape = np.round(factors / np.maximum(scale, 1e-300)[..., None], 7).astype(np.float32)
     which, rows, used = np.zeros(scale.shape, np.int64), [], []

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice
+from mismatchctl.advise.applied import correct
 from mismatchctl.advise.candidates import expressible
 from mismatchctl.advise.choose import Choice, choose
-from mismatchctl.advise.gradient import Moments, Products
+from mismatchctl.advise.gradient import Moments, Standard
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.rank import rank
 from mismatchctl.advise.reference import reference_of
-from mismatchctl.advise.sample import Sample, correct, read
+from mismatchctl.advise.sample import Sample, read
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
 from mismatchctl.correction import correction_from_mapping
@@ -170,7 +171,7 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         own, other = correct(correction, sample), correct(back, sample)
         np.testing.assert_array_equal(other.kept, own.kept, err_msg=correction.name)
         np.testing.assert_array_equal(other.counted, own.counted, err_msg=correction.name)
-        np.testing.assert_allclose(other.weights[own.kept], own.weights[own.kept], rtol=1e-12, err_msg=correction.name)
+        np.testing.assert_allclose(other.weights, own.weights, rtol=1e-12, err_msg=correction.name)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ class TestEstimators:
         for _ in range(300):
             reference = random.normal(0, 1, (40, 20))
             own = reference + offset + random.normal(0, 0.5, (40, 20))
-            found.append(Products.of(own, reference).moments())
+            found.append(Standard.of(reference).against(own).moments())
         bias2 = [own.bias2 for own in found]
         assert np.mean(bias2) == pytest.approx(20 * 0.01, abs=4 * np.std(bias2) / np.sqrt(300))
         assert np.mean([own.bias2_se for own in found]) == pytest.approx(np.std(bias2), rel=0.15)
@@ -294,7 +295,7 @@ class TestEstimators:
         random = np.random.default_rng(2)
         none = random.normal(0, 1, (40, 20))
         gradients = {"none": none, "same": none + random.normal(0, 1e-3, (40, 20)), "half": none / 2}
-        products = {name: Products.of(own, none) for name, own in gradients.items()}
+        products = {name: Standard.of(none).against(own) for name, own in gradients.items()}
         assert choose(products, 1.0).first == "half"
         assert choose({name: products[name] for name in ("none", "same")}, 1.0).first == "none"
 
@@ -303,12 +304,32 @@ class TestEstimators:
         own, reference = random.normal(0, 1, (2, 12, 7))
         part = np.array([0, 2, 3, 7, 11])
         found, direct = (
-            Products.of(own, reference).part(part).moments(),
-            Products.of(own[part], reference[part]).moments(),
+            Standard.of(reference).against(own).part(part).moments(),
+            Standard.of(reference[part]).against(own[part]).moments(),
         )
         assert found.bias2 == pytest.approx(direct.bias2) and found.variance == pytest.approx(direct.variance)
         distances = [np.square(own[b] - reference[part].mean(axis=0)).sum() for b in part]
         assert found.errors == pytest.approx(np.array(distances))
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_index: bool
+) -> None:
+    """Whole prompts, as many as hold the tokens that are looked at, but never fewer sequences than are enough."""
+    table = pq.read_table(TRUTH / "int4" / "dump.parquet", columns=[
+        "step", "prompt_id", "reward", "token_ids", "rollout_log_probs", "train_log_probs"
+    ])  # fmt: skip
+    order = np.random.default_rng(1).permutation(len(table)) if by_index else np.arange(len(table))[::-1]
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+    pq.write_table(table.take(order), tmp_path / "b.parquet", row_group_size=300)
+    for most, sequences in ((20_000, (640, 900)), (3_000, (640, 760))):
+        monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", most)
+        first, second = (next(iter(read([str(tmp_path / name)]).values())) for name in ("a.parquet", "b.parquet"))
+        assert sequences[0] <= len(first) <= sequences[1] and first.dump_sequences == len(table)
+        assert not first.is_complete
+        assert first.token_ids is not None and second.token_ids is not None
+        assert (first.token_ids == second.token_ids).all() and (first.batch.rollout == second.batch.rollout).all()
 
 
 def test_normalized_weights_have_a_mean_of_one() -> None:
@@ -368,7 +389,7 @@ class TestReference:
 
     def test_a_lower_bound_counts_more_and_nothing_else_does(self) -> None:
         own, reference = np.random.default_rng(8).normal(0, 1, (2, 12, 7))
-        once, thrice = Products.of(own, reference).moments(), Products.of(own, reference, 3.0).moments()
+        once, thrice = Standard.of(reference).against(own).moments(), Standard.of(reference, 3.0).against(own).moments()
         assert thrice.bias2 == pytest.approx(3 * once.bias2) and thrice.bias2_se == pytest.approx(3 * once.bias2_se)
         assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
 

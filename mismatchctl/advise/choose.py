@@ -10,12 +10,13 @@ import numpy as np
 
 from mismatchctl.advise.gradient import Moments, Products, paired
 from mismatchctl.advise.model import Tipping
+from mismatchctl.advise.sample import ENOUGH
 from mismatchctl.batch import Ints
 
 SURE = 2.0
 """Standard errors by which a correction must beat none, batch against batch, to be advised."""
-ENOUGH, FEWEST = 640, 320
-"""Sequences from which advice is reliable, and below which it broke where the truth is known (docs/advise.md)."""
+FEWEST = 320
+"""Sequences below which advice broke where the truth is known (docs/advise.md)."""
 UNDERRATED = 10.0
 """Times that a squared bias may be larger than estimated: up to 8.7 where the truth is known (docs/advise.md)."""
 SPLITS = 20

@@ -9,16 +9,17 @@ token ids, ranks of probabilities stand for them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.advise.sample import Corrected, Sample
-from mismatchctl.batch import Bools, Float64s, Ints
+from mismatchctl.advise.applied import Applied
+from mismatchctl.advise.sample import Sample
+from mismatchctl.batch import Float64s, Ints, Segments
 
 MOST_FEATURES = 1 << 15
 """Pairs of (previous token, token) beyond which they are hashed into so many."""
@@ -61,12 +62,6 @@ class Products:
     apart: Float64s
     reference: Float64s
 
-    @classmethod
-    def of(cls, gradients: Float64s, reference: Float64s, counts: float = 1.0) -> Products:
-        """From gradients [batches, features]; the squared bias counts so many times."""
-        apart = gradients - reference
-        return cls(gradients @ gradients.T, gradients @ reference.T, counts * apart @ apart.T, reference @ reference.T)
-
     def __len__(self) -> int:
         return len(self.own)
 
@@ -84,32 +79,83 @@ class Products:
         return Moments(bias2, error, float(variance), errors)
 
 
+@dataclass(frozen=True)
+class Standard:
+    """What gradients are held against: those [batches, features] of the least biased correction.
+
+    Attributes:
+        gradients: of each batch.
+        counts: times that a squared bias against them counts.
+        squares: their inner products.
+    """
+
+    gradients: Float64s
+    counts: float
+    squares: Float64s
+
+    @classmethod
+    def of(cls, gradients: Float64s, counts: float = 1.0) -> Standard:
+        """From gradients."""
+        return cls(gradients, counts, gradients @ gradients.T)
+
+    def against(self, gradients: Float64s) -> Products:
+        """The inner products of a correction's gradients, all from their difference: where it is small, it is exact."""
+        difference = gradients - self.gradients
+        apart, across = difference @ difference.T, difference @ self.gradients.T
+        own = apart + across + across.T + self.squares
+        return Products(own, across + self.squares, self.counts * apart, self.squares)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A sample's tokens, batch after batch.
+
+    Attributes:
+        batch: of each sequence [S].
+        picker: what takes values per token to this order; None: they are in it.
+        feature: of each token [T], in this order.
+        bounds: the tokens of each batch, from and to.
+    """
+
+    batch: Ints
+    picker: Callable[[NDArray[Any]], NDArray[Any]] | None
+    feature: NDArray[np.int32]
+    bounds: list[tuple[int, int]]
+
+
 class Surrogate:
     """Gradients of a sample's batches under any weights."""
 
-    def __init__(self, sample: Sample, batch: Ints) -> None:
-        """Lay out the features; `batch` [S] says which batch each sequence is in, from 0."""
-        tokens = sample.batch.segments
-        self._batch: Ints = tokens.spread(batch)
-        self._batches = int(batch.max()) + 1
+    def __init__(self, sample: Sample) -> None:
+        """Lay out the features."""
         if sample.advantages is None:
             raise ValueError("a gradient needs advantages")
-        ids = sample.token_ids if sample.token_ids is not None else _ranks(sample.batch.train)
-        self._coefficient = sample.advantages * -np.expm1(np.minimum(sample.batch.train.astype(np.float64), 0.0))
-        self._contexts, self._choices, self._feature = _features(ids, tokens.places == 0)
+        segments, train = sample.batch.segments, sample.batch.train
+        ids = sample.token_ids if sample.token_ids is not None else _ranks(train)
+        self._segments = segments
+        self._coefficient = sample.advantages * -np.expm1(np.minimum(train.astype(np.float64), 0.0))
+        self._contexts, self._choices, self._feature = _features(ids, segments)
 
-    @cached_property
-    def _index(self) -> Ints:
-        return self._batch * (self._contexts * self._choices) + self._feature
+    def layout(self, batch: Ints) -> Layout:
+        """The tokens by the batch of each sequence [S], from 0."""
+        order = np.argsort(batch, kind="stable")
+        picker = None if (order[1:] > order[:-1]).all() else self._segments.picker(order)
+        feature = self._feature if picker is None else picker(self._feature)
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, self._segments.lengths))]).astype(np.int64)
+        return Layout(batch, picker, feature, list(pairwise(bounds.tolist())))
 
-    def gradients(self, applied: Corrected) -> Float64s:
-        """The gradient of each batch [batches, features]: sum of weight x advantage x score over counted tokens."""
-        tokens = np.bincount(self._batch, applied.counted, self._batches)
-        each = np.where(applied.kept, applied.weights * self._coefficient, 0.0) / np.maximum(tokens, 1)[self._batch]
-        found = np.bincount(self._index, each, self._batches * self._contexts * self._choices)
-        table = found.reshape(self._batches, self._contexts, self._choices)
-        centred: Float64s = table - table.mean(axis=2, keepdims=True)
-        return centred.reshape(self._batches, -1)
+    def gradients(self, applied: Applied, layouts: Sequence[Layout]) -> Iterator[Float64s]:
+        """By layout, the gradient of each batch [batches, features]: weight x advantage x score per counted token."""
+        terms, size = applied.weights * self._coefficient, self._contexts * self._choices
+        for layout in layouts:
+            own = terms if layout.picker is None else layout.picker(terms)
+            found = np.empty((len(layout.bounds), size))
+            for row, (start, stop) in enumerate(layout.bounds):
+                found[row] = np.bincount(layout.feature[start:stop], own[start:stop], size)
+            found /= np.maximum(np.bincount(layout.batch, applied.counted), 1)[:, None]
+            table = found.reshape(-1, self._contexts, self._choices)
+            table -= table.mean(axis=2, keepdims=True)
+            yield found
 
 
 def _squared_mean(products: Float64s) -> tuple[float, float]:
@@ -122,15 +168,31 @@ def _squared_mean(products: Float64s) -> tuple[float, float]:
     return float(off / (count * (count - 1))), float(error)
 
 
-def _features(ids: Ints, first: Bools) -> tuple[int, int, Ints]:
+def _features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:
     """Contexts, choices within each, and the feature of each token [T]: its (previous token, token), hashed if many."""
-    known, code = np.unique(ids, return_inverse=True)
-    size = len(known)
-    before = np.where(first, size, np.roll(code, 1))
+    size, code = _coded(ids)
+    before = np.concatenate([[size], code[:-1]])
+    before[segments.offsets[:-1][segments.nonempty]] = size
     if (size + 1) * size <= MOST_FEATURES:
-        return size + 1, size, before * size + code
-    mixed = (before.astype(np.uint64) * np.uint64(size) + code.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-    return 1, MOST_FEATURES, (mixed >> np.uint64(64 - 15)).astype(np.int64)
+        return size + 1, size, (before * size + code).astype(np.int32)
+    mixed = before.view(np.uint64)
+    mixed *= np.uint64(size)
+    mixed += code.view(np.uint64)
+    mixed *= np.uint64(0x9E3779B97F4A7C15)
+    mixed >>= np.uint64(64 - 15)
+    return 1, MOST_FEATURES, mixed.astype(np.int32)
+
+
+def _coded(ids: Ints) -> tuple[int, Ints]:
+    """How many ids there are, and the place of each token's among them, in their order [T]."""
+    low, high = int(ids.min()), int(ids.max())
+    if high - low > len(ids) + (1 << 20):
+        known, code = np.unique(ids, return_inverse=True)
+        return len(known), code
+    present = np.zeros(high - low + 1, np.bool_)
+    present[ids - low] = True
+    place = np.cumsum(present) - 1
+    return int(place[-1]) + 1, place[ids - low]
 
 
 def _ranks(log_probs: NDArray[np.floating[Any]]) -> Ints:

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from mismatchctl.advise.applied import Candidate, correct, ess_of
 from mismatchctl.advise.choose import Choice
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.model import Outlook
-from mismatchctl.advise.sample import Candidate, Sample, correct, ess_of
+from mismatchctl.advise.sample import Sample
 from mismatchctl.batch import Float64s
 from mismatchctl.predict.trend import at_step
 from mismatchctl.ratios import ratios_of
@@ -75,9 +76,11 @@ def _limit_passed(
     """The first step ahead, with words, at which what is advised rejects too much or leaves too small an ESS."""
     applied, segments = correct(first.correction, sample), sample.batch.segments
     tokens = _tokens(sample)
-    rejected = 1 - np.bincount(sample.step, first.kept, len(labels)) / np.maximum(tokens, 1)
-    step_of = segments.spread(sample.step)
-    ess = np.array([ess_of(applied, step_of == step) for step in range(len(labels))])
+    sums = [np.bincount(sample.step, own, len(labels)) for own in (
+        first.kept, segments.sum(applied.weights), segments.sum(np.square(applied.weights))
+    )]  # fmt: skip
+    rejected = 1 - sums[0] / np.maximum(tokens, 1)
+    ess = np.array([ess_of(*of_step) for of_step in zip(*sums[1:], tokens, strict=True)])
     most, least = min(limits.max_rejection, MANY_REJECTED), limits.min_ess
     passed = (
         ("rejected_tokens", rejected, 1, most, f"it rejects more than {most:.0%} of the tokens"),

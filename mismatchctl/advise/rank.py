@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from mismatchctl.advise.applied import Applied, Candidate, candidate, correct
 from mismatchctl.advise.choose import Choice, choose, stability, stability_in_time, widened
-from mismatchctl.advise.gradient import Products, Surrogate
+from mismatchctl.advise.gradient import Layout, Products, Standard, Surrogate
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.model import Advice
 from mismatchctl.advise.outlook import outlook
 from mismatchctl.advise.reference import Reference, reference_of, sequence_tail
 from mismatchctl.advise.rows import advised, notes
-from mismatchctl.advise.sample import Candidate, Sample, candidate, correct
+from mismatchctl.advise.sample import Sample
 from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.framework import Framework
@@ -56,7 +57,7 @@ def rank(
 
     def again(other: Sample) -> Choice:
         chosen = [own.correction for own in made.usable.values()]
-        return choose(_measured(other, chosen, Limits()).products, scale, sure)
+        return choose(_measured(replace(other, steps=()), chosen, Limits()).products, scale, sure)
 
     return Advice.model_validate(
         {
@@ -113,12 +114,14 @@ def _measured(
 ) -> _Measured:
     """Apply corrections, and hold the gradients of batches against those of the reference."""
     made = _Measured(reference_of(sample), {}, {}, {}, {}, {}, {})
-    mixed, ordered = Surrogate(sample, _batches(sample)), None
-    unbiased, counts = correct(made.reference.correction, sample), made.reference.counts
-    wanted = mixed.gradients(unbiased)
-    if sample.is_in_time:
-        ordered = Surrogate(sample, _batches(sample, in_time=True))
-        wanted_in_time = ordered.gradients(unbiased)
+    surrogate, unbiased = Surrogate(sample), correct(made.reference.correction, sample)
+    orders = (_batches(sample), _batches(sample, in_time=True)) if sample.is_in_time else (_batches(sample),)
+    layouts = [surrogate.layout(batch) for batch in orders]
+    standards = [Standard.of(own, made.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
+
+    def measure(applied: Applied, over: Sequence[Layout] = layouts) -> list[Products]:
+        return [own.against(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)]
+
     for each in corrections:
         if _lacks(each, sample):
             continue
@@ -128,14 +131,15 @@ def _measured(
             made.refused[each.name] = why
             continue
         made.usable[each.name] = own
-        made.products[each.name] = Products.of(mixed.gradients(applied), wanted, counts)
-        if ordered is not None:
-            made.in_time[each.name] = Products.of(ordered.gradients(applied), wanted_in_time, counts)
+        found = measure(applied)
+        made.products[each.name] = found[0]
+        if sample.is_in_time:
+            made.in_time[each.name] = found[1]
     for each in yours:
         if not _lacks(each, sample):
             name = f"yours: {each.name}"
             made.yours[name], applied = candidate(each, sample)
-            made.beside[name] = Products.of(mixed.gradients(applied), wanted, counts)
+            (made.beside[name],) = measure(applied, layouts[:1])
     return made
 
 

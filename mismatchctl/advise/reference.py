@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.advise.sample import Sample, correct
+from mismatchctl.advise.applied import correct
+from mismatchctl.advise.sample import Sample
 from mismatchctl.correction import Correction, correction_from_mapping
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mismatchctl.advise.choose import ENOUGH, FEWEST, SURE, Choice, widened
+from mismatchctl.advise.applied import Candidate
+from mismatchctl.advise.choose import FEWEST, SURE, Choice, widened
 from mismatchctl.advise.gradient import Moments
 from mismatchctl.advise.model import Advised
 from mismatchctl.advise.reference import CONVERGES, Reference
-from mismatchctl.advise.sample import Candidate, Sample
+from mismatchctl.advise.sample import ENOUGH, Sample
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework

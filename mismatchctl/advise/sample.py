@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,19 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.analyze.trims import trimmed
 from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.correction import Correction
-from mismatchctl.correction.apply import Applied, apply
 from mismatchctl.dumps import Problems, Rows, open_dump
 from mismatchctl.dumps.ids import TOKEN_IDS
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.measure.hashes import cluster_hashes
 from mismatchctl.measure.table import Hashes, hash_values, mix
-from mismatchctl.ratios import ratios_of
 
-MOST_TOKENS = 1 << 22
+MOST_TOKENS = 1 << 21
 """Tokens of a run that are looked at; beyond, whole prompts with the smallest hashes."""
+ENOUGH = 640
+"""Sequences that are looked at whatever their tokens: with so many advice is reliable where the truth is known."""
 WANTED = (
     "current_log_probs", "advantages", "prompt_id", "sequence_id", "step", "run", "reward", "micro_batch",
     "rollout_version", "train_version",
@@ -76,27 +73,6 @@ class Sample:
         return int(self.cluster[-1]) + 1 if len(self.cluster) else 0
 
 
-@dataclass(frozen=True)
-class Corrected:
-    """A correction on a sample: final weights and what is kept, [T]."""
-
-    weights: Float64s
-    kept: NDArray[np.bool_]
-    counted: NDArray[np.bool_]
-    sequences: Float64s  # kept tokens of each sequence [S]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A correction with what it costs on a sample: shares, and the tokens that it keeps of each sequence [S]."""
-
-    correction: Correction
-    rejected_tokens: float
-    rejected_sequences: float
-    ess: float
-    kept: Float64s
-
-
 def read(
     paths: Sequence[str],
     rename: Mapping[str, str] | None = None,
@@ -116,13 +92,13 @@ def read(
     for unit in dump.readings:
         for batch in dump.read(unit, Problems(), seen.append):
             for run, part in _parts(batch, seen[-1], unit.file.run):
-                found[run] = _capped([*found.get(run, []), part])
+                found[run] = _capped([*found.get(run, []), part], 2)
             seen.clear()
         done += unit.tokens
         if progress is not None:
             progress(done, expected)
     dump.require_tokens(sum(part.batch.tokens for parts in found.values() for part in parts))
-    return {run: _sample(parts) for run, parts in found.items()}
+    return {run: _sample(found.pop(run)) for run in [*found]}
 
 
 @dataclass(frozen=True)
@@ -152,14 +128,15 @@ def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
     return [(str(name), whole.take(np.flatnonzero(names == name))) for name in dict.fromkeys(names.tolist())]
 
 
-def _capped(parts: list[_Part]) -> list[_Part]:
-    """The prompts with the smallest hashes, once the tokens are twice as many as are looked at."""
-    if sum(part.batch.tokens for part in parts) < 2 * MOST_TOKENS:
+def _capped(parts: list[_Part], slack: int = 1) -> list[_Part]:
+    """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order."""
+    tokens, sequences = sum(part.batch.tokens for part in parts), sum(len(part.batch) for part in parts)
+    if tokens <= slack * MOST_TOKENS or sequences <= slack * ENOUGH:
         return parts
     joined = _joined(parts)
     order = np.argsort(joined.hashes, kind="stable")
     within = np.cumsum(joined.batch.segments.lengths[order]) <= MOST_TOKENS
-    last = joined.hashes[order][max(int(within.sum()) - 1, 0)]
+    last = joined.hashes[order][max(int(within.sum()), ENOUGH) - 1]
     return [replace(joined.take(np.flatnonzero(joined.hashes <= last)), seen=joined.seen)]
 
 
@@ -175,12 +152,14 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     def column(name: str) -> NDArray[Any]:
         return np.concatenate([batch.columns.get(name, np.full(len(batch), None, object)) for batch in batches])
 
+    gaps = any(batch.position is not None for batch in batches)
+    position = np.concatenate([batch.positions for batch in batches]) if gaps else None
     batch = TokenBatch(
         Segments(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
         np.concatenate([batch.rollout for batch in batches]),
         np.concatenate([batch.train for batch in batches]),
         current=joined([batch.current for batch in batches]),
-        position=np.concatenate([batch.positions for batch in batches]),
+        position=position,
         advantages=joined([batch.advantages for batch in batches]),
         columns={name: column(name) for name in names},
         rows=np.arange(len(lengths)),
@@ -189,9 +168,10 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     return _Part(batch, hashes, joined([part.token_ids for part in parts]), sum(part.seen for part in parts))
 
 
-def _sample(parts: Sequence[_Part]) -> Sample:
+def _sample(parts: list[_Part]) -> Sample:
     """The sequences by the hash of their prompt and step, whatever order they were read in."""
-    joined = _joined(parts)
+    joined = _joined(_capped(parts))
+    parts.clear()  # two copies at a time are enough
     named = joined.batch.columns.get("step")
     steps = np.zeros(len(joined.batch)) if named is None else named
     labels, step = np.unique(steps.astype(str) if steps.dtype == object else steps, return_inverse=True)
@@ -216,46 +196,3 @@ def _advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:
     others = (np.bincount(cluster, reward)[cluster] - reward) / np.maximum(count - 1, 1)
     each = np.where(count > 1, reward - others, 0.0)
     return batch.segments.spread(each) if each.any() else None
-
-
-def correct(correction: Correction, sample: Sample) -> Corrected:
-    """Apply a correction as the trainer would: weights bounded and normalized, gates in order."""
-    batch = trimmed(sample.batch, [correction])
-    applied = apply(correction, ratios_of(batch, correction.sources), batch)
-    kept = applied.kept.expanded()
-    return Corrected(_normalized(correction, applied, sample), kept, applied.counted.expanded(), applied.kept.counts)
-
-
-def candidate(correction: Correction, sample: Sample) -> tuple[Candidate, Corrected]:
-    """A correction with its costs, and its weights."""
-    applied = correct(correction, sample)
-    rejected = 1 - int(applied.kept.sum()) / sample.batch.tokens
-    filled = sample.batch.segments.nonempty
-    gone = float(((applied.sequences == 0) & filled).sum() / max(int(filled.sum()), 1))
-    return Candidate(correction, rejected, gone, ess_of(applied), applied.sequences), applied
-
-
-def ess_of(applied: Corrected, of: NDArray[np.bool_] | None = None) -> float:
-    """Effective sample size of some tokens (None: all) as a share of their number."""
-    tokens = len(applied.kept) if of is None else int(of.sum())
-    weights = applied.weights[applied.kept if of is None else applied.kept & of]
-    squares = float(np.square(weights).sum())
-    return float(weights.sum()) ** 2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
-
-
-def _normalized(correction: Correction, applied: Applied, sample: Sample) -> Float64s:
-    """Final weights [T]: divided by their mean over the step, or the micro-batch, before rejection."""
-    rule, weights = correction.weight, applied.token_weights()
-    if rule is None or rule.normalize == "none":
-        return weights
-    scope, segments = sample.step, sample.batch.segments
-    given = sample.batch.columns.get("micro_batch")
-    if rule.normalize_over == "micro_batch" and given is not None:
-        _, scope = np.unique(mix(hash_values(given), hash_values(sample.step)), return_inverse=True)
-    if rule.normalize == "token":
-        total, count = np.bincount(scope, segments.sum(weights)), np.bincount(scope, segments.lengths)
-    else:
-        filled = segments.nonempty
-        total, count = np.bincount(scope, np.where(filled, segments.mean(weights), 0)), np.bincount(scope, filled)
-    means: Float64s = segments.spread((total / np.maximum(count, 1))[scope])
-    return weights / means
