@@ -115,3 +115,9 @@ class Advice(AdviceViews, FiniteModel):
     k_hat: float | None = None
     notes: list[str] = Field(default_factory=list)
     front: dict[str, tuple[Sum, Sum, Sum]] = Field(default_factory=dict)
+
+    @property
+    def uncorrected(self) -> float:
+        """Error without a correction, in the units of the surrogate; 1 where there is none."""
+        bias2, variance, _ = self.front["none"]
+        return max(bias2, 0.0) + variance or 1.0

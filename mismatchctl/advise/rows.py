@@ -42,20 +42,15 @@ def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework
 
 
 def _why(name: str, choice: Choice) -> str:
-    """What speaks for the first, and why the others stand behind it, by how much."""
+    """What speaks for the first, and why the others stand behind it."""
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if name == choice.first:
-        if name == "none":
-            return "nothing beats it beyond the noise of the batches"
-        return f"{_less(own, none)} than no correction"
-    times = choice.mse[name] / choice.mse[choice.first] if choice.mse[choice.first] else 1.0
+        return "nothing beats it beyond noise" if name == "none" else f"{_less(own, none)} than no correction"
     if choice.ties(name):
-        return f"cannot be told from the first on this sample ({times:.3g} times its error)"
-    if choice.mse[name] < choice.mse[choice.first]:
-        return f"less error than the first ({times:.3g} times)"
+        return "cannot be told from the first"
     if name != "none" and name not in choice.better:
-        return f"not better than no correction beyond noise ({times:.3g} times the error of the first)"
-    return f"{times:.3g} times the error of the first: {_more(own, first)}"
+        return "not better than no correction beyond noise"
+    return "less error" if choice.mse[name] < choice.mse[choice.first] else _more(own, first)
 
 
 def _less(own: Moments, none: Moments) -> str:
@@ -124,7 +119,7 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     if refused:
         shown = ", ".join(f"{name} ({why})" for name, why in list(refused.items())[:3])
         more = f" and {len(refused) - 3} more" if len(refused) > 3 else ""
-        found.append(f"out of the question: {shown}{more}")
+        found.append(f"out of the question: {shown}{more}; no correction is weighed whatever is asked for")
     return found
 
 

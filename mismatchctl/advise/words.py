@@ -21,7 +21,9 @@ def headline(advice: Advice) -> str:
     best = advice.advice[0]
     size = f"at {advice.batch:,} sequences an update"
     if best.name == "none":
-        return f"{until}no correction: nothing beats it beyond noise {size}"
+        alone = len(advice.front) == 1 + len(advice.yours)
+        why = "nothing else is within the limits" if alone else "nothing beats it beyond noise"
+        return f"{until}no correction: {why}{'' if alone else f' {size}'}"
     cost = f"rejects {best.rejected_tokens:.1%} of the tokens" if best.rejected_tokens else "rejects nothing"
     return f"{until}{best.name}: {best.gain:.0%} less error of the gradient than no correction {size}; {cost}"
 

@@ -78,17 +78,19 @@ def _percents(values: Float64s, high: float) -> Text:
     return lambda tick: text(tick) if tick < high - 0.05 * span else ""
 
 
-def name_points(canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str]) -> None:
-    """Some of the best points named, far from each other and where there is room."""
-    (left, right), (bottom, top) = canvas.axes.get_xlim(), canvas.axes.get_ylim()
-    box = canvas.layout.box
-    wide, high = box[2] - box[0], box[3] - box[1]
-    places = np.column_stack([(x - left) / (right - left) * wide, (y - bottom) / (top - bottom) * high])
+def name_points(
+    canvas: Canvas, x: Float64s, y: Float64s, best: NDArray[np.int64], names: Sequence[str], before: int = 1
+) -> None:
+    """Some of the best points named, far from each other and where there is room; so many come before the others."""
+    left, top, right, bottom = canvas.layout.box
+    wide, high = right - left, bottom - top
+    shares = canvas.axes.transLimits.transform(canvas.axes.transScale.transform(np.column_stack([x, y])))
+    places = shares * [wide, high]
     taken = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
     distance = np.full(len(best), np.inf)
     named = 0
-    for _ in range(min(_TRIED, len(best))):
-        index = int(distance.argmax())
+    for place in range(min(_TRIED, len(best))):
+        index = place if place < before else int(distance.argmax())
         point, (across, up) = best[index], places[best[index]]
         distance = np.minimum(distance, np.hypot(*(places[best] - places[point]).T))
         text = short(names[point], 24)

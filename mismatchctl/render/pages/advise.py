@@ -45,10 +45,22 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
     if not advice.advice:
         return made.add(*(Note(f"{note}.", "quiet") for note in advice.notes), Note(""))
     made.add(_table(advice), *(Note(f"{clean(against_yours(own, advice.advice[0]))}.") for own in advice.yours))
-    made.add(*(Note(f"{text}.") for text in _how_sure(advice)))
+    made.add(*(Note(f"{text}.") for text in (*_others(advice), *_how_sure(advice))))
     made.add(Later(lambda: [_picture(advice, anchor)]), *(Note(f"{note}.", "quiet") for note in advice.notes))
     config = advice.advice[0].config
     return made.add(Code("as configuration:", dump_yaml(config), reach=USUAL) if config else None)
+
+
+def _others(advice: Advice) -> Iterator[str]:
+    """What ties with the first, and why the next one lost."""
+    first, *others = advice.advice
+    ties = [clean(own.name) for own in others if own.ties]
+    if ties:
+        yield f"{' and '.join(filter(None, (', '.join(ties[:-1]), ties[-1])))} cannot be told from {clean(first.name)}"
+    behind = next((own for own in others if not own.ties), None)
+    if behind is not None:
+        times = f", with {behind.mse / first.mse:.3g} times its error" if first.mse else ""
+        yield f"{clean(behind.name)} stands behind {clean(first.name)}{times}: {behind.why}"
 
 
 def _how_sure(advice: Advice) -> Iterator[str]:
@@ -79,11 +91,10 @@ def _picture(advice: Advice, anchor: str) -> Figures:
 
 
 def _table(advice: Advice) -> Table:
-    every = [*advice.advice, *advice.yours]
-    scale = max(own.mse for own in every) or 1.0
+    scale = advice.uncorrected
     columns: Columns[Advised] = (
         ("correction", lambda own: words(own.name, "name")),
-        (Head("error", about="of one update's gradient; the largest here is 1", drop=0),
+        (Head("error", about="of one update's gradient; that of no correction is 1", drop=0),
          lambda own: f"{own.mse / scale:.3f}"),
         (Head("bias²", about="its part that more data does not take away", drop=4),
          lambda own: f"{max(own.bias2, 0.0) / scale:.3f}"),
@@ -98,6 +109,7 @@ def _table(advice: Advice) -> Table:
          lambda own: _ahead(own.twice_the_length)),
         (Head("why", numeric=False, drop=6), lambda own: words(own.why, "prose")),
     )  # fmt: skip
+    every = [*advice.advice, *advice.yours]
     return Table.of("Corrections, the best first", every, columns, reach=BRIEF)
 
 
