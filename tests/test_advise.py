@@ -97,6 +97,7 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     assert figure is not None and len(figure.data.rows) == len(found["front"])
     standing = {row[0]: row[3] for row in figure.data.rows}
     assert standing["yours: verl"] == "yours" and standing[found["advice"][0]["name"]] == "advised"
+    assert "preset" in standing.values()
     assert "no correction" in figure.svg and found["advice"][0]["name"] in figure.title
     assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
@@ -127,6 +128,26 @@ def test_limits_hold(candidates: str) -> None:
     for own in run(dump, "-c", candidates, "--no-rejection", "--fixed", "weight.level=token")["advice"]:
         assert own["name"] == "none" or own["correction"].get("weight", {}).get("level", "token") == "token"
         assert "gates" not in own["correction"]
+
+
+def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
+    """Errors are in units of no correction's; the sentences say of the others what the data say."""
+    arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
+    found = run(*arguments)["advice"]
+    page = " ".join(CliRunner().invoke(app, ["advise", *arguments], env={"COLUMNS": "80"}).stdout.split())
+    none = next(own["mse"] for own in found if own["name"] == "none")
+    assert all(f" {own['name']} {own['mse'] / none:.3f} " in page for own in found)
+    ties, behind = ([own for own in found[1:] if own["ties"] == tie] for tie in (True, False))
+    assert all(own["name"] in page.partition(" cannot be told from ")[0].rpartition("─")[2] for own in ties)
+    times = behind[0]["mse"] / found[0]["mse"]
+    assert f"{behind[0]['name']} stands behind {found[0]['name']}, with {times:.3g} times its error: more" in page
+
+
+def test_when_nothing_is_left_it_says_so() -> None:
+    limits = ["--max-rejection", "0", "--min-ess", "1"]
+    told = CliRunner().invoke(app, ["advise", str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_mis", *limits])
+    assert told.exit_code == 0 and "no correction: nothing else is within the limits" in told.stdout
+    assert "nothing beats it" not in told.stdout.partition("Corrections")[0]
 
 
 def test_a_frameworks_advice_is_in_its_own_words() -> None:

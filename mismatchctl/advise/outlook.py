@@ -55,12 +55,16 @@ def outlook(
             then = again(_stretched(sample, math.sqrt(factor)))
             if not then.ties(choice.first):
                 return _told(
-                    span, last, ahead, then.first, f"{then.first} is advised instead, at {factor:.2g} times K3"
+                    span, last, ahead, then.first, f"{then.first} is advised instead, at {_times(factor)} times K3"
                 )
     if limit is not None:
         return _told(span, last, limit[0], None, limit[1])
-    text = f"K3 grows: in {span:g} steps it is {last:.2g} times that of this sample, and the advice still holds"
+    text = f"K3 grows: in {span:g} steps it is {_times(last)} times that of this sample, and the advice still holds"
     return Outlook(steps=span, k3_factor=last, text=text)
+
+
+def _times(factor: float) -> str:
+    return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
 
 
 def _told(span: float, factor: float, ahead: float, instead: str | None, what: str) -> Outlook:

@@ -54,13 +54,17 @@ def section(title: str, anchor: str, advice: Advice) -> Section:
 def _others(advice: Advice) -> Iterator[str]:
     """What ties with the first, and why the next one lost."""
     first, *others = advice.advice
-    ties = [clean(own.name) for own in others if own.ties]
+    ties = [_called(own) for own in others if own.ties]
     if ties:
-        yield f"{' and '.join(filter(None, (', '.join(ties[:-1]), ties[-1])))} cannot be told from {clean(first.name)}"
+        yield f"{' and '.join(filter(None, (', '.join(ties[:-1]), ties[-1])))} cannot be told from {_called(first)}"
     behind = next((own for own in others if not own.ties), None)
     if behind is not None:
         times = f", with {behind.mse / first.mse:.3g} times its error" if first.mse else ""
-        yield f"{clean(behind.name)} stands behind {clean(first.name)}{times}: {behind.why}"
+        yield f"{_called(behind)} stands behind {_called(first)}{times}: {behind.why}"
+
+
+def _called(own: Advised) -> str:
+    return "no correction" if own.name == "none" else clean(own.name)
 
 
 def _how_sure(advice: Advice) -> Iterator[str]:
