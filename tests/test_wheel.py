@@ -29,6 +29,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
+PIP = (sys.executable, "-m", "pip", "--python")
+"""The pip at hand installs into other environments: they need none of their own."""
+INSTALL = ("install", "--quiet", "--no-compile", "--disable-pip-version-check")
+
+
 def test_wheel_holds_templates_and_license(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "mismatchctl/reports_templates/document.html.j2" in names
@@ -40,9 +45,9 @@ def test_wheel_holds_templates_and_license(wheel: Path) -> None:
 def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     """The environment is empty but for the wheel; what it depends on is lent by this one, as pip would bring it."""
     environment = tmp_path / "venv"
-    venv.create(environment, with_pip=True)
+    venv.create(environment)
     python = environment / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel], check=True)
+    subprocess.run([*PIP, python, *INSTALL, "--no-deps", "--no-index", wheel], check=True)
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     lent = dict(os.environ, PYTHONPATH=packages)
     elsewhere = tmp_path / "elsewhere"
@@ -66,12 +71,11 @@ def test_wheel_works_from_another_folder(wheel: Path, tmp_path: Path) -> None:
 
 def test_the_recorder_alone_beside_an_images_own_numpy_and_pyarrow(wheel: Path, tmp_path: Path) -> None:
     """Old ones, and nothing else of what mismatchctl depends on; what they write is read here."""
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-    image = subprocess.run(
-        [*pip, "numpy==1.26.4", "pyarrow==15.0.2", "ml_dtypes==0.4.1"], capture_output=True, text=True
-    )
+    pip = [*PIP, python, *INSTALL, "--only-binary", ":all:"]
+    old = ["numpy==1.26.4", "pyarrow==15.0.2", "ml_dtypes==0.4.1"]
+    image = subprocess.run([*pip, *old], capture_output=True, text=True)
     if image.returncode:
         pytest.skip(f"no numpy 1.26 and pyarrow 15 to be had: {image.stderr.strip()[-200:]}")
     subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True)
