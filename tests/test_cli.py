@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
+from mismatchctl.cli.figures import check_folder
 from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 
@@ -150,6 +151,35 @@ def test_reports_are_not_overwritten_without_force(dump: Path, tmp_path: Path) -
     assert "--force" in refused.stderr
     assert run("analyze", dump, "--html", page, "--force").exit_code == 0
     assert page.read_text() != "mine"
+
+
+def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Path) -> None:
+    """Figures would lie between its files, and a Parquet file there would be read as one of them."""
+    before, step = sorted(dump.iterdir()), min(dump.glob("*.parquet"))
+    for words in (
+        ["analyze", dump, "--figures", dump],
+        ["analyze", dump / "*.parquet", "--figures", dump],
+        ["compare", step, dump, "--figures", dump],
+        ["sweep", step, "--figures", f"{dump}/../healthy"],
+        ["analyze", dump, "--sequences", dump / "s.parquet"],
+        ["sweep", dump, "-o", dump / "s.parquet"],
+    ):
+        done = run(*words, "--force")
+        assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
+        assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
+    check_folder(dump / "figures", [dump])
+    assert run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html").exit_code == 0
+    assert run("analyze", dump, "-q").exit_code == 0, "what was written there is not read"
+
+
+def test_a_name_that_is_too_long_is_a_matter_of_usage(dump: Path, tmp_path: Path) -> None:
+    place = tmp_path / f"{'x' * 300}.json"
+    for words in (
+        *(["analyze", dump, flag, place] for flag in ("-o", "--html", "--figures")),
+        ["convert", dump, place],
+    ):
+        done = run(*words)
+        assert (done.exit_code, done.stderr) == (2, f"error: {place}: the name is too long; choose a shorter one\n")
 
 
 def test_quiet_prints_nothing(dump: Path, tmp_path: Path) -> None:

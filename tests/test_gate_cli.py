@@ -176,6 +176,18 @@ def test_only_what_passed_or_was_accepted_becomes_a_baseline(places: dict[str, P
     assert (tmp_path / "0001.json").exists()
 
 
+def test_a_first_baseline_is_told_as_such(places: dict[str, Path], tmp_path: Path) -> None:
+    """Not as what is lacking: `--accept` has just saved it."""
+    done = run("gate", places["same"], "--save-baseline", tmp_path / "first.json", "--accept")
+    assert done.exit_code == 0 and "wrote" in done.stderr
+    said = " ".join(done.stdout.split())
+    assert "saved as the baseline by --accept" in said and "this becomes the first" in said
+    assert "save one with" not in said
+    again = run("gate", places["same"], "--baseline", tmp_path / "first.json",
+                "--save-baseline", tmp_path / "next.json", "--accept")  # fmt: skip
+    assert again.exit_code == 0 and "saved as" not in again.stdout, "it passed: nothing is to be told"
+
+
 def test_under_github_actions(places: dict[str, Path], tmp_path: Path) -> None:
     summary = tmp_path / "summary.md"
     summary.write_text("before\n")

@@ -230,6 +230,9 @@ def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path)
     assert (full.returncode, full.stderr) == (2, "error: stdout cannot be written: No space left on device\n")
     silent = shell(f"mismatchctl {words} 2>&-", tmp_path)
     assert silent.returncode == 0 and silent.stdout
+
+
+def test_an_error_that_nobody_can_be_told_has_its_code(tmp_path: Path) -> None:
     assert shell("mismatchctl analyze none 2>/dev/full", tmp_path).returncode == 4
     assert shell("mismatchctl analyze none >&- 2>&- <&-", tmp_path).returncode == 4
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mismatchctl.correction import Correction
+from pydantic import ValidationError
+
+from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
+from mismatchctl.texts import parse_inline
 
 MOST_REJECTED = 0.9
 """Rejecting more than that is no advice, whatever it does to the variance: rejecting everything has none."""
@@ -14,12 +17,12 @@ MOST_REJECTED = 0.9
 
 @dataclass(frozen=True)
 class Limits:
-    """Constraints on candidates; `fixed` are fields of a correction with the text of the value that they must have."""
+    """Constraints on candidates; `fixed` are fields of a correction with the value that they must have."""
 
     max_rejection: float = 1.0
     min_ess: float = 0.0
     no_rejection: bool = False
-    fixed: tuple[tuple[str, str], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
 
     def refuse(self, correction: Correction, rejected: float, ess: float) -> str:
         """Why a candidate is out of the question; "" where it is not."""
@@ -30,20 +33,52 @@ class Limits:
         if self.no_rejection and correction.gates:
             return "rejects"
         data = correction.model_dump(mode="json")
-        return next((f"{path} is not {wanted}" for path, wanted in self.fixed if str(_at(data, path)) != wanted), "")
+        return next((f"{path} is not {wanted}" for path, wanted in self.fixed if _at(data, path) != wanted), "")
 
 
-def parse_fixed(texts: list[str]) -> tuple[tuple[str, str], ...]:
+def parse_fixed(texts: list[str]) -> tuple[tuple[str, Any], ...]:
     """Read `weight.level=token`.
 
     Raises:
-        ConfigError: there is no = in it.
+        ConfigError: there is no = in it, a correction has no such field, or the field no such value.
     """
-    pairs = [text.partition("=") for text in texts]
-    for text, (path, equals, value) in zip(texts, pairs, strict=True):
-        if not (path and equals and value):
-            raise ConfigError(f"--fixed {text}: write PATH=VALUE, as in weight.level=token")
-    return tuple((path.strip(), value.strip()) for path, _, value in pairs)
+    return tuple(_fixed(text) for text in texts)
+
+
+def _fixed(text: str) -> tuple[str, Any]:
+    path, equals, written = (part.strip() for part in text.partition("="))
+    if not (path and equals and written):
+        raise ConfigError(f"--fixed {text}: write PATH=VALUE, as in weight.level=token")
+    value, parts = parse_inline(written, f"--fixed {text}"), path.split(".")
+    try:
+        Correction.model_validate(_nested(parts, value))
+    except ValidationError as error:
+        for problem in error.errors():
+            # that fields do not fit each other says nothing of one of them alone
+            if problem["type"] != "value_error" or len(problem["loc"]) >= len(parts) - (parts[-1] in ("0", "1")):
+                raise ConfigError(f"--fixed {text}: {_explained(problem, parts)}") from None
+    return path, value
+
+
+def _nested(parts: list[str], value: Any, under: str = "") -> Any:
+    """A correction of which no more is given than this."""
+    if not parts:
+        return value
+    name, rest = parts[0], _nested(parts[1:], value, parts[0])
+    if not (under and name.isdecimal()):
+        return {name: rest}
+    return [rest] if under == "gates" else [None] * int(name[:2]) + [rest] + [None] * (name == "0")
+
+
+def _explained(problem: Any, parts: list[str]) -> str:
+    """What is wrong, with the fields that there are, or with what the field is for."""
+    of_a_part = {"weight": ("weight.", Weight.model_fields), "gates": ("gates.0.", Gate.model_fields)}
+    under, fields = of_a_part.get(parts[0], ("", Correction.model_fields))
+    if problem["type"] == "extra_forbidden":
+        return f"there is no such field; what may be fixed: {', '.join(under + name for name in fields)}"
+    field = next((fields[part] for part in parts if part in fields), None)
+    said = str(problem["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+    return said if field is None else f"{said} ({field.description})"
 
 
 def _at(data: Any, path: str) -> Any:

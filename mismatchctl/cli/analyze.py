@@ -221,7 +221,7 @@ def analyze(
         raise ConfigError("--json and --markdown - both write to stdout: give one of them")
     read = [*paths, *(config or []), against, join, baseline]
     check_places(output, html, text, sequences, tokens, force=force, inputs=read)
-    check_folder(figures)
+    check_folder(figures, read)
     page = open_page(html, wanted=open_)
     rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
     chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)

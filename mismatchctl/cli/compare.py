@@ -76,7 +76,7 @@ def compare(
     output, json = or_stdout(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
     check_places(output, html, force=force, inputs=inputs)
-    check_folder(figures)
+    check_folder(figures, inputs)
 
     corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
 

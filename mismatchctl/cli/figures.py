@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.flags import OUTPUTS
-from mismatchctl.cli.output import check_places, on_disk, write
+from mismatchctl.cli.output import check_places, holds_dump, on_disk, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ FigureFolder = Annotated[
 FigureFormat = Annotated[Picture, typer.Option("--figure-format", help="Of --figures.", rich_help_panel=OUTPUTS)]
 
 
-def check_folder(folder: Path | None) -> None:
+def check_folder(folder: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
     """Refuse, before any work, a folder that figures cannot be written to.
 
     Raises:
-        ConfigError: it is a file, or its parent is not there.
+        ConfigError: it is a file, its parent is not there, or it holds the dump that is read.
     """
     if folder is None:
         return
@@ -46,6 +46,8 @@ def check_folder(folder: Path | None) -> None:
         raise ConfigError(f"--figures {folder}: is a file; name a folder")
     if not folder.exists() and not folder.parent.is_dir():
         raise ConfigError(f"--figures {folder}: the folder {folder.parent} does not exist; create it first")
+    if holds_dump(folder, inputs):
+        raise ConfigError(f"--figures {folder}: holds the dump that is read; name a folder of their own")
 
 
 def write_page(page: Document, html: Path | None, folder: Path | None, picture: Picture, *, force: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -152,7 +153,7 @@ def gate(
         return
     for warning in result.warnings:
         say(f"warning: {warning}", quiet)
-    verdict = judge(result, rules, against, level, most)
+    verdict = judge(result, rules, replace(against, accept=accept), level, most)
     with outputs(quiet):
         _write(verdict, junit, markdown, html)
         if save_baseline is not None:

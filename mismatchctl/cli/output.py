@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import glob
 import io
 import os
@@ -54,9 +55,11 @@ def check_places(
     if twice is not None:
         raise ConfigError(f"{twice}: two outputs cannot go to one file")
     given = [str(path) for path in inputs if path is not None]
-    read = next((place for place in places if place.exists() and any(_reads(text, place) for text in given)), None)
-    if read is not None:
+    read = next((place for place in places if any(_reads(text, place) for text in given)), None)
+    if read is not None and read.exists():
         raise ConfigError(f"{read}: is read as well; an output never replaces an input, name another file")
+    if read is not None:
+        raise ConfigError(f"{read}: lies in the dump that is read, and would be read with it; name a file beside it")
 
 
 def or_stdout(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
@@ -73,14 +76,27 @@ def or_stdout(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
 
 
 def _reads(text: str, place: Path) -> bool:
-    """Whether an argument names a file that exists, as it is, in a folder, or by a pattern."""
-    paths = [Path(text)] if os.path.exists(text) else [Path(found) for found in glob.glob(text, recursive=True)]
-    for path in paths:
+    """Whether an argument names a file, as it is or by a pattern, or a folder in which it would be read."""
+    for path in _named(text):
         if path.is_dir():
             inside = Path(os.path.realpath(place)).is_relative_to(os.path.realpath(path))
             if inside and place.suffix in _READ_IN_FOLDERS:
                 return True
-        elif path.exists() and os.path.samefile(path, place):
+        elif path.exists() and place.exists() and os.path.samefile(path, place):
+            return True
+    return False
+
+
+def _named(text: str) -> list[Path]:
+    return [Path(text)] if os.path.exists(text) else [Path(found) for found in glob.glob(text, recursive=True)]
+
+
+def holds_dump(folder: Path, inputs: Iterable[str | Path | None]) -> bool:
+    """Whether files of a dump that is read lie in this very folder."""
+    for path in (path for text in inputs if text is not None for path in _named(str(text))):
+        held = path if path.is_dir() else path.parent
+        is_read = path.is_dir() or path.suffix in _READ_IN_FOLDERS
+        if is_read and os.path.realpath(held) == os.path.realpath(folder):
             return True
     return False
 
@@ -89,13 +105,18 @@ def on_disk(place: Path) -> Path:
     """The place, if it is one of this machine.
 
     Raises:
-        ConfigError: it is an object.
+        ConfigError: it is an object, or its name is too long.
     """
     from mismatchctl.stores import normal, remote
 
     named = f"{place}/"  # as a Path, s3:// is s3:
     if remote(named):
         raise ConfigError(f"{normal(named)}: object stores are read, not written; name a place on a disk")
+    try:
+        os.lstat(place)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ConfigError(f"{place}: the name is too long; choose a shorter one") from None
     return place
 
 

@@ -135,7 +135,7 @@ def sweep(
     """
     output, json = or_stdout(output, json)
     check_places(output, html, force=force, inputs=[*paths, *(config or []), study_file])
-    check_folder(figures)
+    check_folder(figures, paths)
     wishes = _wishes(target_rejection or [], target_ess or [])
     flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
     named = {name: text for name, text in flags.items() if text is not None}

@@ -47,6 +47,8 @@ LEVEL = 0.05
 """The chance of any false failure that is allowed for."""
 OTHER_TOKENS = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
+FIRST = "there was no baseline: this becomes the first, which later dumps are compared with"
+ACCEPTED = "saved as the baseline by --accept, whatever the verdict: later dumps are compared with it"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Against:
         names: what each of them is called.
         nights: how many verdicts in a row share the level.
         fixed_tokens: whether they must hold the same prompts and responses, scored again.
+        accept: whether what is judged becomes the next of them, whatever the verdict.
     """
 
     name: str | None = None
@@ -66,6 +69,7 @@ class Against:
     names: Sequence[str] = ()
     nights: int = 1
     fixed_tokens: bool = False
+    accept: bool = False
 
 
 @dataclass
@@ -123,6 +127,7 @@ def judge(
     checks += coverage(result, rules, baseline, max_skipped)
     outcome = worst([check.outcome for check in checks])
     notes = [*said(result, baseline), *dict.fromkeys(judging.notes)]
+    notes += [ACCEPTED] if against.accept and outcome != "passed" else []
     growth = {name: growth_of_run(run) for name, run in result.runs.items() if len(run.groups.labels) > 1}
     found = Verdict(
         version=__version__, outcome=outcome, level=level, baseline=against.name, checks=checks, notes=notes,
@@ -190,7 +195,7 @@ def _comparable(target: Target, name: str, result: Result, against: Against) -> 
         if difference is not None or matching is None:
             return found[::-1], "" if found else f"the baseline is not comparable: {difference}"
         found.append(matching[1])
-    return found[::-1], "" if found else NO_BASELINE
+    return found[::-1], "" if found else FIRST if against.accept else NO_BASELINE
 
 
 class _Judging:
