@@ -56,6 +56,7 @@ def compare(folder: Path) -> tuple[int, int, float]:
         for key, series in run.groups.corrections[points[row["correction"], row["point"]].name].items():
             index = places[row["group"]]
             values.append((row, key, series.value[index], series.status_at(index)))
+    values = [each for each in values if each[1] in each[0]]  # other aggregations of a loss are no column of a sweep
     wrong, largest = 0, 0.0
     for row, key, value, status in values:
         if value is None or row[key] is None:

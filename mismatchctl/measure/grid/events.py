@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, TokenBatch
-from mismatchctl.correction import Selection
+from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
+from mismatchctl.correction import Gate, Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
@@ -140,6 +140,23 @@ def sequences_of(tokens: Ints, batch: TokenBatch) -> Ints:
     return np.repeat(np.arange(len(batch)), np.diff(np.searchsorted(tokens, batch.segments.offsets)))
 
 
+def left_by(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBatch) -> Selection:
+    """What is left by gates that each judge by themselves."""
+    left = everything = Selection.everything(batch.segments)
+    for gate in gates:
+        outcome = judge(gate, ratios[gate.source], batch, everything)
+        left = left.without(outcome.low).without(outcome.high)
+    return left
+
+
+def summed_apart(values: Float64s, kept: Bools | None, apart: Ints, segments: Segments) -> Float64s:
+    """Kept values [T] summed over each sequence, but for some tokens, which stand behind by themselves [S + apart]."""
+    values = values.copy() if kept is None else np.where(kept, values, 0.0)
+    alone = values[apart]
+    values[apart] = 0.0
+    return np.concatenate([segments.sum(values), alone])
+
+
 def event_columns(
     family: Family, ladder: Ladder, ratios: Mapping[str, Ratios], batch: TokenBatch, parts: Parts
 ) -> EventColumns:
@@ -148,11 +165,7 @@ def event_columns(
     columns, maxima = correction_columns(family.loosest, ratios, ratios["train/rollout"].k3_sum, batch)
     own, lengths = correction.gates[ladder.gate], segments.lengths
     n, everything = np.maximum(lengths, 1).astype(np.float64), Selection.everything(segments)
-    left = everything
-    for number, gate in enumerate(correction.gates):
-        if number != ladder.gate:
-            outcome = judge(gate, ratios[gate.source], batch, everything)
-            left = left.without(outcome.low).without(outcome.high)
+    left = left_by((gate for number, gate in enumerate(correction.gates) if number != ladder.gate), ratios, batch)
 
     # All tokens of a sequence lie in one bin where it is judged as a whole; else most do, and the others are looked up.
     values, bin_of = measure(own, ratios[own.source], everything, batch), ladder.thresholds.bin
@@ -172,35 +185,31 @@ def event_columns(
         return found
 
     made, every = EventColumns(family, parts, ladder.rungs), np.arange(len(batch))
+    looked_at, tokens = np.concatenate([every, of_token]), np.concatenate([held, np.ones(len(searched))])
     for side, of_bin in (("low", ladder.low), ("high", ladder.high)):
-        until = np.concatenate([of_bin[bins], of_bin[usual]])
-        tokens = np.concatenate([np.ones(len(bins)), held])
+        until = np.concatenate([of_bin[usual], of_bin[bins]])
         late = np.flatnonzero(until)
-        sequence_of = np.concatenate([of_token, every])[late]
-        made.leaving[f"gate{ladder.gate}_tokens_{side}"] = sequence_of, until[late], tokens[late]
+        made.leaving[f"gate{ladder.gate}_tokens_{side}"] = looked_at[late], until[late], tokens[late]
         made.leaving[f"gate{ladder.gate}_sequences_{side}"] = every, latest(of_bin), None
     enters = np.maximum(ladder.low, ladder.high)
     last = np.where(left.counts == lengths, latest(enters), count)
 
     # What enters, by sequence and rung.
-    kept = left.expanded()
+    kept = None if left.tokens is None else left.expanded()
     rule = correction.weight
     weights = None if rule is None else Weights(rule, ratios[rule.source])
-    each_brings: dict[str, NDArray[Any]] = {"kept": kept.astype(np.float64)}
-    each_brings["kept_k3"] = np.where(kept, ratios["train/rollout"].k3, 0.0)
+    brought = {"kept": tokens if kept is None else summed_apart(np.ones(batch.tokens), kept, searched, segments)}
+    brought["kept_k3"] = summed_apart(ratios["train/rollout"].k3, kept, searched, segments)
     if weights is not None:
         for name, each in (("kept_excess", weights.excess), ("squared_kept_weight", weights.bounded**2)):
-            each_brings[name] = np.where(kept, each if weights.per_token else segments.spread(each), 0.0)
-    keys = np.concatenate([of_token * (count + 1) + enters[bins], every * (count + 1) + enters[usual]])
+            values = each if weights.per_token else segments.spread(each)
+            brought[name] = summed_apart(values, kept, searched, segments)
+    keys = looked_at * (count + 1) + np.concatenate([enters[usual], enters[bins]])
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0)) if len(keys) else np.zeros(0, np.int64)
     sequence, rung = np.divmod(keys[order][starts], count + 1)
-    sums = {}
-    for name, each in each_brings.items():
-        rest = each[searched]
-        each[searched] = 0.0
-        sums[name] = np.add.reduceat(np.concatenate([rest, segments.sum(each)])[order], starts)
-    some = (sums["kept"] > 0) & (rung < count)
+    sums = {name: np.add.reduceat(each[order], starts) for name, each in brought.items()}
+    some = (sums["kept"] > 0) & (rung < count) & (left.counts > 0)[sequence]
     made.sequence, made.rung = sequence, rung = sequence[some], rung[some]
     made.entering = entering = {name: values[some] for name, values in sums.items()}
     if weights is None:
@@ -221,7 +230,7 @@ def event_columns(
     ends = np.concatenate([sequence, every]), np.concatenate([rung, np.full(len(batch), count)])
     for name, (known, values) in batch.outcomes.items():
         for key, each in ((name, values), (f"{name}_known", known)):
-            entering[f"kept_{key}"] = brought = entering["kept"] * (each / n)[sequence]
-            made.leaving[f"rejected_{key}"] = *ends, np.concatenate([brought, never * (each / n)])
+            entering[f"kept_{key}"] = own_part = entering["kept"] * (each / n)[sequence]
+            made.leaving[f"rejected_{key}"] = *ends, np.concatenate([own_part, never * (each / n)])
     made.take_rest(columns, maxima)
     return made

@@ -254,9 +254,11 @@ class _Table:
 
     def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
         """Add to some rows, each named once."""
-        self._sums[rows] += self._layout.flat(sums)
+        for name, known in self._layout.arrays(self._sums).items():
+            known[rows] += sums[name]
         if self._largest is not None and maxima is not None:
-            self._maxima[rows] = np.maximum(self._maxima[rows], self._largest.flat(maxima))
+            for name, known in self._largest.arrays(self._maxima).items():
+                known[rows] = np.maximum(known[rows], maxima[name])
 
     def cut(self, cells: int) -> Iterator[ClusterTable]:
         """The table of each cell."""

@@ -13,11 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, TokenBatch
-from mismatchctl.correction import Correction, Selection
 from mismatchctl.correction.apply import Weights
-from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.grid.events import EventColumns, sequences_of
+from mismatchctl.measure.grid.events import EventColumns, left_by, sequences_of, summed_apart
 from mismatchctl.measure.grid.family import Family, WeightLadder
 from mismatchctl.measure.grid.parts import Parts
 from mismatchctl.measure.grid.thresholds import token_weights
@@ -48,15 +46,13 @@ def truncated_columns(
 
     def written(values: Float64s, kept: Bools | None) -> Float64s:
         """Values of tokens where they are written: those that every bound leaves as they are, and each of the rest."""
-        values = values.copy() if kept is None else np.where(kept, values, 0.0)
-        moved = values[moving]
-        values[moving] = 0.0
-        return np.concatenate([segments.sum(values), moved])
+        return summed_apart(values, kept, moving, segments)
 
     def outside(kept: Bools | None) -> Float64s:
         return np.concatenate([np.zeros(len(batch)), np.ones(len(moving)) if kept is None else kept[moving] * 1.0])
 
-    kept, bound = _kept(correction, ratios, batch), ladder.high
+    kept = left_by(correction.gates, ratios, batch).expanded() if correction.gates else None
+    bound = ladder.high
     share, all_of = (1 / n)[sequence], outside(None)
     left = all_of if kept is None else outside(kept)
     share_outside = all_of * share
@@ -79,12 +75,3 @@ def truncated_columns(
     made.maxima = {name: each.reshape(parts.count, -1, *family.grid[1:]) for name, each in of_weights.items()}
     made.take_rest(columns, maxima)
     return made
-
-
-def _kept(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch) -> Bools | None:
-    """Which tokens the gates leave [T]; None: all."""
-    left = everything = Selection.everything(batch.segments)
-    for gate in correction.gates:
-        outcome = judge(gate, ratios[gate.source], batch, everything)
-        left = left.without(outcome.low).without(outcome.high)
-    return left.expanded() if correction.gates else None
