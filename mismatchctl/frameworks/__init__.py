@@ -5,7 +5,7 @@ Everything else in the package knows corrections and columns, never who named th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -124,9 +124,22 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 
 @cache
+def _of(name: str) -> tuple[Preset, ...]:
+    """The presets of a shelf."""
+    return tuple(read_presets(shelf(name)))
+
+
+def _every() -> Iterator[Preset]:
+    """The generic presets, then those of each shelf, which is read when its turn comes."""
+    yield from generic.PRESETS
+    for one in SHELVES:
+        yield from _of(one.name)
+
+
+@cache
 def _by_name() -> dict[str, Preset]:
     found: dict[str, Preset] = {}
-    for item in (*generic.PRESETS, *(item for one in SHELVES for item in read_presets(one))):
+    for item in _every():
         if item.name in found:
             raise ValueError(f"two presets are called {item.name}")
         found[item.name] = item
@@ -159,10 +172,10 @@ def preset(name: str) -> Correction:
     Raises:
         ConfigError: there is none of this name.
     """
-    known = _by_name()
-    if name not in known:
-        raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), known)}")
-    return known[name].correction
+    for item in _every():
+        if item.name == name:
+            return item.correction
+    raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), _by_name())}")
 
 
 @cache

@@ -70,7 +70,8 @@ class Canvas:
             if isinstance(artist, Artist) and artist not in self._fixed:
                 artist.remove()
         for which in ("x", "y"):
-            getattr(self.axes, f"set_{which}scale")("linear")
+            if getattr(self.axes, f"get_{which}scale")() != "linear":
+                getattr(self.axes, f"set_{which}scale")("linear")
 
     @property
     def _fixed(self) -> list[Any]:

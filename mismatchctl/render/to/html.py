@@ -34,6 +34,14 @@ def html(document: Document) -> str:
 
 def render_page(template: str, page: Any, own: str = "") -> str:
     """A page of a template; `own` names its style and script beside the shared ones."""
+    names, at = [name for name in ("report", own) if name], templates_folder()
+    css, script = ("\n".join((at / f"{name}.{kind}").read_text("utf-8") for name in names) for kind in ("css", "js"))
+    frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _policy(script)}
+    return _environment().get_template(template).render(page=page, frame=frame)
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_folder()),
         autoescape=True,
@@ -44,12 +52,7 @@ def render_page(template: str, page: Any, own: str = "") -> str:
     )
     environment.filters |= {"breakable": breakable, "whole": whole, "rest": _rest, "json": as_json}
     environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
-    css, script = (
-        "\n".join((templates_folder() / f"{name}.{kind}").read_text("utf-8") for name in ("report", own) if name)
-        for kind in ("css", "js")
-    )
-    frame = {"css": Markup(f"{page_css()}\n{css}"), "script": Markup(script), "policy": _policy(script)}
-    return environment.get_template(template).render(page=page, frame=frame)
+    return environment
 
 
 def as_json(data: Any) -> Markup:
