@@ -222,8 +222,8 @@ time, medians and ratios within rounds. Other work on the machine, which costs a
 made a load of {os.getloadavg()[0]:.1f} when it began. `analyze` computes everything that the report shows,
 findings included; only ratios mean something elsewhere. Lists are stored without nulls and byte-stream-split,
 as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
-`analyze` reads page by page, once its loops are loaded, in two thirds of pyarrow's time where they are long;
-other files, and object stores, are left to pyarrow.
+`analyze` reads page by page, once its loops are loaded, in half to two thirds of pyarrow's time; other files, and
+object stores, are left to pyarrow. Either decode reads the footer of a file once.
 
 ## The goals, and what came of them
 
