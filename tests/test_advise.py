@@ -281,6 +281,20 @@ def test_few_sequences_are_told_and_differences_must_be_larger(tmp_path: Path, c
     assert sum(own["ties"] for own in few["advice"]) >= 2
 
 
+def test_responses_longer_than_those_it_held_for_are_told() -> None:
+    """Where each response is 20 of them in a row, on average 551 tokens."""
+    (sample,) = read([str(TRUTH / "stale_8")]).values()
+    short = rank(sample, [correction_from_mapping({"name": "none"})], 512, Limits(), None)
+    offsets = sample.batch.segments.offsets[::20]
+    segments = Segments(np.append(offsets, sample.batch.tokens) if offsets[-1] < sample.batch.tokens else offsets)
+    count = len(segments)
+    batch = TokenBatch(segments, sample.batch.rollout, sample.batch.train, rows=np.arange(count))
+    long = replace(sample, batch=batch, cluster=np.arange(count), step=np.zeros(count, np.int64), steps=())
+    told = rank(long, [correction_from_mapping({"name": "none"})], 512, Limits(), None).notes
+    assert not any("tokens on average" in note for note in short.notes)
+    assert any(note.startswith(f"responses of {sample.batch.tokens / count:,.0f} tokens on average") for note in told)
+
+
 def growing(folder: Path) -> str:
     """Ten steps whose log ratios grow fourfold."""
     table = pq.read_table(TRUTH / "stale_8" / "dump.parquet").slice(0, 1000)
