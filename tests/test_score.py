@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +234,74 @@ def test_listed_tokens_that_the_model_lacks_are_refused(tmp_path: Path, model: t
     dump = make_dump(tmp_path / "dump", model[1], rollout_top_ids=ids)
     done = run("score", model[0], dump, "-o", tmp_path / "out", code=4)
     assert "column rollout_top_ids: has the id 50" in done.stderr
+
+
+class Code:
+    """What would run if a checkpoint were unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path("ran"), "code of a checkpoint")
+
+
+def configured(**values: Any) -> Callable[[Path], object]:
+    """A checkpoint whose configuration says something else."""
+
+    def damage(folder: Path) -> None:
+        place = folder / "config.json"
+        place.write_text(json.dumps(json.loads(place.read_text()) | values))
+
+    return damage
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Code()))
+
+
+def remote(folder: Path) -> None:
+    (folder / "own.py").write_text("open('ran', 'w')")
+    configured(auto_map={"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, model_type="own")(folder)
+
+
+def spoilt(folder: Path) -> None:
+    """Every weight is NaN."""
+    place = folder / "model.safetensors"
+    content = place.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    place.write_bytes(content[:start] + b"\xff" * (len(content) - start))
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], int, str]] = {
+    "no configuration": (lambda folder: (folder / "config.json").unlink(), 2, "holds no checkpoint"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text('{"a":'), 2, "not a valid JSON"),
+    "nothing configured": (lambda folder: (folder / "config.json").write_text("{}"), 2, "model_type"),
+    "an unknown architecture": (configured(model_type="nonsense"), 2, "nonsense"),
+    "no language model": (configured(model_type="vit"), 2, "Unrecognized configuration"),
+    "words for numbers": (configured(hidden_size="many"), 2, "hidden_size"),
+    "other shapes": (configured(hidden_size=64), 2, "other shapes than its config.json says"),
+    "more words than there are weights": (configured(vocab_size=10**12), 2, "other shapes"),
+    "layers without weights": (configured(num_hidden_layers=5), 2, "weights that its config.json asks for"),
+    "truncated": (lambda folder: os.truncate(folder / "model.safetensors", 5000), 2, "cannot load"),
+    "empty": (lambda folder: os.truncate(folder / "model.safetensors", 0), 2, "cannot load"),
+    "a pickle": (pickled, 2, "holds no checkpoint"),
+    "a pickle by another name": (
+        lambda folder: (folder / "model.safetensors").write_bytes(pickle.dumps(Code())), 2, "cannot load",
+    ),
+    "code of its own": (remote, 2, "custom code"),
+    "no finite weight": (spoilt, 4, "no finite log-prob"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_checkpoint_is_one_sentence(
+    what: str, tmp_path: Path, model: tuple[Path, list[np.ndarray]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written, no code of it is run, and no weight is made up."""
+    damage, code, said = BROKEN[what]
+    folder = shutil.copytree(model[0], tmp_path / "model")
+    damage(folder)
+    dump = make_dump(tmp_path / "dump", model[1])
+    monkeypatch.chdir(tmp_path)
+    done = run("score", "model", dump, "-o", "out", code=code)
+    assert said in done.stderr and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump", "model"]

@@ -31,7 +31,7 @@ class Checkpoint:
         """Load a checkpoint from a disk; nothing is fetched, and no code of the checkpoint is run.
 
         Raises:
-            ConfigError: transformers is not installed, or cannot load it; there is no such device.
+            ConfigError: transformers is not installed, or cannot load it; it lacks weights; there is no such device.
         """
         try:
             import transformers
@@ -40,15 +40,18 @@ class Checkpoint:
         transformers.utils.logging.set_verbosity_error()
         transformers.utils.logging.disable_progress_bar()
         try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
+            model, loaded = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
+                output_loading_info=True,
                 dtype=getattr(torch, dtype),
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
             )
         except Exception as error:  # of a configuration that it believes, transformers raises what comes
-            raise ConfigError(f"{folder}: transformers cannot load this checkpoint: {first_line(error)}") from error
+            raise ConfigError(f"{folder}: transformers cannot load this checkpoint: {_reason(error)}") from error
+        if lacking := sorted(loaded["missing_keys"]):  # random ones stand for them
+            raise ConfigError(f"{folder}: has no {lacking[0]}, of {len(lacking)} weights that its config.json asks for")
         self._device = _device(device)
         self._model = model.to(self._device).eval()
         self.vocabulary = int(model.get_input_embeddings().num_embeddings)
@@ -94,6 +97,14 @@ class Checkpoint:
             with _answering(body, type(hidden)(last_hidden_state=hidden.last_hidden_state[:, part])):
                 logits = self._model(input_ids=ids[:, part], use_cache=False).logits[0]
             yield part, logits
+
+
+def _reason(error: Exception) -> str:
+    """What transformers says, where it does not point to what it has printed or to its next line."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config.json says"
+    said, *more = str(error).split("\n")
+    return f"{said} {more[0].strip()}" if said.endswith(":") and more else first_line(error)
 
 
 def _device(name: str) -> torch.device:
