@@ -36,6 +36,7 @@ def result(clusters: Clusters, *, name: str = "run", steps: Sequence[int] = (0,)
     of_steps.value = [tokens, *[0.0] * (len(of_steps.value) - 1)]
     whole["tokens"] = Value(value=tokens)
     whole["k3"] = Value(value=k3 / tokens if tokens else None, se=whole["k3"].se)
+    whole["train_log_ppl"] = Value(value=1.0)  # as of each cluster's one sequence
     return made
 
 

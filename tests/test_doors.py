@@ -68,6 +68,12 @@ def only(data: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def grown(table: dict[str, Any], column: str) -> None:
+    """A hundredth more of a column in one cluster."""
+    place = table["columns"].index(column)
+    table["sums"][0][place] += 0.01 * max(abs(sums[place]) for sums in table["sums"])
+
+
 DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ragged": lambda run: run["clusters"]["sums"][0].pop(),
     "short": lambda run: run["clusters"]["sums"].pop(),
@@ -77,6 +83,9 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no such group": lambda run: run["clusters"]["groups"].__setitem__(0, 99),
     "column twice": lambda run: run["clusters"]["columns"].__setitem__(0, run["clusters"]["columns"][1]),
     "negative": lambda run: run["clusters"]["sums"][0].__setitem__(0, -1.0),
+    "another |x|": lambda run: grown(run["clusters"], "abs"),
+    "another excess of the ratio": lambda run: grown(run["clusters"], "excess"),
+    "another mean": lambda run: run["overall"]["metrics"]["abs_diff_mean"].__setitem__("value", 1e-9),
     "other K3": lambda run: run["overall"]["metrics"]["k3"].__setitem__("value", 1e-9),
     "more tokens": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 1e6),
     "half a token": lambda run: run["overall"]["metrics"]["tokens"].__setitem__("value", 47.5),

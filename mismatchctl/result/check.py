@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from mismatchctl.measure.metrics import MISMATCH_METRICS
 from mismatchctl.result.model import Breakdown, Clusters, Distribution, Groups, Result, RunResult, Series, Value
 
 _HASH = re.compile("[0-9a-f]{16}")
@@ -132,6 +135,40 @@ def _sums(run: RunResult) -> Iterator[str]:
         found = sum(sums[place] for sums in table.sums if len(sums) == len(table.columns))
         if _apart(found, tokens if key == "tokens" else whole[key] * tokens):
             yield f"clusters.sums: {key} of the clusters does not add up to that of the run"
+    yield from _means(table, whole)
+
+
+def _means(table: Clusters, whole: Mapping[str, float]) -> Iterator[str]:
+    """Every mean over tokens or sequences is what the clusters' sums come to."""
+    rows = [sums for sums in table.sums if len(sums) == len(table.columns)]
+    totals = {name: sum(row[place] for row in rows) for place, name in enumerate(table.columns)}
+    sizes = {name: sum(abs(row[place]) for row in rows) for place, name in enumerate(table.columns)}
+    for metric in MISMATCH_METRICS:
+        if metric.formula is None or metric.key not in whole:
+            continue
+        asked = _Asked(totals)
+        try:
+            found = float(np.real(metric.formula(asked)))
+        except (ArithmeticError, KeyError):  # of no token, or of a column that this table lacks
+            continue
+        column, *others = sorted(asked.names - {"tokens", "sequences"}) or [""]
+        if others or not column or not max(abs(found), sizes[column]) < _ROOM:
+            continue
+        moved = float(np.real(metric.formula({**totals, column: totals[column] + _SAME * sizes[column]})))
+        if abs(found - whole[metric.key]) > abs(moved - found) + _SAME * abs(found):
+            yield f"overall.metrics.{metric.key}: is not what {column} of the clusters comes to"
+
+
+class _Asked(dict[str, float]):
+    """Totals by name, and which of them a formula looks at."""
+
+    def __init__(self, totals: Mapping[str, float]) -> None:
+        super().__init__(totals)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> float:
+        self.names.add(name)
+        return super().__getitem__(name)
 
 
 def _apart(found: float, wanted: float) -> bool:
