@@ -9,6 +9,9 @@ DEMO_CORRECTIONS := -c token_tis -c geo_rs -c miles-moe-2
 # one that runs: a name on the path may be a launcher without a Python behind it
 python_of = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null)
 
+# what pip did not compile is compiled once, where it is imported first: not again in each command that a test starts
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test tests conformance bench reliability guided versions check lint types format docs gallery clean
 

@@ -109,14 +109,20 @@ class Segments:
     def _starts(self) -> Ints:
         return self.offsets[:-1][self.nonempty]
 
+    @cached_property
+    def _all_nonempty(self) -> bool:
+        return len(self) > 0 and len(self._starts) == len(self)
+
     def _reduce(self, ufunc: np.ufunc, values: NDArray[Any], empty: float, dtype: type | None) -> Float64s:
-        result = np.full(len(self), empty, dtype=np.float64)
+        if self._all_nonempty:
+            return ufunc.reduceat(values, self._starts, axis=-1, dtype=dtype).astype(np.float64, copy=False)
+        result = np.full((*values.shape[:-1], len(self)), empty, dtype=np.float64)
         if len(self._starts):
-            result[self.nonempty] = ufunc.reduceat(values, self._starts, dtype=dtype)
+            result[..., self.nonempty] = ufunc.reduceat(values, self._starts, axis=-1, dtype=dtype)
         return result
 
     def sum(self, values: NDArray[Any]) -> Float64s:
-        """Sum of `values` [T] over each segment in float64, [S]; 0 where the segment is empty."""
+        """Sum of `values` [..., T] over each segment in float64, [..., S]; 0 where the segment is empty."""
         return self._reduce(np.add, values, 0.0, np.float64)
 
     def min(self, values: NDArray[Any]) -> Float64s:

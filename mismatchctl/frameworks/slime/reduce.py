@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,11 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Floats
 from mismatchctl.frameworks.slime.call import Call
 from mismatchctl.frameworks.slime.metrics import LoggedMetric
-from mismatchctl.frameworks.slime.numerics import sum_in_order
+from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_stacked
 from mismatchctl.frameworks.slime.versions import Version
+
+_STACKED = 1 << 20
+"""Values that are summed at once, at most: for few tokens, it is the calls that take the time."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,37 @@ class Reducer:
         tokens = np.bincount(index, weights=lengths, minlength=len(names)).astype(np.int64)
         return cls(False, tokens[index], len(names))
 
-    def contribution(self, metric: LoggedMetric, call: Call, rows: NDArray[np.int64]) -> float:
-        """What the call over these rows of the step adds to the total of a metric."""
-        values = metric.quantity(call)
-        if metric.mask == "none":
-            weight = call.counts if self.per_token and metric.name == "ess_ratio" else 1
-            return float(sum_in_order((values * weight).astype(values.dtype)))
-        kept = None if metric.mask == "original" else call.kept
-        sums = call.total(values if kept is None else values * kept)
-        if self.per_token:
-            return float(sum_in_order(sums))
-        return float(sum_in_order(sums / self._denominators(metric, call, rows).astype(sums.dtype)))
+    def contributions(
+        self, metrics: Sequence[LoggedMetric], call: Call, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[str, float]]:
+        """What the call over these rows of the step adds to the total of each metric."""
+        alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
+        values: dict[Any, list[NDArray[Any]]] = defaultdict(list)
+        most = max(1, _STACKED // max(call.segments.tokens, 1))
+        for metric in metrics:
+            made = metric.quantity(call)
+            if metric.mask == "none":
+                weight = call.counts if self.per_token and metric.name == "ess_ratio" else 1
+                yield metric.name, float(sum_in_order((made * weight).astype(made.dtype)))
+                continue
+            made = made if metric.mask == "original" else made * call.kept
+            of_a_kind = made.dtype, metric.mask
+            alike[of_a_kind].append(metric)
+            values[of_a_kind].append(made)
+            if len(values[of_a_kind]) == most:
+                yield from self._summed(alike.pop(of_a_kind), values.pop(of_a_kind), call, rows)
+        for of_a_kind, last in alike.items():
+            yield from self._summed(last, values[of_a_kind], call, rows)
+
+    def _summed(
+        self, alike: Sequence[LoggedMetric], values: Sequence[NDArray[Any]], call: Call, rows: NDArray[np.int64]
+    ) -> Iterator[tuple[str, float]]:
+        """Contributions of metrics with the same mask and dtype, all at once: a step's arrays are small."""
+        sums = sum_stacked(values, call.segments)
+        if not self.per_token:
+            sums = sums / self._denominators(alike[0], call, rows).astype(sums.dtype)
+        totals = sum_in_order(sums)
+        return zip((metric.name for metric in alike), totals.tolist(), strict=True)
 
     def _denominators(self, metric: LoggedMetric, call: Call, rows: NDArray[np.int64]) -> Floats:
         if self.rollout_tokens is not None:

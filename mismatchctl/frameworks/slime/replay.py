@@ -234,19 +234,20 @@ class _Run:
             return self._replay(self._policies())
 
     def _replay(self, policies: Policies) -> Replay:
+        given = self.arguments, self.version
+        chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or not each.needs_loss)]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)
         for rows in self.step.micro_batches(self.size):
             taken, tokens = policies.take(rows)
             call = LossCall(taken, self.arguments, self.version) if self.has_loss else Call(taken, self.arguments)
-            for metric in METRICS:
-                if metric.logged(self.arguments, self.version) and (self.has_loss or not metric.needs_loss):
-                    totals[metric.name] += self.reducer.contribution(metric, call, rows)
+            for name, total in self.reducer.contributions(chosen, call, rows):
+                totals[name] += total
             kept[tokens] = call.kept
             if self.arguments.weighs:
                 weights[tokens] = call.weights
-        logged = {name: total / self.reducer.divisor for name, total in totals.items()}
+        logged = {each.name: totals[each.name] / self.reducer.divisor for each in chosen if each.name in totals}
         if self.has_loss:
             logged["loss"] = logged["pg_loss"] + self.arguments.kl_loss_coef * logged.get("kl_loss", 0.0)
         return Replay(
