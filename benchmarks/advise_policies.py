@@ -51,6 +51,7 @@ PLANS = (
     Plan("moe-64", 17, 4, 60, 80, 24, 40, 40, SHORT, hidden=128),
     Plan("dense-128", 29, 1, 120, 160, 20, 30, 24, LONG),
     Plan("moe-512", 41, 4, 440, 512, 24, 20, 32, LONG[:3], hidden=128, taught=300, updates=17),
+    Plan("dense-384", 53, 1, 330, 384, 24, 20, 64, LONG[:3], taught=300, updates=17),
 )
 
 

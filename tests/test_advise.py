@@ -72,7 +72,7 @@ def test_errors_go_the_way_of_the_true_ones(candidates: str) -> None:
     names = truth("stale_8")
     front = run(str(TRUTH / "stale_8"), "-c", candidates)["front"]
     shared = [name for name in front if name in names]
-    estimated = np.argsort(np.argsort([max(front[name][0], 0) + front[name][1] for name in shared]))
+    estimated = np.argsort(np.argsort([front[name][0] + front[name][1] for name in shared]))
     true = np.argsort(np.argsort([names[name]["mse_512"] for name in shared]))
     assert np.corrcoef(estimated, true)[0, 1] > 0.6
 
@@ -102,6 +102,9 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     assert yours["rejected_tokens"] > 0.9 and yours["mse"] > 5 * found["advice"][0]["mse"]
     assert "yours: verl" not in [own["name"] for own in found["advice"]]
     assert found["front"]["yours: verl"][2] == yours["rejected_tokens"]
+    for own in (*found["advice"], yours):
+        assert own["bias2_counted"] == pytest.approx(max(own["bias2"] - own["bias2_se"], 0.0))
+        assert own["mse"] == pytest.approx(own["bias2_counted"] + own["variance"])
     linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
     told = [
         each
@@ -455,6 +458,38 @@ class TestReference:
         assert thrice.variance == once.variance and (thrice.errors == once.errors).all()
 
 
+class TestNoiseIsNoBias:
+    """Differences from the reference that are drawn with a known mean."""
+
+    @staticmethod
+    def drawn(seed: int, mean: float, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+        """Gradients of the reference, and others that differ from it by so much."""
+        random = np.random.default_rng(seed)
+        reference = random.normal(0, 1, (40, 20))
+        return reference, reference + random.normal(mean, spread, (40, 20))
+
+    def test_no_bias_counts_little_and_a_large_one_nearly_whole(self) -> None:
+        none = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 0.0) for seed in range(200))]
+        above = np.mean([max(own.bias2, 0.0) for own in none])
+        assert np.mean([own.bias2_counted for own in none]) < 0.5 * above
+        assert all(own.bias2_counted >= 0 for own in none)
+        large = [Standard.of(r).against(own).moments() for r, own in (self.drawn(seed, 1.0) for seed in range(50))]
+        assert np.mean([own.bias2_counted for own in large]) == pytest.approx(20.0, rel=0.12)
+
+    def test_less_variance_is_not_outweighed_by_a_bias_within_noise(self) -> None:
+        reference, _ = self.drawn(3, 0.0)
+        less = 0.2 * np.random.default_rng(4).normal(0, 1, reference.shape)
+        standard = Standard.of(reference)
+        products = {"none": standard.against(3 * reference), "less": standard.against(less),
+                    "same": standard.against(reference)}  # fmt: skip
+        found = products["less"].moments()
+        assert 0 < found.bias2 < found.bias2_se
+        between = found.bias2 / 2 / products["same"].moments().variance  # of variance, at this size of an update
+        chosen = choose(products, between)
+        assert chosen.first == "less" and chosen.mse["less"] < chosen.mse["same"]
+        assert found.bias2 + chosen.variance("less") > chosen.mse["same"]
+
+
 @pytest.mark.parametrize(
     ("other", "counts", "factor"),
     [((0.5, 2.0), 1, 2.0), ((0.5, 3.5), 1, 5.0), ((0.5, 2.0), 3, 2.0), ((0.5, 3.5), 3, None), ((0.0, 1.5), 1, None),
@@ -467,5 +502,5 @@ def test_how_far_too_low_biases_may_be(other: tuple[float, float], counts: float
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2 + found.variance for name, found in moments.items()}
-    found = Choice(("first", "o"), frozenset(moments), mse, moments, 2.0).tipping(counts)
+    found = Choice(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
     assert (None if found is None else found.factor) == factor

@@ -143,8 +143,8 @@ def test_open_needs_a_page_and_opens_it(
 
 def test_advice_becomes_the_answer_to_what_to_do() -> None:
     best = Advised(
-        name="token_tis", correction={}, bias2=0.1, bias2_se=0.01, variance=1.0, mse=1.1, gain=0.4, gain_se=0.1,
-        rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
+        name="token_tis", correction={}, bias2=0.11, bias2_se=0.01, bias2_counted=0.1, variance=1.0, mse=1.1,
+        gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
     )  # fmt: skip
     bug = Finding(cause="misaligned", confidence="high", title="Shifted by one", summary="", evidence=[], advice="x")
     for advice, key, words in (

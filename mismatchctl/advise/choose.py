@@ -28,13 +28,15 @@ _ROUNDING = 1e-9
 class Choice:
     """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
 
-    Errors and moments are also those of what was looked at beside them; `sure` are the standard errors that count.
+    Errors and moments are also those of what was looked at beside them; `scale` takes the variance of a batch to that
+    of one update, and `sure` are the standard errors that count.
     """
 
     order: tuple[str, ...]
     better: frozenset[str]
     mse: Mapping[str, float]
     moments: Mapping[str, Moments]
+    scale: float
     sure: float
 
     @property
@@ -55,17 +57,18 @@ class Choice:
         Looked for up to `UNDERRATED` times those estimated, of which `counts` times are counted already.
         """
         most = UNDERRATED / counts
-        own = max(self.moments[self.first].bias2, 0.0)
+        own = self.moments[self.first].bias2_counted
         found = []
         for name in self.order[1:]:
-            less, more = own - max(self.moments[name].bias2, 0.0), self._variance(name) - self._variance(self.first)
+            less, more = own - self.moments[name].bias2_counted, self.variance(name) - self.variance(self.first)
             if less > 0 and 0 < more <= most * less:
                 found.append((more / less, name))
         factor, instead = min((each for each in found if each[0] > 1), default=(0.0, ""))
         return Tipping(factor=factor, instead=instead) if instead else None
 
-    def _variance(self, name: str) -> float:
-        return self.mse[name] - max(self.moments[name].bias2, 0.0)
+    def variance(self, name: str) -> float:
+        """Of the gradient of one update."""
+        return self.moments[name].variance * self.scale
 
     def ties(self, name: str) -> bool:
         """Whether a candidate cannot be told from the first: within the noise of the batches."""
@@ -87,13 +90,13 @@ def choose(
         beside: of what is measured without being ranked.
     """
     found = {name: own.moments() for name, own in {**products, **(beside or {})}.items()}
-    mse = {name: max(own.bias2, 0.0) + own.variance * scale for name, own in found.items()}
+    mse = {name: own.bias2_counted + own.variance * scale for name, own in found.items()}
     better = frozenset(name for name in found if mse[name] < mse["none"] and _surely_better(found, name, sure))
 
     def rank(name: str) -> tuple[int, float]:
         return (0 if name in better else 1 if name == "none" else 2), mse[name]
 
-    return Choice(tuple(sorted(products, key=rank)), better, mse, found, sure)
+    return Choice(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
 
 
 def _surely_better(found: Mapping[str, Moments], name: str, sure: float) -> bool:

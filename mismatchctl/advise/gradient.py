@@ -45,6 +45,15 @@ class Moments:
     variance: float
     errors: Float64s
 
+    @property
+    def bias2_counted(self) -> float:
+        """What of the squared bias counts: as much as is beyond its standard error.
+
+        Of long responses an estimate is mostly its own noise, which grows with the variance of their weights: counted
+        whole, it sets back whatever rejects, by chance (docs/advise.md: what that costs, and what else was tried).
+        """
+        return max(self.bias2 - self.bias2_se, 0.0)
+
 
 @dataclass(frozen=True)
 class Products:

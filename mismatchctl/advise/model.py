@@ -23,17 +23,18 @@ class Advised(FiniteModel):
     """One correction and its price.
 
     Errors are those of the gradient of one update at the batch asked for, in the units of the surrogate: `mse` is
-    `bias2` (null and below 0 count as none) plus `variance`. `gain` is the share of the uncorrected error that it takes
-    away, with the standard error of that share; `ties` says that it can't be told from the first. `why` is why it
-    stands behind the first, or what speaks for it. `kept_reward_difference` and
-    `kept_length_difference` say for whom it rejects: mean reward and length of rejected less kept sequences, null where
-    it rejects none or all.
+    `bias2_counted` plus `variance`, and `bias2_counted` what of `bias2` is beyond its standard error (0: nothing is).
+    `gain` is the share of the uncorrected error that it takes away, with the standard error of that share; `ties` says
+    that it can't be told from the first. `why` is why it stands behind the first, or what speaks for it.
+    `kept_reward_difference` and `kept_length_difference` say for whom it rejects: mean reward and length of rejected
+    less kept sequences, null where it rejects none or all.
     """
 
     name: str
     correction: dict[str, Any]
     bias2: Sum
     bias2_se: Sum
+    bias2_counted: Sum
     variance: Sum
     mse: Sum
     gain: Sum
@@ -87,14 +88,14 @@ class Advice(AdviceViews, FiniteModel):
         sequence_mean: mean over tokens of sequence weights truncated at 10: outside 0.5 to 1.5 they are not it.
         lower_bound: whether it leaves some out that the sample cannot show: squared biases are larger than estimated,
             and each `bias2` is `bias_counts` times its estimate.
-        holds_to: from how many times each `bias2` on something else is better; null where that is beyond ten times its
-            estimate.
+        holds_to: from how many times each `bias2_counted` on something else is better; null where that is beyond ten
+            times what counts once.
         stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
         stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
         outlook: how long the advice holds; null where the mismatch has no trend.
         k_hat: tail index of the sequence weights, above 0.7 their mean does not converge; null where undefined.
         notes: what limits it, in sentences.
-        front: every candidate's (bias2, variance, rejected tokens) by name, for the figure.
+        front: every candidate's (bias2_counted, variance, rejected tokens) by name, for the figure.
     """
 
     fix_first: Finding | None = None
@@ -120,4 +121,4 @@ class Advice(AdviceViews, FiniteModel):
     def uncorrected(self) -> float:
         """Error without a correction, in the units of the surrogate; 1 where there is none."""
         bias2, variance, _ = self.front["none"]
-        return max(bias2, 0.0) + variance or 1.0
+        return bias2 + variance or 1.0

@@ -77,7 +77,7 @@ def rank(
             "outlook": outlook(sample, made.usable[choice.first], choice, limits, again),
             "notes": notes(sample, made.reference, choice, refused),
             "front": {
-                name: (found.bias2, found.variance * scale, (made.usable | made.yours)[name].rejected_tokens)
+                name: (found.bias2_counted, choice.variance(name), (made.usable | made.yours)[name].rejected_tokens)
                 for name, found in choice.moments.items()
             },
         }

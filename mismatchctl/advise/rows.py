@@ -29,7 +29,8 @@ def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework
         correction=own.correction.to_mapping(),
         bias2=found.bias2,
         bias2_se=found.bias2_se,
-        variance=choice.mse[name] - max(found.bias2, 0.0),
+        bias2_counted=found.bias2_counted,
+        variance=choice.variance(name),
         mse=choice.mse[name],
         gain=gain,
         gain_se=gain_se,
@@ -57,12 +58,12 @@ def _why(name: str, choice: Choice) -> str:
 
 
 def _less(own: Moments, none: Moments) -> str:
-    pairs = (("bias", max(own.bias2, 0.0), none.bias2), ("variance", own.variance, none.variance))
+    pairs = (("bias", own.bias2_counted, none.bias2_counted), ("variance", own.variance, none.variance))
     return f"less {' and '.join(word for word, value, other in pairs if value < other) or 'error'}"
 
 
 def _more(own: Moments, first: Moments) -> str:
-    pairs = (("bias", max(own.bias2, 0.0), max(first.bias2, 0.0)), ("variance", own.variance, first.variance))
+    pairs = (("bias", own.bias2_counted, first.bias2_counted), ("variance", own.variance, first.variance))
     return f"more {' and '.join(word for word, value, other in pairs if value > other) or 'error'}"
 
 

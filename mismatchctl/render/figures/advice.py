@@ -26,20 +26,20 @@ def advice_figure(advice: Advice, name: str) -> Figure | None:
     if not advice.advice:
         return None
     errors = {own: (bias2, variance) for own, (bias2, variance, _) in advice.front.items()}
-    errors |= {own.name: (own.bias2, own.variance) for own in (*advice.advice, *advice.yours)}
+    errors |= {own.name: (own.bias2_counted, own.variance) for own in (*advice.advice, *advice.yours)}
     names, first = list(errors), advice.advice[0]
     shipped = set(presets()) - {"none"}
     advised, yours = ({own.name for own in group} for group in (advice.advice, advice.yours))
     bias2, variance = np.array([errors[own] for own in names]).T
     scale = advice.uncorrected
-    x, y = np.maximum(bias2, 0.0) / scale, variance / scale
+    x, y = bias2 / scale, variance / scale
 
     def paint(canvas: Canvas) -> None:
         low, high = _axis(canvas, "x", x)
         bottom, top = _axis(canvas, "y", y)
         shown = np.maximum(x, low)
         even = (np.geomspace if low > 0 else np.linspace)(low, high, 200)
-        level = (max(first.bias2, 0.0) + first.variance) / scale - even
+        level = (first.bias2_counted + first.variance) / scale - even
         inside = (level >= bottom) & (level <= top)
         canvas.rule(even[inside], level[inside])
         front = np.flatnonzero(_unbeaten(x, y))
