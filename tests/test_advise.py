@@ -491,16 +491,18 @@ class TestNoiseIsNoBias:
 
 
 @pytest.mark.parametrize(
-    ("other", "counts", "factor"),
-    [((0.5, 2.0), 1, 2.0), ((0.5, 3.5), 1, 5.0), ((0.5, 2.0), 3, 2.0), ((0.5, 3.5), 3, None), ((0.0, 1.5), 1, None),
-     ((0.5, 20.0), 1, None)],
+    ("other", "noise", "counts", "factor"),
+    [((0.5, 2.0), 0, 1, 2.0), ((0.5, 3.5), 0, 1, 5.0), ((0.5, 2.0), 0, 3, 2.0), ((0.5, 3.5), 0, 3, None),
+     ((0.0, 1.5), 0, 1, None), ((0.5, 20.0), 0, 1, None), ((0.0, 1.5), 0.8, 1, 1.0), ((0.5, 2.0), 2.0, 1, 2.0)],
 )  # fmt: skip
-def test_how_far_too_low_biases_may_be(other: tuple[float, float], counts: float, factor: float | None) -> None:
-    """bias² 1 and variance 1 against another: where both errors are equal, beyond 1 and within ten estimated ones."""
+def test_how_far_too_low_biases_may_be(
+    other: tuple[float, float], noise: float, counts: float, factor: float | None
+) -> None:
+    """bias² 1 and variance 1 against another: where both errors are equal, from 1 on and within ten estimated ones."""
     moments = {
-        name: Moments(bias2, 0.0, variance, np.ones(4))
+        name: Moments(bias2, noise * bias2, variance, np.ones(4))
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
-    mse = {name: found.bias2 + found.variance for name, found in moments.items()}
+    mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}
     found = Choice(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
     assert (None if found is None else found.factor) == factor

@@ -67,7 +67,7 @@ class Outlook(FiniteModel):
 
 
 class Tipping(FiniteModel):
-    """Times the biases counted (above 1) from which `instead` has less error than what is advised."""
+    """Times each `bias2` (1 and above) from which `instead` has less error than what is advised."""
 
     factor: float
     instead: str
@@ -88,8 +88,8 @@ class Advice(AdviceViews, FiniteModel):
         sequence_mean: mean over tokens of sequence weights truncated at 10: outside 0.5 to 1.5 they are not it.
         lower_bound: whether it leaves some out that the sample cannot show: squared biases are larger than estimated,
             and each `bias2` is `bias_counts` times its estimate.
-        holds_to: from how many times each `bias2_counted` on something else is better; null where that is beyond ten
-            times what counts once.
+        holds_to: from how many times each `bias2` on something else is better: 1 where it is so if the whole estimates
+            are bias, not only what is beyond their noise; null where it is beyond ten times what was estimated.
         stable: share of random halves of the prompts that give the same first correction, or one that ties with it.
         stable_later: share of cuts between earlier and later steps that do so; null without numbered steps.
         outlook: how long the advice holds; null where the mismatch has no trend.

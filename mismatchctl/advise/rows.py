@@ -121,9 +121,9 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
         found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_left_out(reference)}")
     tipping = choice.tipping(reference.counts)
     if tipping is not None:
-        found.append(
-            f"if biases are {tipping.factor:.2g} times those counted, {tipping.instead} is better than {choice.first}"
-        )
+        times = tipping.factor * reference.counts
+        told = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
+        found.append(f"if squared biases are {told}, {tipping.instead} is better than {choice.first}")
     if not sample.is_complete:
         found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
     if refused:
