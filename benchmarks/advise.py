@@ -3,9 +3,9 @@
     python benchmarks/advise_models.py TRUTH        # trains small models and measures what corrections do to them
     python benchmarks/advise.py TRUTH [TUNED] [BUGS]
 
-TRUTH holds models that the rule was not tuned on, TUNED those that it was (the same layout), BUGS dumps with one known
-cause each and a labels.json. Regret is the true error of what is advised over that of the best of all corrections that
-keep a tenth of the tokens or more.
+TRUTH holds what the first command made: the rule was chosen on some of its models (`CHOSEN_ON`) and on those of TUNED
+(the same layout), the others are held out. BUGS holds dumps with one known cause each and a labels.json. Regret is the
+true error of what is advised over that of the best of all corrections that keep a tenth of the tokens or more.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ BARS = {512: (1.05, 1.15, 1.4), 4096: (1.1, 1.5, 2.0)}
 HALVED, STABLE = 1280, 0.8
 OF_A_BATCH = 64
 BEGIN, FINISH = "<!-- figures: benchmarks/advise.py -->", "<!-- end of figures -->"
+CHOSEN_ON = frozenset({"dense-32", "moe-64", "dense-128", "moe-512"})
 BUGS = frozenset(
     {"stale_worker", "temperature_mismatch", "truncated_sampling", "misaligned", "unsampled_tokens", "edited_response",
      "low_precision_logging", "context_mismatch"}
@@ -103,7 +104,7 @@ def _row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float |
     cells = []
     for batch in BATCHES:
         values = [value for case in found if (value := regret(case, batch)) is not None]
-        cells.append(" / ".join(f"{value:.2f}" for value in _summary(values)) if values else "-")
+        cells.append(_three(_summary(values)) if values else "-")
     return f"| {name} | {' | '.join(cells)} |"
 
 
@@ -130,20 +131,32 @@ def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
     yield ""
 
 
-def _bars(found: Sequence[Case]) -> Iterator[str]:
-    yield "| bar | wanted | found |"
-    yield "|---|---|---|"
+def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
+    """What was wanted beside what each group of mismatches shows."""
+    yield f"| bar | wanted | {' | '.join(f'{name} ({len(found)} mismatches)' for name, found in groups.items())} |"
+    yield f"|{'---|' * (2 + len(groups))}"
     for batch, wanted in BARS.items():
-        values = _summary([case.own_regret(batch) for case in found])
-        met = all(value <= bar for value, bar in zip(values, wanted, strict=True))
-        texts = [" / ".join(f"{value:.2f}" for value in group) for group in (wanted, values)]
-        yield f"| regret at {batch:,} | {texts[0]} | {texts[1]}{'' if met else ': **missed**'} |"
-    stable = [case.stable for case in found if case.stable is not None]
-    share = float(np.mean(stable)) if stable else 0.0
-    yield (
-        f"| halves of {HALVED:,} sequences that advise the same | {STABLE:.0%} | {share:.0%}, "
-        f"worst mismatch {min(stable, default=0.0):.0%}{'' if share >= STABLE else ': **missed**'} |"
-    )
+        cells = (_against(wanted, found, batch) for found in groups.values())
+        yield f"| regret at {batch:,} | {_three(wanted)} | {' | '.join(cells)} |"
+    cells = (_stable(found) for found in groups.values())
+    yield f"| halves of {HALVED:,} sequences that advise the same | {STABLE:.0%} | {' | '.join(cells)} |"
+
+
+def _against(wanted: tuple[float, ...], found: Sequence[Case], batch: int) -> str:
+    values = _summary([case.own_regret(batch) for case in found])
+    met = all(value <= bar for value, bar in zip(values, wanted, strict=True))
+    return f"{_three(values)}{'' if met else ': **missed**'}"
+
+
+def _three(values: Sequence[float]) -> str:
+    return " / ".join(f"{value:.2f}" for value in values)
+
+
+def _stable(found: Sequence[Case]) -> str:
+    shares = [case.stable for case in found if case.stable is not None]
+    share = float(np.mean(shares)) if shares else 0.0
+    missed = "" if share >= STABLE else ": **missed**"
+    return f"{share:.0%}, worst mismatch {min(shares, default=0.0):.0%}{missed}"
 
 
 def _each(found: Sequence[Case]) -> Iterator[str]:
@@ -162,7 +175,8 @@ def _each(found: Sequence[Case]) -> Iterator[str]:
 
 def _parts(found: Sequence[Case]) -> Iterator[str]:
     """Estimated against true, where the true bias can be told from 0; a bias that counts more than once, once."""
-    logs: dict[str, list[float]] = {"bias²": [], "variance": []}
+    counted = "bias², as much as counts"
+    logs: dict[str, list[float]] = {counted: [], "variance": []}
     for case in found:
         own, advice = case.facts["corrections"], case.advice[OF_A_BATCH]
         front, counts = advice.front, advice.bias_counts
@@ -173,7 +187,7 @@ def _parts(found: Sequence[Case]) -> Iterator[str]:
             scale = front["none"][1] / own["none"]["variance"]
             logs["variance"].append(np.log10(variance / scale / true["variance"]) if true["variance"] > 0 else 0.0)
             if true["bias2"] > 3 * true["bias2_se"] and bias2 > 0:
-                logs["bias²"].append(np.log10(bias2 / counts / scale / true["bias2"]))
+                logs[counted].append(np.log10(bias2 / counts / scale / true["bias2"]))
     yield "| part, in units of the variance of no correction | pairs | estimated over true, median | 80 % of them |"
     yield "|---|---|---|---|"
     for part, values in logs.items():
@@ -201,10 +215,12 @@ def _fixed(folder: Path) -> Iterator[str]:
 
 def main(truth: Path, tuned: Path | None, bugs: Path | None) -> None:
     """Put the figures between the marks of docs/advise.md."""
-    found = list(cases(truth))
-    lines = [BEGIN, "", *_bars(found), "", *regrets("Models that the rule was not tuned on", found)]
-    if tuned is not None:
-        lines += [*regrets("The model that it was tuned on", list(cases(tuned)))]
+    found, first = list(cases(truth)), [] if tuned is None else list(cases(tuned))
+    held, chosen = ([case for case in found if (case.facts["model"] in CHOSEN_ON) == own] for own in (False, True))
+    groups = {"held out": held, "chosen on": chosen, "chosen on, first policy": first}
+    groups = {name: group for name, group in groups.items() if group}
+    lines = [BEGIN, "", *_bars(groups), ""]
+    lines += [line for name, group in groups.items() for line in regrets(name.capitalize(), group)]
     lines += [*_each(found), "", *_parts(found), ""]
     lines += [*_fixed(bugs), ""] if bugs is not None else []
     page = ROOT / "docs" / "advise.md"

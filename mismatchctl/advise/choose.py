@@ -18,7 +18,7 @@ SURE = 2.0
 FEWEST = 320
 """Sequences below which advice broke where the truth is known (docs/advise.md)."""
 UNDERRATED = 10.0
-"""Times that a squared bias may be larger than estimated: in 9 of 10 cases up to 8 where the truth is known."""
+"""Times that a squared bias may be larger than estimated: four in five are within it where the truth is known."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
 _ROUNDING = 1e-9

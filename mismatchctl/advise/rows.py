@@ -17,7 +17,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
 
 SHORT = 128
-"""Tokens of a response up to which the advice held where the truth is known (docs/advise.md)."""
+"""Tokens of a response up to which the advice was measured on many mismatches (docs/advise.md)."""
 
 
 def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework: Framework | None) -> Advised:
@@ -112,8 +112,8 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     mean = sample.batch.tokens / max(len(sample), 1)
     if mean > SHORT:
         found.append(
-            f"responses of {mean:,.0f} tokens on average: where the truth is known, at 512 sequences an update, the "
-            "advice had up to 1.2 times the least error at a hundred tokens and less, and up to 3.6 times at some 300"
+            f"responses of {mean:,.0f} tokens on average: of more than {SHORT} the advice was measured on few "
+            "mismatches whose truth is known, most of which it was chosen on, and on none of thousands"
         )
     if reference.is_heavy:
         found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
