@@ -26,7 +26,7 @@ demo: $(INSTALLED)  ## analyze sample_data, print the summary, write demo/report
 
 test: $(TEST_INSTALLED)  ## lint, types, and every test
 	$(MAKE) lint
-	$(MAKE) --jobs 2 types tests  # types take a processor for a minute, while workers start and where one is done early
+	$(MAKE) --jobs 2 --keep-going types tests  # types take a processor for a minute, while workers start and where one is done early
 
 tests: $(TEST_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal  # a worker has one processor

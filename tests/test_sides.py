@@ -217,3 +217,13 @@ def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:
     told = json.loads(CliRunner().invoke(app, ["diagnose", *paths, "--layers", report, "--json"]).stdout)
     jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
     assert "next" not in told and told["layers"] and told["logit_noise"]
+
+
+def test_placeholders_in_a_reference_are_named(tmp_path: Path) -> None:
+    """What is known of the extents of both sides says nothing of the reference's."""
+    padded = with_reference(
+        DUMPS / "moe_noise_both_bf16", tmp_path, lambda values: np.where(np.arange(len(values)) % 10, values, -9999.0)
+    )
+    (findings,) = diagnose([str(padded)]).runs.values()
+    assert findings[-1].cause == "faulty_reference"
+    assert "placeholders counted as tokens" in findings[-1].summary

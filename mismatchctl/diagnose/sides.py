@@ -312,7 +312,11 @@ def told_apart(
         return list(found), None
     few = Sample.of(evidence.sample.hashes, rows, LEAST_SAMPLE).rows  # which cause it is shows in fewer than how much
     reference = few.tokens[REFERENCE]
-    pairs = {"rollout": replace(few, train=reference), "trainer": replace(few, rollout=reference)}
+    # without the extents of the columns that make way: those of the reference are not they
+    pairs = {
+        "rollout": replace(few, train=reference, extents={}),
+        "trainer": replace(few, rollout=reference, extents={}),
+    }
     strongest = sides.confidence == "high"  # the first finding is then where the error is, whatever shows there
     alike = sides.side == "both" and min(sides.rollout_rms, sides.train_rms) > max(TOGETHER * sides.gap_rms, FELT)
     rest = found[1:] if strongest else found

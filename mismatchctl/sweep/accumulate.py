@@ -71,18 +71,23 @@ class SweepAccumulator:
     def add(self, sums: CellsOfBatch) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), found in sums.cells.items():
-            cells = self._open.setdefault((run, step), self._complete.pop((run, step), {}))
+            cells = self._open.get((run, step)) or self._reopened((run, step))
             known = cells.get(values)
             cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
             require_few(self.plan.base.by, len(cells))
             self._breakdown.add(run, values)
         self._sought = both(self._sought, sums.runs)
 
+    def _reopened(self, key: tuple[str, Value]) -> _Cells:
+        cells = self._open[key] = self._complete.pop(key, {})
+        self._held -= _size(cells)
+        return cells
+
     def close(self, may_grow: Callable[[str, Value], bool]) -> None:
         """Close groups that cannot grow any more, once there are enough of them."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
-            size = sum(sums.size for found in cells.values() for sums in found)
+            size = _size(cells)
             if self._held + size > AT_ONCE:
                 self._close_complete()
             self._complete[key] = cells
@@ -189,6 +194,11 @@ class SweepAccumulator:
             **counts,
             **{key: values[:, family.places].ravel() for key, values in found.items()},
         }
+
+
+def _size(cells: _Cells) -> int:
+    """Numbers that are held of a group."""
+    return sum(sums.size for found in cells.values() for sums in found)
 
 
 def _by(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:

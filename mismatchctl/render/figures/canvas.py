@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.artist import Artist
+from rich.cells import cell_len
 
 from mismatchctl.render.figures.library import Figure as MatplotlibFigure
 from mismatchctl.render.figures.library import Line2D, PolyCollection
@@ -25,7 +26,7 @@ LEGEND_ROW = 17.0
 LETTER = 6.1
 """Points that a letter takes."""
 _KEY, _BEFORE, _BETWEEN, _LINE, _SMALL_LETTER = 21.0, 29.4, 14.7, 14.9, 5.9
-"""Points of a legend: its keys, those and what is left free before a text, between columns, its lines, its letters."""
+"""Points of a legend: its keys, those and the space before a text, between columns, its lines, a narrow letter."""
 _MARGINS = {"left": 70.0, "right": 12.0, "top": 10.0, "bottom": 42.0}
 _RULE: dict[str, Any] = {"color": MUTED, "linestyle": "--", "linewidth": 1.0}
 _GRID: dict[str, Any] = {"color": GRID, "linestyle": "-", "linewidth": 0.7, "marker": ""}
@@ -142,7 +143,7 @@ class Canvas:
     def legend(self, entries: Sequence[tuple[str, Line2D]], columns: int = 2) -> None:
         """What lines or marks stand for, below the axes, column by column."""
         parts = [part.tolist() for part in np.array_split(np.arange(len(entries)), min(columns, len(entries)))]
-        widths = [_BEFORE + _SMALL_LETTER * max(len(entries[index][0]) for index in part) for part in parts]
+        widths = [_BEFORE + _SMALL_LETTER * max(cell_len(entries[index][0]) for index in part) for part in parts]
         x = (WIDTH - sum(widths) - _BETWEEN * (len(parts) - 1)) / 2
         for part, width in zip(parts, widths, strict=True):
             for row, index in enumerate(part):
