@@ -255,3 +255,31 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
         assert counts[index] == len(pairs)
         assert sizes[index] == pytest.approx(math.fsum(min(abs(p - q), 1.0) for p, q in pairs), rel=1e-6, abs=1e-9)
         assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_upper_bounds_make_of_weights(seed: int) -> None:
+    """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too."""
+    rng = np.random.default_rng(seed)
+    segments = Segments(np.cumsum([0, *rng.integers(1, 60, 30)]))
+    weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
+    edges = np.sort(np.concatenate([rng.uniform(0.5, 3, 40), rng.choice(weight, 5), [np.inf]]))
+    bounds = edges if seed % 3 else np.zeros_like(edges)
+    kept = None if seed % 2 else rng.random(segments.tokens) < 0.8
+    of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
+    truncate = [
+        kernel.truncate((weight - 1.0, weight), kept, segments, (of, 4), edges, bounds) for kernel in (PLAIN, COMPILED)
+    ]
+    np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
+    left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
+    for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
+        above = weight >= edge
+        bounded = np.where(above, bound if np.isfinite(bound) else 0.0, weight)
+        mean = segments.sum(bounded * left) / n
+        excess = segments.sum(bounded - 1.0)
+        squares, kept_excess = segments.sum((bounded - 1.0) ** 2), segments.sum((bounded - 1.0) * left)
+        kept_squares, high = segments.sum(bounded**2 * left), segments.sum(above)
+        wanted = excess, squares, excess / n, kept_excess, kept_squares, mean, high, mean**2
+        for found in truncate:
+            for column, values in zip(found[:, :, place].T, wanted, strict=True):
+                np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)

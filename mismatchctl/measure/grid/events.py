@@ -25,9 +25,6 @@ from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import as_slice
 from mismatchctl.ratios import Ratios
 
-Bounded = tuple[Float64s, Float64s, Float64s]
-"""Of something that is bounded: what enters, what is outside until then [P], and what the bounds make of it [rungs]."""
-
 
 @dataclass
 class EventColumns:
@@ -37,10 +34,9 @@ class EventColumns:
         family: whose points these are.
         parts: the micro-batches of its cells.
         rungs: the rung of each variant [V].
-        fixed: columns that do not depend on the rung [S, 1, ...], or are known of every sequence [S, ...].
+        fixed: columns that do not depend on the rung [S, 1, ...].
         sequence, rung: where something enters; the rung V where it never does [P].
         entering: columns that grow by so much there [P].
-        bounded: columns to which more belongs at the rungs below.
         leaving: columns to which something belongs there alone: sequence, rung, how much.
         maxima: the largest of each part [parts, ...].
     """
@@ -52,45 +48,32 @@ class EventColumns:
     sequence: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rung: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     entering: Arrays = field(default_factory=dict)
-    bounded: dict[str, Bounded] = field(default_factory=dict)
     leaving: dict[str, tuple[Ints, Ints, NDArray[Any] | None]] = field(default_factory=dict)
     maxima: Arrays = field(default_factory=dict)
 
     def take_rest(self, columns: Mapping[str, Float64s], maxima: Mapping[str, Float64s]) -> None:
         """Take as fixed what is not known otherwise, of columns [S]."""
-        known, trivial = {*self.entering, *self.bounded, *self.leaving, *self.fixed}, (1,) * len(self.family.grid)
-        self.fixed |= {name: each.reshape(-1, *trivial) for name, each in columns.items() if name not in known}
-        self.maxima |= {
-            name: self.parts.largest(each).reshape(-1, *trivial)
-            for name, each in maxima.items()
-            if name not in self.maxima
-        }
+        known, trivial = {*self.entering, *self.leaving}, (1,) * len(self.family.grid)
+        self.fixed = {name: each.reshape(-1, *trivial) for name, each in columns.items() if name not in known}
+        self.maxima = {name: self.parts.largest(each).reshape(-1, *trivial) for name, each in maxima.items()}
 
     def totals(self) -> Arrays:
         """As of BlockColumns."""
-        return self.by((*self.fixed, *self.entering, *self.bounded, *self.leaving), self.parts)
+        return self.by((*self.fixed, *self.entering, *self.leaving), self.parts)
 
     def by(self, names: Iterable[str], parts: Parts) -> Arrays:
         """As of BlockColumns."""
         where = self._where(self.sequence, self.rung, parts)
         found: Arrays = {}
-        outside: dict[int, NDArray[Any]] = {}  # of which columns share some
         for name in names:
             if name in self.fixed:
                 found[name] = parts.sum(self.fixed[name])
             elif name in self.entering:
                 found[name] = self.along(self._upward(where, self.entering[name], parts))
-            elif name in self.bounded:
-                found[name] = self.along(self._bounded(where, self.bounded[name], parts, outside))
             else:
                 sequence, rung, values = self.leaving[name]
                 found[name] = self.along(self._downward(self._where(sequence, rung, parts), values, parts))
         return found
-
-    def of_sequences(self, bounded: Bounded) -> NDArray[Any]:
-        """What is bounded, of every sequence at every rung [S, rungs]."""
-        every = Parts(np.arange(len(self.parts.of)), len(self.parts.of))
-        return self._bounded(self._where(self.sequence, self.rung, every), bounded, every, {})
 
     def along(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values by rung [R, rungs] along the grid of the family [R, ...]."""
@@ -111,17 +94,6 @@ class EventColumns:
     def _downward(self, where: Ints, values: NDArray[Any] | None, parts: Parts) -> NDArray[Any]:
         found: NDArray[Any] = np.cumsum(self._written(where, values, parts)[:, :0:-1], axis=1)[:, ::-1]
         return found
-
-    def _bounded(self, where: Ints, bounded: Bounded, parts: Parts, known: dict[int, NDArray[Any]]) -> NDArray[Any]:
-        inside, outside, bounds = bounded
-        if id(outside) not in known:
-            known[id(outside)] = self._downward(where, outside, parts)
-        with np.errstate(over="ignore", invalid="ignore"):
-            beyond = known[id(outside)] * bounds
-        if not np.isfinite(bounds).all():  # nothing lies beyond a bound whose square overflows
-            beyond = np.where(np.isfinite(bounds), beyond, 0.0)
-        beyond += self._upward(where, inside, parts)
-        return beyond
 
 
 def _running(values: Float64s, sequence: Ints) -> Float64s:

@@ -18,7 +18,8 @@ from mismatchctl.measure.grid.estimates import asked_by
 from mismatchctl.measure.grid.events import EventColumns, event_columns
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.truncations import truncated_columns
+from mismatchctl.measure.grid.thresholds import as_slice
+from mismatchctl.measure.grid.truncations import TruncatedColumns, truncated_columns
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
@@ -45,7 +46,7 @@ LADDER_SEQUENCES = 1 << 10
 """Of families that are ladders: their sequences have nothing of every point, only their clusters do."""
 
 
-Columns = BlockColumns | EventColumns
+Columns = BlockColumns | EventColumns | TruncatedColumns
 Key = TypeVar("Key")
 
 
@@ -102,7 +103,8 @@ class SweepPlan:
         one, first = np.zeros(1), np.zeros(1, np.int64)
         block = TokenBatch(Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=first)
         plain = token_loss("ppo", block) if self.base.losses else None
-        return _columns(self, family, _Block(block, ratios_of(block, self.base), plain), Parts(first, 1))
+        part = Parts(first, 1)
+        return _columns(self, family, _Block(block, ratios_of(block, self.base), plain), part, part)
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,7 @@ def _reduce(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list
         parts, rows = Parts.among(of_all.rows[start : start + len(block.batch)])
         clusters, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
-            made = _columns(plan, family, block, parts)
+            made = _columns(plan, family, block, parts, clusters)
             totals.add(rows, made.totals(), made.maxima)
             by_cluster.add(of, made.by(layouts.rows.shapes, clusters))
     return [
@@ -233,7 +235,8 @@ def _seek(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
         parts = Parts(np.zeros(len(block.batch), np.int64), 1)
         clusters_of, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
         for (family, _), layouts, table in zip(plan.sought, plan.sought_layouts, tables, strict=True):
-            table.add(of, _columns(plan, family, block, parts).by(layouts.rows.shapes, clusters_of))
+            made = _columns(plan, family, block, parts, clusters_of)
+            table.add(of, made.by(layouts.rows.shapes, clusters_of))
     found = [rows for table in tables for rows in table.cut(1)]
     return [FamilySums(_whole(rows), (rows,), OVERALL_CAP) for rows in found]
 
@@ -254,11 +257,12 @@ class _Table:
 
     def add(self, rows: Ints, sums: Arrays, maxima: Arrays | None = None) -> None:
         """Add to some rows, each named once."""
+        where = as_slice(rows)
         for name, known in self._layout.arrays(self._sums).items():
-            known[rows] += sums[name]
+            known[where] += sums[name]
         if self._largest is not None and maxima is not None:
             for name, known in self._largest.arrays(self._maxima).items():
-                known[rows] = np.maximum(known[rows], maxima[name])
+                known[where] = np.maximum(known[where], maxima[name])
 
     def cut(self, cells: int) -> Iterator[ClusterTable]:
         """The table of each cell."""
@@ -275,21 +279,22 @@ class _Block:
 
 
 def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> Iterator[tuple[int, _Block]]:
-    of_gates = all(isinstance(plan.ladder(family), Ladder) for family in families)
-    sequences = LADDER_SEQUENCES if of_gates else BLOCK_SEQUENCES
+    are_ladders = all(plan.ladder(family) is not None for family in families)
+    sequences = LADDER_SEQUENCES if are_ladders else BLOCK_SEQUENCES
     for start, block in batch.blocks(BLOCK_TOKENS, sequences):
         plain = token_loss("ppo", block) if plan.base.losses else None
         yield start, _Block(block, ratios_of(block, plan.base), plain)
 
 
-def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts) -> Columns:
+def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts, clusters: Parts) -> Columns:
     ladder, batch = plan.ladder(family), block.batch
     if ladder is None:
         made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
     elif isinstance(ladder, Ladder):
         made = event_columns(family, ladder, block.ratios, batch, parts)
     else:
-        made = truncated_columns(family, ladder, block.ratios, batch, parts)
+        truncate = plan.base.kernel.truncate
+        made = truncated_columns(family, ladder, block.ratios, batch, parts, clusters, truncate)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.losses:
         shared |= plain_loss_columns(block.plain, batch)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_columns
-from mismatchctl.measure.kernels.kernel import Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.kernels.kernel import TRUNCATED, Kernel, PairTables, Places, RunTables, factors_of
 from mismatchctl.measure.layers import table_of
 from mismatchctl.ratios import Ratios
 
@@ -143,8 +143,34 @@ def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
     return found[:, : len(low) - len(wide)].T
 
 
+def truncate(
+    weights: tuple[Float64s, Float64s],
+    kept: Bools | None,
+    segments: Segments,
+    parts: tuple[Ints, int],
+    edges: Float64s,
+    bounds: Float64s,
+) -> Float64s:
+    """As the interface says."""
+    from mismatchctl.measure.kernels.ladders import truncate_sequences
+
+    of, count = parts
+    found = np.zeros((count, len(TRUNCATED), len(edges)))
+    order = np.argsort(of, kind="stable")
+    all_kept = _EVERY if kept is None else kept
+    truncate_sequences(*weights, all_kept, segments.offsets, order, of, edges, factors_of(bounds), found)
+    return found
+
+
+_EVERY = np.zeros(0, np.bool_)
 _NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(_NOWHERE)
 COMPILED = Kernel(
-    CompiledRatios, reduce_tokens, beyond, outside, correction_columns, partial(TokenBatch.blocks, tokens=3 << 19)
+    CompiledRatios,
+    reduce_tokens,
+    beyond,
+    outside,
+    truncate,
+    correction_columns,
+    partial(TokenBatch.blocks, tokens=3 << 19),
 )

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.measure import bins
 from mismatchctl.measure.losses import Columns, TokenLoss
@@ -125,6 +125,54 @@ class Outside(Protocol):
         """
 
 
+TRUNCATED = (
+    "weight_excess",
+    "squared_weight_excess",
+    "mean_excess",
+    "kept_excess",
+    "squared_kept_weight",
+    "sequence_weight",
+    "weight_high",
+    "squared_sequence_weight",
+)
+"""Columns that an upper bound of token weights moves."""
+
+
+class Truncate(Protocol):
+    """What each of a long row of upper bounds makes of token weights."""
+
+    def __call__(
+        self,
+        weights: tuple[Float64s, Float64s],
+        kept: Bools | None,
+        segments: Segments,
+        parts: tuple[Ints, int],
+        edges: Float64s,
+        bounds: Float64s,
+    ) -> Float64s:
+        """TRUNCATED summed over each part at each bound [parts, len, bounds].
+
+        Each is the sum of what a bound leaves as it is, and of what it makes of the rest: both are added up from the
+        tokens, one upward along the bounds and one downward, so that nothing is subtracted.
+
+        Args:
+            weights: minus 1, and as they are [T] each, before these bounds.
+            kept: tokens that gates leave [T]; None: all.
+            segments: the sequences.
+            parts: the part of each sequence [S], and how many there are.
+            edges: where the weights begin that a bound does not leave as they are, ascending [bounds].
+            bounds: what it makes of those [bounds].
+        """
+
+
+def factors_of(bounds: Float64s) -> Float64s:
+    """Bounds minus 1, the square of that, bounds and their square [4, bounds]; 0 for bounds that nothing exceeds."""
+    finite = np.where(np.isfinite(bounds), bounds, 0.0)
+    with np.errstate(over="ignore"):
+        made = np.stack([bounds - 1.0, (bounds - 1.0) ** 2, finite, finite**2])
+    return np.where(np.isfinite(made), made, 0.0)
+
+
 class Correct(Protocol):
     """What a correction does to each sequence."""
 
@@ -150,6 +198,7 @@ class Kernel:
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
         outside: the count of tokens outside intervals.
+        truncate: what a long row of upper bounds makes of token weights.
         correct: what a correction does.
         blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
             sequence, block).
@@ -160,6 +209,7 @@ class Kernel:
     reduce: Reduce
     beyond: Beyond
     outside: Outside
+    truncate: Truncate
     correct: Correct
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, Places, RunTables, factors_of
 from mismatchctl.measure.layers import add_layers
 from mismatchctl.ratios import Ratios
 
@@ -115,4 +115,48 @@ def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
     return found
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, correction_columns, TokenBatch.blocks)
+def truncate(
+    weights: tuple[Float64s, Float64s],
+    kept: Bools | None,
+    segments: Segments,
+    parts: tuple[Ints, int],
+    edges: Float64s,
+    bounds: Float64s,
+) -> Float64s:
+    """As the interface says."""
+    excess, weight = weights
+    rung, width = np.searchsorted(edges, excess + 1.0, side="right"), len(edges) + 1
+    share, left = (
+        segments.spread(1 / np.maximum(segments.sizes, 1.0)),
+        None if kept is None else kept.astype(np.float64),
+    )
+
+    def at(of: Ints, count: int, inside: Float64s, outside: Float64s | None, factor: Float64s) -> Float64s:
+        where = segments.spread(of) * width + rung
+        below, above = (np.bincount(where, values, count * width).reshape(count, width) for values in (inside, outside))
+        beyond = np.cumsum(above[:, :0:-1], axis=1)[:, ::-1] * factor
+        return np.cumsum(below[:, :-1], axis=1) + beyond
+
+    moved, squared, finite, finite_squared = factors_of(bounds)
+    own, own_share = (excess, share) if left is None else (excess * left, share * left)
+    kept_weight = weight if left is None else weight * left
+    every = at(np.arange(len(segments)), len(segments), kept_weight, left, finite)
+    every /= np.maximum(segments.sizes, 1.0)[:, None]
+    every *= every
+    squares = np.zeros((parts[1], len(edges)))
+    for part, row in zip(parts[0].tolist(), every, strict=True):
+        squares[part] += row
+    made = [
+        at(*parts, excess, None, moved),
+        at(*parts, excess * excess, None, squared),
+        at(*parts, excess * share, share, moved),
+        at(*parts, own, left, moved),
+        at(*parts, weight * kept_weight, left, finite_squared),
+        at(*parts, kept_weight * share, own_share, finite),
+        at(*parts, np.zeros_like(excess), None, np.ones_like(bounds)),
+        squares,
+    ]
+    return np.stack(made, axis=1)
+
+
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, truncate, correction_columns, TokenBatch.blocks)

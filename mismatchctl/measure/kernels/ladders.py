@@ -1,0 +1,129 @@
+"""Compiled loops along a ladder of bounds: each token is written once, and running sums answer for every bound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl.measure.kernels.compiling import add_to_row, compiled
+
+_WRITTEN = 11
+"""What is written at a rung: what six sums hold of a token, what it counts for in the others, and what a sequence is
+squared from there on."""
+
+
+@compiled
+def _edges_upto(edges: Any, value: float) -> int:
+    """How many ascending edges lie at or below a value; the first one does."""
+    low, left = 0, len(edges)
+    while left > 1:
+        half = left >> 1
+        low += half if edges[low + half] <= value else 0
+        left -= half
+    return low + 1
+
+
+@compiled
+def _square(weight: Any, beyond: Any, top: int, bounds: Any, share: float, made: Any, squares: Any) -> float:
+    """Add the square of a sequence's weight at each bound below the rung `top`, and clear what was written of it.
+
+    Returns:
+        The square at all others.
+    """
+    count = total = 0.0
+    below = min(top, len(bounds))
+    for bound in range(below - 1, -1, -1):
+        count += beyond[bound + 1]
+        made[bound] = count * bounds[bound]
+    for bound in range(below):
+        total += weight[bound]
+        mean = (total + made[bound]) * share
+        squares[bound] += mean * mean
+    total += weight[top]
+    weight[: top + 1] = 0.0
+    beyond[: top + 1] = 0.0
+    last: float = total * share
+    return last * last
+
+
+@compiled
+def _close(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_squared: Any, found: Any) -> None:
+    """Running sums of a part, downward of what lies beyond each bound and upward of the rest; `table` is cleared."""
+    count = left = share = share_left = 0.0
+    for bound in range(min(top, len(bounds)) - 1, -1, -1):
+        row = table[bound + 1]
+        count += row[6]
+        left += row[7]
+        share += row[8]
+        share_left += row[9]
+        found[0, bound] = count * moved[bound]
+        found[1, bound] = count * squared[bound]
+        found[2, bound] = share * moved[bound]
+        found[3, bound] = left * moved[bound]
+        found[4, bound] = left * bounds_squared[bound]
+        found[5, bound] = share_left * bounds[bound]
+        found[6, bound] = count
+    a = b = c = d = e = f = g = 0.0
+    for bound in range(min(top + 1, len(bounds))):
+        row = table[bound]
+        a += row[0]
+        b += row[1]
+        c += row[2]
+        d += row[3]
+        e += row[4]
+        f += row[5]
+        g += row[10]
+        found[0, bound] += a
+        found[1, bound] += b
+        found[2, bound] += c
+        found[3, bound] += d
+        found[4, bound] += e
+        found[5, bound] += f
+        found[7, bound] += g
+    for place, value in enumerate((a, b, c, d, e, f, 0.0, g)):
+        found[place, top + 1 :] = value
+    table[: top + 1] = 0.0
+
+
+@compiled
+def truncate_sequences(
+    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, factors: Any, found: Any
+) -> None:
+    """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
+
+    `factors` are what the bounds make of a token, in each column that asks; an empty `kept`: all are.
+    """
+    moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
+    table = np.zeros((len(edges) + 1, _WRITTEN))
+    flat = table.reshape(-1)
+    own, beyond, made = np.zeros(len(edges) + 1), np.zeros(len(edges) + 1), np.empty(len(edges))
+    top = 0
+    for turn, i in enumerate(order):
+        share = 1.0 / max(offsets[i + 1] - offsets[i], 1)
+        own_top = 0
+        all_sum = square = kept_sum = kept_square = kept_weight = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            e, w = excess[j], weight[j]
+            k = 1.0 if not len(kept) or kept[j] else 0.0
+            if e + 1.0 >= edges[0]:
+                rung = _edges_upto(edges, e + 1.0)
+                own_top = max(own_top, rung)
+                own[rung] += k * w
+                beyond[rung] += k
+                written = (e, e * e, e * share, k * e, k * w * w, k * w * share, 1.0, k, share, k * share, 0.0)
+                add_to_row(flat, rung * _WRITTEN, written)
+            else:
+                all_sum += e
+                square += e * e
+                kept_sum += k * e
+                kept_square += k * w * w
+                kept_weight += k * w
+        own[0] += kept_weight
+        base = (all_sum, square, all_sum * share, kept_sum, kept_square, kept_weight * share, 0.0, 0.0, 0.0, 0.0, 0.0)
+        add_to_row(flat, 0, base)
+        table[own_top, 10] += _square(own, beyond, own_top, bounds, share, made, found[of[i], 7])
+        top = max(top, own_top)
+        if turn + 1 == len(order) or of[order[turn + 1]] != of[i]:
+            _close(table, top, moved, squared, bounds, bounds_squared, found[of[i]])
+            top = 0
