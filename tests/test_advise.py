@@ -24,7 +24,7 @@ from mismatchctl.advise.gradient import Moments, Standard
 from mismatchctl.advise.limits import Limits, parse_fixed
 from mismatchctl.advise.rank import rank
 from mismatchctl.advise.reference import reference_of
-from mismatchctl.advise.sample import Sample, read
+from mismatchctl.advise.sample import Sample, _capped, _joined, _Part, read
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Weight, correction_from_mapping
@@ -206,7 +206,11 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
         (("--batch", "1e20"), "--batch"),
         (("--fixed", "weight"), "PATH=VALUE"),
         (("--fixed", "weight.clip=nonsense"), "[lower, upper]"),
-        (("--fixed", "weight.clip.1=nonsense"), "a valid number"),
+        (("--fixed", "weight.clip.1=nonsense"), "weight.clip.1 takes a number ([lower, upper];"),
+        (("--fixed", "weight.clip.5=2"), "weight.clip is a list: fix weight.clip.0 or weight.clip.1"),
+        (("--fixed", "gates.x=1"), "gates is a list: fix gates.0 or gates.1"),
+        (("--fixed", "weight=token"), "weight is no value by itself; what may be fixed: weight.level,"),
+        (("--fixed", "gates.0.seed=-1"), "gates.0.seed must be greater than or equal to 0 ("),
         (("--fixed", "weight.level=tokn"), "'token', 'sequence' or 'geometric'"),
         (("--fixed", "weight.clp=2"), "what may be fixed: weight.level, weight.truncate, weight.clip,"),
         (("--fixed", "gates.1.levels=min"), "what may be fixed: gates.0.statistic, gates.0.level,"),
@@ -265,6 +269,23 @@ def test_without_advantages_or_rewards_nothing_is_ranked(tmp_path: Path) -> None
     found = run(without("bf16", tmp_path, "advantages", "reward"))
     assert (found["advice"], found["basis"]) == ([], "none")
     assert "advantages or rewards" in found["notes"][0]
+
+
+def test_a_run_without_valid_tokens_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    table = pq.read_table(TRUTH / "int4" / "dump.parquet").slice(0, 128)
+    pq.write_table(table, tmp_path / "x.parquet")
+    masks = pa.array([[False] * len(row) for row in table["rollout_log_probs"].to_pylist()])
+    table = table.drop_columns([name for name in ("response_mask",) if name in table.column_names])
+    pq.write_table(table.append_column("response_mask", masks), tmp_path / "y.parquet")
+    found = [Advice.model_validate(own) for own in _runs(str(tmp_path / "x.parquet"), str(tmp_path / "y.parquet"))]
+    assert found[0].advice and not found[0].notes[0].startswith("the run has")
+    assert not found[1].advice and found[1].notes == [
+        "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
+    ]
+
+
+def _runs(*paths: str) -> list[Any]:
+    return list(run(*paths, "-c", "token_tis", "--batch", "64")["runs"].values())
 
 
 def test_without_the_batch_there_is_no_answer(tmp_path: Path) -> None:
@@ -394,6 +415,23 @@ def test_a_large_dump_is_looked_at_in_part_the_same_in_any_order(
         assert not first.is_complete
         assert first.token_ids is not None and second.token_ids is not None
         assert (first.token_ids == second.token_ids).all() and (first.batch.rollout == second.batch.rollout).all()
+
+
+@pytest.mark.parametrize("group", [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]])
+def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of unlike sizes: 900 tokens in ten, then two responses that do not fit, then one that would."""
+    monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", 1000)
+    monkeypatch.setattr("mismatchctl.advise.sample.ENOUGH", 2)
+    dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
+    parts: list[_Part] = []
+    for place in group:
+        hashes, lengths = zip(*dump[place], strict=True)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        x = -np.ones(offsets[-1])
+        batch = TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns={})
+        parts = _capped([*parts, _Part(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
+    (left,) = _capped([_joined(_capped(parts))])
+    assert sorted(left.hashes.tolist()) == list(range(10)) and left.seen == 15
 
 
 def test_normalized_weights_have_a_mean_of_one() -> None:

@@ -86,6 +86,8 @@ def rank(
 
 def _unrankable(sample: Sample, update: int) -> str:
     """Why nothing can be ranked; "" where something can."""
+    if not sample.batch.tokens:
+        return "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
     tail = "the gradient's error cannot be estimated, so nothing is ranked; sweep shows what thresholds cost"
     if sample.advantages is None:
         return f"the dump has no advantages or rewards: {tail}"

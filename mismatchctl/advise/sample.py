@@ -103,17 +103,22 @@ def read(
 
 @dataclass(frozen=True)
 class _Part:
-    """Some of `seen` sequences, the hash of the prompt of each, and their token ids."""
+    """Some of `seen` sequences, the hash of the prompt of each, and their token ids; none has a hash from `cut` on."""
 
     batch: TokenBatch
     hashes: Hashes
     token_ids: Ints | None
     seen: int
+    cut: int = 1 << 64
 
     def take(self, chosen: Ints) -> _Part:
         ids = self.token_ids
         picked = None if ids is None else ids[self.batch.segments.members(chosen)]
-        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen))
+        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
+
+    def below(self, cut: int) -> _Part:
+        """The same without hashes from `cut` on, of as many sequences seen."""
+        return replace(self.take(np.flatnonzero(self.hashes < cut)), seen=self.seen, cut=cut)
 
 
 def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
@@ -129,15 +134,21 @@ def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
 
 
 def _capped(parts: list[_Part], slack: int = 1) -> list[_Part]:
-    """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order."""
+    """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order.
+
+    A prompt is left out for what precedes it, which more data only add to. So what was cut stays cut, and with it all
+    larger hashes, whatever room is left.
+    """
+    cut = min(part.cut for part in parts)
+    parts = [part if part.cut == cut else part.below(cut) for part in parts]
     tokens, sequences = sum(part.batch.tokens for part in parts), sum(len(part.batch) for part in parts)
     if tokens <= slack * MOST_TOKENS or sequences <= slack * ENOUGH:
         return parts
     joined = _joined(parts)
-    order = np.argsort(joined.hashes, kind="stable")
-    within = np.cumsum(joined.batch.segments.lengths[order]) <= MOST_TOKENS
-    last = joined.hashes[order][max(int(within.sum()), ENOUGH) - 1]
-    return [replace(joined.take(np.flatnonzero(joined.hashes <= last)), seen=joined.seen)]
+    hashes, prompt, responses = np.unique(joined.hashes, return_inverse=True, return_counts=True)
+    fits = np.cumsum(np.bincount(prompt, joined.batch.segments.lengths)) <= MOST_TOKENS
+    beyond = hashes[~fits & (np.cumsum(responses) - responses >= ENOUGH)]
+    return [joined.below(int(beyond[0])) if len(beyond) else joined]
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:
@@ -165,7 +176,8 @@ def _joined(parts: Sequence[_Part]) -> _Part:
         rows=np.arange(len(lengths)),
     )
     hashes = np.concatenate([part.hashes for part in parts])
-    return _Part(batch, hashes, joined([part.token_ids for part in parts]), sum(part.seen for part in parts))
+    ids = joined([part.token_ids for part in parts])
+    return _Part(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
 
 
 def _sample(parts: list[_Part]) -> Sample:
