@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 import mismatchctl as mm
-from mismatchctl.advise.sample import correct, read
+from mismatchctl.advise.applied import correct
+from mismatchctl.advise.sample import read
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Weight, apply, correction_from_mapping
@@ -189,7 +190,7 @@ def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
     sample = sample_of([str(tmp_path)], made)
     assert list(1 - sample.kept.sum(axis=0) / sample.tokens.sum()) == pytest.approx(wanted)
     (advised,) = read([str(tmp_path)]).values()
-    assert [1 - correct(one, advised).kept.mean() for one in made] == pytest.approx(wanted)
+    assert [1 - correct(one, advised).kept.sum() / advised.batch.tokens for one in made] == pytest.approx(wanted)
     late = Correction(gates=(Gate(keep=(0.5, 2.0)), gates[0].model_copy(update={"sees": "remaining"})))
     with pytest.raises(ConfigError, match="put it first"):
         analyze([str(tmp_path)], [late])
@@ -213,7 +214,7 @@ def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
     sample = sample_of([str(tmp_path)], made)
     assert list((sample.kept == 0).mean(axis=0)) == pytest.approx([2 / 5, 1 / 5])
     (advised,) = read([str(tmp_path)]).values()
-    assert correct(made[0], advised).kept.mean() == pytest.approx(3 / 5)
+    assert correct(made[0], advised).kept.sum() / advised.batch.tokens == pytest.approx(3 / 5)
     assert mm.keep(rows, rows, None, made[0], age=[0, 3, 4, np.nan, 0]) == [[age] * 3 for age in (1, 1, 0, 0, 1)]
     with pytest.raises(ConfigError, match="give age"):
         mm.keep(rows, rows, None, made[0])
