@@ -23,7 +23,7 @@ from mismatchctl.frameworks import preset, presets
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
 from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
-from mismatchctl.sweep.front import marks, not_beaten
+from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_data" / "dense")
 
@@ -82,9 +82,42 @@ def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     assert [family.is_binned for family in families(study.corrections)] == [False, False]
 
 
-def test_a_row_beats_another_only_if_it_is_nowhere_worse() -> None:
+def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:
     costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
-    assert not_beaten(costs).tolist() == [True, True, False, True, False, False]
+    assert not_beaten(costs).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "flagged"),
+    [
+        ("weight.truncate", (3.0, 2.0, 1.5, 1.05, 1.01), {3.0, 1.05, 1.01}),  # 1.5 to 3 cut nothing
+        ("weight.clip", (1.5, 3.0, None, 2.0), {None}),
+        ("weight.clip.0", (0.1, 0.5, 0.3), {0.1}),
+        ("gates.0.keep.1", (2.0, 4.0, 3.0), {4.0}),
+        ("gates.0.keep.0", (0.3, 0.1, 0.2), {0.1}),
+        ("gates.0.keep", (2.0, 5.0, 3.0), {5.0}),
+        ("gates.1.keep", (0.5, 0.7, 0.6), {0.7}),
+    ],
+)
+def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
+    path: str, values: tuple[float | None, ...], flagged: set[float | None]
+) -> None:
+    """Whatever the last digits of the sums, and so for the cheapest."""
+    weight = Weight(truncate=9.0) if path == "weight.truncate" else Weight(clip=(0.01, 9.0))
+    base = Correction(weight=weight, gates=(Gate(keep=(0.01, 9.0)), Gate(statistic="k1", keep=(-9.0, 9.0))))
+    study = Study(base, (Axis(path, values),))
+    cut = {1.05: 0.01, 1.01: 0.02}
+    for seed in range(5):
+        noise = 1 + 2e-15 * np.random.default_rng(seed).uniform(-1, 1, (4, len(values)))
+        lost = np.array([cut.get(value or 9.0, 0.0) for value in values])
+        rows = pl.DataFrame({
+            "run": "r", "correction": base.name, "point": range(len(values)), "rejected_tokens": 0.25 * noise[0],
+            "ess_token": (0.9 + lost) * noise[1], "k3_kept": 0.01 * noise[2],
+            "weight_mean": (1.01 - lost) * noise[3], "weight_bias": (1.01 - lost) * noise[3] - 1.01,
+        })  # fmt: skip
+        best = by_cost(with_front(rows, [study]).filter("pareto").to_dicts())
+        assert {values[row["point"]] for row in best} == flagged
+        assert values[best[0]["point"]] == (1.01 if 1.01 in flagged else next(iter(flagged)))
 
 
 def test_presets_stand_where_they_say() -> None:

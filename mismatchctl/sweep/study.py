@@ -18,7 +18,7 @@ AxisValue = float | str | bool | None
 MOST_POINTS = 100_000
 """Points of a sweep beyond which a typing error is likelier than a wish."""
 
-_INTERVALS = ("clip", "zero", "keep")
+INTERVALS = ("clip", "zero", "keep")
 _WORDS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false": False}
 
 
@@ -227,10 +227,10 @@ def _place(data: dict[str, Any], path: str, value: AxisValue, where: str) -> Non
             missing = "it has no weight rule" if so_far == "weight" else f"{so_far} is not set"
             raise ConfigError(f"{where}: {path} cannot vary: {missing}")
         if depth == len(parts) - 1:
-            both = part in _INTERVALS and isinstance(value, (int, float))
+            both = part in INTERVALS and isinstance(value, (int, float))
             holder[key] = _both_sides(holder, float(value)) if both and value is not None else value
             return
-        if holder[key] is None and part in _INTERVALS:
+        if holder[key] is None and part in INTERVALS:
             holder[key] = [None, None]
         holder = holder[key]
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mismatchctl.numbers import DASH, number
 from mismatchctl.predict.prediction import Check, Prediction
+from mismatchctl.sweep.front import by_cost
 from mismatchctl.sweep.model import Sweep, Target
 from mismatchctl.sweep.study import Study
 
@@ -93,10 +94,10 @@ def says(sweep: Sweep, run: str) -> list[str]:
 
 def _cheapest(study: Study, rows: Sequence[Row]) -> str:
     """What the point costs and gives that rejects least, of those that no other beats."""
-    known = [row for row in rows if row["pareto"]]
+    known = by_cost([row for row in rows if row["pareto"]])
     if not known:
         return ""
-    row = min(known, key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
+    row = known[0]
     lost = row["rejected_tokens"]
     cost = f"rejects {number(lost, 'fraction')} of tokens" if lost else "rejects nothing"
     gain = f"ESS {number(row['ess_token'], 'fraction')}"

@@ -17,7 +17,7 @@ from mismatchctl.render.document import BRIEF, Cell, Facts, Figures, Head, Later
 from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
-from mismatchctl.sweep.front import values_at
+from mismatchctl.sweep.front import by_cost, values_at
 from mismatchctl.sweep.model import GROUP, Mark, Sweep
 from mismatchctl.sweep.study import Study
 from mismatchctl.sweep.words import FIGURES, MOST_PRESETS, Row, at_place, telling, thinned, threshold, wish_text
@@ -58,7 +58,7 @@ class Studied:
 def study_section(own: Studied, registry: Registry, *, front: bool = False) -> Section:
     """All of it; `front`: all points that no other beats."""
     rows, study = own.rows, own.study
-    best = sorted((row for row in rows if row["pareto"]), key=lambda row: (row["rejected_tokens"], -row["ess_token"]))
+    best = by_cost([row for row in rows if row["pareto"]])
     chosen = thinned(best or rows, SHOWN_OF_FRONT if front else SHOWN)
     found = "No point has every figure"
     if best:
