@@ -244,14 +244,14 @@ in a third of the time.
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 2.5 without corrections, 2.8 with five |
-| the same in 3.5 at a mean length of 400 | met without corrections (3.0); missed with five: 3.7 |
+| everything that the report shows in 2.0 bare decodes | missed: 2.4 without corrections, 2.7 with five |
+| the same in 3.5 at a mean length of 400 | met on one thread: 3.0, 3.4 with five; missed on two: 4.3, 4.6 |
 | the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: about 2, histograms included |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
 | a small analysis with its report in 1.7 s of processor time | missed: see [Start](#start) |
 | speed over padded torch: 20, for 50 corrections 500, bucketed 4 | missed: [16, 106, 2.3](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | missed: 2.4, weights 3.4 at a length of 400; [older](benchmarks-sweep.md) |
+| 1,000 thresholds in 1.5 analyses | weights 1.4: met; gates on tokens 1.7: missed; [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |
