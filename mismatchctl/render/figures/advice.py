@@ -9,10 +9,10 @@ import numpy as np
 from mismatchctl.advise import Advice
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.frameworks import presets
+from mismatchctl.render.figures.artists import Line2D
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.fronts import name_points
-from mismatchctl.render.figures.library import Line2D
 from mismatchctl.render.figures.scales import plain
 from mismatchctl.render.figures.theme import MUTED, SERIES
 from mismatchctl.render.text import clean

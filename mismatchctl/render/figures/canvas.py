@@ -14,8 +14,8 @@ from matplotlib import rcParams
 from matplotlib.artist import Artist
 from rich.cells import cell_len
 
-from mismatchctl.render.figures.library import Figure as MatplotlibFigure
-from mismatchctl.render.figures.library import Line2D, PolyCollection
+from mismatchctl.render.figures.artists import Figure as MatplotlibFigure
+from mismatchctl.render.figures.artists import Line2D, PolyCollection
 from mismatchctl.render.figures.scales import Text, Ticks, log_ticks, percent, plain, power, round_ticks
 from mismatchctl.render.figures.theme import DASHES, GRID, MARKS, MUTED, SERIES, settings
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from mismatchctl.compare.model import Contribution, Decomposition
 from mismatchctl.numbers import number
+from mismatchctl.render.figures.artists import LineCollection
 from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout, area_key
 from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.library import LineCollection
 from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.numbers import number
+from mismatchctl.render.figures.artists import Line2D, LineCollection
 from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout
 from mismatchctl.render.figures.figure import Cell, Data, Figure
-from mismatchctl.render.figures.library import Line2D, LineCollection
 from mismatchctl.render.figures.scales import percent, plain
 from mismatchctl.render.figures.series import SURE
 from mismatchctl.render.figures.theme import SERIES, SURFACE

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.predict.prediction import Check
+from mismatchctl.render.figures.artists import Line2D, LineCollection
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.curves import REACH
 from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.library import Line2D, LineCollection
 from mismatchctl.render.figures.scales import Text, percent, plain
 from mismatchctl.render.figures.theme import INK, MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, short

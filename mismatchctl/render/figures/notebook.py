@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.render.figures.artists import Figure as MatplotlibFigure
 from mismatchctl.render.figures.canvas import painted
-from mismatchctl.render.figures.library import Figure as MatplotlibFigure
 from mismatchctl.render.figures.of_run import run_figures
 from mismatchctl.result import RunResult
 
