@@ -12,6 +12,7 @@ import numpy as np
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
+from mismatchctl.measure.groups import Groups
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.metrics.kept import BY_STEP
@@ -55,14 +56,12 @@ class Accumulator:
         self.runs: dict[str, RunTotals] = {}
         self.factors: Factors = []
         self._breakdown = BreakdownValues(plan.by)
-        self._open: dict[tuple[str, Value], _Cells] = {}
-        self._complete: dict[tuple[str, Value], _Cells] = {}
-        self._held = 0
+        self._groups: Groups[CellSums] = Groups(lambda cell: cell.size, self._close_groups, _AT_ONCE)
 
     def add(self, sums: Sums) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
-            cells = self._open.setdefault((run, step), self._complete.pop((run, step), {}))
+            cells = self._groups.cells(run, step)
             cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
             require_few(self.plan.by, len(cells))
             self._breakdown.add(run, values)
@@ -72,26 +71,11 @@ class Accumulator:
 
     def close(self, may_grow: Callable[[str, Value], bool]) -> None:
         """Close groups that cannot grow any more, once there are enough of them."""
-        for key in [key for key in self._open if not may_grow(*key)]:
-            cells = self._open.pop(key)
-            size = sum(cell.size for cell in cells.values())
-            if self._held + size > _AT_ONCE:
-                self._close_complete()
-            self._complete[key] = cells
-            self._held += size
+        self._groups.close(may_grow)
 
     def finish(self) -> None:
         """Close all groups: nothing more comes."""
-        self.close(lambda run, step: False)
-        self._close_complete()
-
-    def _close_complete(self) -> None:
-        of_run: dict[str, dict[Value, _Cells]] = {}
-        for (run, step), cells in self._complete.items():
-            of_run.setdefault(run, {})[step] = cells
-        self._complete, self._held = {}, 0
-        for run, steps in of_run.items():
-            self._close_groups(run, list(steps), list(steps.values()))
+        self._groups.finish()
 
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
         totals = self.runs[run]

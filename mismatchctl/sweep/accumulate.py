@@ -19,6 +19,7 @@ from mismatchctl.measure import OVERALL_CAP
 from mismatchctl.measure.grid import estimates
 from mismatchctl.measure.grid.close import Closed, Closing, RunSums
 from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, both, merged
+from mismatchctl.measure.groups import Groups
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
@@ -61,9 +62,7 @@ class SweepAccumulator:
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
         self._breakdown = BreakdownValues(plan.base.by)
-        self._open: dict[tuple[str, Value], _Cells] = {}
-        self._complete: dict[tuple[str, Value], _Cells] = {}
-        self._held = 0
+        self._groups: Groups[list[FamilySums]] = Groups(_size, self._close_groups, AT_ONCE)
         self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
         self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
@@ -71,44 +70,24 @@ class SweepAccumulator:
     def add(self, sums: CellsOfBatch) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), found in sums.cells.items():
-            cells = self._open.get((run, step)) or self._reopened((run, step))
+            cells = self._groups.cells(run, step)
             known = cells.get(values)
             cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
             require_few(self.plan.base.by, len(cells))
             self._breakdown.add(run, values)
         self._sought = both(self._sought, sums.runs)
 
-    def _reopened(self, key: tuple[str, Value]) -> _Cells:
-        cells = self._open[key] = self._complete.pop(key, {})
-        self._held -= _size(cells)
-        return cells
-
     def close(self, may_grow: Callable[[str, Value], bool]) -> None:
         """Close groups that cannot grow any more, once there are enough of them."""
-        for key in [key for key in self._open if not may_grow(*key)]:
-            cells = self._open.pop(key)
-            size = _size(cells)
-            if self._held + size > AT_ONCE:
-                self._close_complete()
-            self._complete[key] = cells
-            self._held += size
+        self._groups.close(may_grow)
 
     def finish(self) -> None:
         """Close all groups and write the rows of every value of `--by` columns: nothing more comes."""
-        self.close(lambda run, step: False)
-        self._close_complete()
+        self._groups.finish()
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
                 for value, sums in found.items():
                     self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
-
-    def _close_complete(self) -> None:
-        of_run: dict[str, dict[Value, _Cells]] = {}
-        for (run, step), cells in self._complete.items():
-            of_run.setdefault(run, {})[step] = cells
-        self._complete, self._held = {}, 0
-        for run, steps in of_run.items():
-            self._close_groups(run, list(steps), list(steps.values()))
 
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
         totals = self.runs.setdefault(run, _Run(self._nothing()))
@@ -196,9 +175,9 @@ class SweepAccumulator:
         }
 
 
-def _size(cells: _Cells) -> int:
-    """Numbers that are held of a group."""
-    return sum(sums.size for found in cells.values() for sums in found)
+def _size(cell: Sequence[FamilySums]) -> int:
+    """Numbers that are held of a cell."""
+    return sum(sums.size for sums in cell)
 
 
 def _by(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:
