@@ -25,6 +25,11 @@ class GateOutcome:
     low: Selection
     high: Selection
 
+    @property
+    def rejected(self) -> Bools:
+        """Every token that it rejects [T]."""
+        return self.low.expanded() | self.high.expanded()
+
 
 def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""

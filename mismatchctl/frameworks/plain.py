@@ -21,7 +21,7 @@ from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay, Shelf
-from mismatchctl.frameworks.lint import Finding, gate_findings, weight_findings
+from mismatchctl.frameworks.lint import Finding, Level, gate_findings, weight_findings
 from mismatchctl.frameworks.options import Place, Spelling, merged
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
@@ -44,15 +44,13 @@ class Configured(Correction):
 
 @dataclass(frozen=True)
 class Trap:
-    """A documented trap: what options it is in, and what to tell.
-
-    Attributes:
-        caught: whether options hold it.
-        finding: what is said then.
-    """
+    """A documented trap: whether options are caught in it, and what a Finding then says."""
 
     caught: Callable[[Options], bool]
-    finding: Finding
+    level: Level
+    place: str
+    consequence: str
+    fix: str
 
 
 class PlainFramework(Framework):
@@ -65,7 +63,9 @@ class PlainFramework(Framework):
         aliases: other spellings -> name.
         places: of a full configuration, the keys under which options stand; blocks: further ones.
         signs: what only its configurations have a key like.
-        columns: its name of a column -> the contract's.
+        columns: its name of a column -> the contract's, where that means one thing wherever it is used.
+        own_columns: the same in its own step alone: elsewhere these names mean something else too.
+        source: of its code, where traps can be looked up.
         traps: documented ones.
         forms: ways to write a weight rule and gates between two bounds.
         loss_key: how the loss is logged; None: it is not.
@@ -78,6 +78,8 @@ class PlainFramework(Framework):
     blocks: tuple[Place, ...] = ()
     signs: str = ""
     columns: Mapping[str, str] = {}
+    own_columns: Mapping[str, str] = {}
+    source: str = ""
     traps: Sequence[Trap] = ()
     forms: Sequence[Callable[[Any, Any], Options]] = ()
     loss_key: str | None = "loss"
@@ -196,7 +198,11 @@ class PlainFramework(Framework):
         try:
             made, options = self.correction(native), self.read(native)
             with self._taking_values():
-                found = [trap.finding for trap in self.traps if trap.caught(options)]
+                found = [
+                    Finding(trap.level, trap.place, trap.consequence, trap.fix, self.source)
+                    for trap in self.traps
+                    if trap.caught(options)
+                ]
         except ConfigError as error:
             return [Finding("error", "", str(error), "correct it", self.title)]
         if made.weight is not None:
@@ -214,7 +220,7 @@ class PlainFramework(Framework):
         if unsaid:
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
         options = self.read(said | changes)
-        return self.prepared(Step.read(table, dtype, self.columns), options, correction)
+        return self.prepared(Step.read(table, dtype, {**self.columns, **self.own_columns}), options, correction)
 
     def replay(
         self,
@@ -336,4 +342,4 @@ def shelf_of(kind: type[PlainFramework], versions: tuple[str, ...], default: str
         return "" if kind(versions[0]).spelling.recognizes(native) else None
 
     place = Path(inspect.getfile(kind)).parent
-    return Shelf(kind.name, versions, load, recognize, place / "presets.yaml", **brought)
+    return Shelf(kind.name, versions, load, recognize, place / "presets.yaml", kind.columns, **brought)

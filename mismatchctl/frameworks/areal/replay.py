@@ -10,9 +10,7 @@ import pyarrow as pa
 from mismatchctl import surrogates
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction
-from mismatchctl.frameworks.areal.columns import COLUMNS, OWN_COLUMNS
 from mismatchctl.frameworks.areal.dialect import ArealDialect
-from mismatchctl.frameworks.areal.lint import TRAPS
 from mismatchctl.frameworks.areal.statistics import before, since
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
@@ -33,8 +31,6 @@ def _interpolated(step: Step) -> Step:
 class Areal(ArealDialect):
     """One rule of rejection or clamping by one statistic; M2PO before it."""
 
-    columns = {**COLUMNS, **OWN_COLUMNS}
-    traps = TRAPS
     loss_key = "actor_loss"
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> Run:

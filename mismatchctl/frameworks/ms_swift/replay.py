@@ -7,7 +7,6 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.ms_swift.dialect import MsSwiftDialect
-from mismatchctl.frameworks.ms_swift.lint import TRAPS
 from mismatchctl.frameworks.run import Options, Run, exp
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
@@ -17,8 +16,6 @@ _PREFIX = "rollout_correction/"
 
 class MsSwift(MsSwiftDialect):
     """Upper bounds only; the geometric mean at sequence level, where a mask leaves the weights of tokens raw."""
-
-    traps = TRAPS
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
         """A single update has no recomputation: the current policy stands in; without log-probs nothing is."""
@@ -33,7 +30,7 @@ class MsSwift(MsSwiftDialect):
         flags = np.ones(run.tokens, np.bool_)
         for outcome in run.applied.gates:
             if outcome.gate.effect == "zero":
-                flags &= ~(outcome.low.expanded() | outcome.high.expanded())
+                flags &= ~outcome.rejected
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _LOSS: Options = {
@@ -47,6 +47,13 @@ class NemoRlDialect(PlainFramework):
         r"|seq_logprob_error_threshold|sequence_level_importance_ratios|force_on_policy_ratio"
     )
 
+    columns = {
+        "generation_logprobs": "rollout_log_probs",
+        # All zero in runs that skip the recomputation (force_on_policy_ratio).
+        "prev_logprobs": "train_log_probs",
+        "token_loss_mask": "response_mask",
+    }
+
     options = {"loss": _LOSS, "seq_logprob_error_threshold": None}
 
     aliases = {"loss_fn": "loss"}
@@ -55,6 +62,35 @@ class NemoRlDialect(PlainFramework):
     forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
         lambda low, high: {},
         lambda low, high: {"seq_logprob_error_threshold": high},
+    )
+
+    source = "NVIDIA-NeMo/RL@7ea279abfbeb"
+    traps = (
+        Trap(
+            lambda o: (
+                o["loss"]["truncated_importance_sampling_type"] is not None
+                and not o["loss"]["use_importance_sampling_correction"]
+            ),
+            "error",
+            "loss_fn.truncated_importance_sampling_type",
+            "without use_importance_sampling_correction no weight is computed: the type does nothing",
+            "set use_importance_sampling_correction true",
+        ),
+        Trap(
+            lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
+            "info",
+            "loss_fn.truncated_importance_sampling_type",
+            "a log ratio above 88.7 overflows float32: its "
+            "weight becomes 0, not the bound, and is not counted as out of bounds",
+            "watch for such tokens",
+        ),
+        Trap(
+            lambda o: bool(o["loss"]["force_on_policy_ratio"]),
+            "warning",
+            "loss_fn.force_on_policy_ratio",
+            "prev_logprobs is all zero in the dump: the forward pass is skipped",
+            "do not measure a mismatch from such a dump",
+        ),
     )
 
     def rules(self, options: Options) -> Rules:

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl import surrogates
-from mismatchctl.frameworks.nemo_rl.columns import COLUMNS
 from mismatchctl.frameworks.nemo_rl.dialect import NemoRlDialect
-from mismatchctl.frameworks.nemo_rl.lint import TRAPS
 from mismatchctl.frameworks.run import Run, exp, k3
 from mismatchctl.surrogates import Array, Term
 
@@ -17,8 +15,6 @@ from mismatchctl.surrogates import Array, Term
 class NemoRl(NemoRlDialect):
     """Weights that are not finite become 0; the filter by sequences' error shrinks denominators."""
 
-    columns = COLUMNS
-    traps = TRAPS
     weighs_always = True
 
     def shown_keep(self, run: Run) -> Any:

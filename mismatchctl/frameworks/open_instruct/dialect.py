@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 
@@ -14,6 +14,8 @@ class OpenInstructDialect(PlainFramework):
 
     name = "open-instruct"
     signs = r"use_rho_correction|rho_(clamp|mask)_\w+"
+
+    columns = {"advantage": "advantages", "prompt_idx": "prompt_id"}
 
     options = {
         "use_rho_correction": True,
@@ -47,6 +49,24 @@ class OpenInstructDialect(PlainFramework):
             "rho_mask_sequence_level": True,
         },
         lambda low, high: {"use_rho_correction": False},
+    )
+
+    source = "allenai/open-instruct@e6c3044aa620"
+    traps = (
+        Trap(
+            lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]),
+            "warning",
+            "rho_mask_sequence_level",
+            "a sequence is a packed row: several responses share one mean",
+            "do not pack, or mask tokens",
+        ),
+        Trap(
+            lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]),
+            "warning",
+            "rho_mask_lower_bound",
+            "with rho_mask_tv_divergence it drops sequences that differ LESS",
+            "set rho_mask_upper_bound instead",
+        ),
     )
 
     def rules(self, options: Options) -> Rules:

@@ -6,9 +6,7 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction
-from mismatchctl.frameworks.open_instruct.columns import COLUMNS
 from mismatchctl.frameworks.open_instruct.dialect import OpenInstructDialect
-from mismatchctl.frameworks.open_instruct.lint import TRAPS
 from mismatchctl.frameworks.run import Options, Run, exp
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
@@ -17,8 +15,6 @@ from mismatchctl.surrogates import Array, Term
 class OpenInstruct(OpenInstructDialect):
     """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
 
-    columns = COLUMNS
-    traps = TRAPS
     loss_key = None  # the sum over tokens is what is differentiated, the mean what is logged
 
     weighs_always = True

@@ -1,8 +1,7 @@
 """OpenRLHF 0.11 (3c3be6234e0c)."""
 
-from mismatchctl.frameworks.openrlhf.columns import COLUMNS
 from mismatchctl.frameworks.openrlhf.layout import LAYOUT
 from mismatchctl.frameworks.openrlhf.replay import OpenRlhf
 from mismatchctl.frameworks.plain import shelf_of
 
-SHELF = shelf_of(OpenRlhf, versions=("0.11",), columns=COLUMNS, layouts=(LAYOUT,))
+SHELF = shelf_of(OpenRlhf, versions=("0.11",), layouts=(LAYOUT,))

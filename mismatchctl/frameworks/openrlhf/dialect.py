@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
@@ -17,6 +17,14 @@ class OpenRlhfDialect(PlainFramework):
 
     name = "openrlhf"
     signs = r"(vllm_)?is_correction_\w+|enable_vllm_is_correction|vllm_is_truncated_threshold"
+
+    columns = {
+        "action_log_probs": "train_log_probs",
+        # Inside its loss the name above is the current policy, beside this one: both in a file is an error.
+        "old_action_log_probs": "train_log_probs",
+        "base_action_log_probs": "ref_log_probs",
+        "action_mask": "response_mask",
+    }
 
     options = {
         "correct": True,
@@ -43,6 +51,25 @@ class OpenRlhfDialect(PlainFramework):
     forms = tuple(
         (lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}) for kind in _TYPES
     ) + (lambda low, high: {"correct": False},)
+
+    source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
+    traps = (
+        Trap(
+            lambda o: o["type"] == "seq-mask-tis",
+            "info",
+            "is_correction_type",
+            "seq-mask-tis leaves the weights of kept sequences unbounded: the "
+            "documents call it a clamp, the code does not clamp",
+            "use tis for a bound",
+        ),
+        Trap(
+            lambda o: o["policy_loss_type"] == "gspo" and bool(o["correct"]),
+            "warning",
+            "policy_loss_type",
+            "gspo takes the rollout's log-probs for the old ones and filters nothing",
+            "do not count on the correction with gspo",
+        ),
+    )
 
     def rules(self, options: Options) -> Rules:
         """A weight for every token, bounded; or raw, with a mask."""

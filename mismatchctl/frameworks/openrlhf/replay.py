@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mismatchctl import surrogates
-from mismatchctl.frameworks.openrlhf.columns import COLUMNS
 from mismatchctl.frameworks.openrlhf.dialect import OpenRlhfDialect
-from mismatchctl.frameworks.openrlhf.lint import TRAPS
 from mismatchctl.frameworks.run import Run, exp
 from mismatchctl.surrogates import Array, Term
 
@@ -15,8 +13,6 @@ from mismatchctl.surrogates import Array, Term
 class OpenRlhf(OpenRlhfDialect):
     """Weights within two bounds; masks leave the denominators alone."""
 
-    columns = COLUMNS
-    traps = TRAPS
     loss_key = "policy_loss"
 
     def shown_weights(self, run: Run) -> Array:

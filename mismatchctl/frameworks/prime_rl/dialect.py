@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 
@@ -16,8 +16,29 @@ class PrimeRlDialect(PlainFramework):
     name = "prime-rl"
     signs = r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
 
+    columns = {
+        "inference_logprobs": "rollout_log_probs",
+        # There is no separate recomputation: the one forward of the trainer is also the current policy.
+        "trainer_logprobs": "train_log_probs",
+        "ref_logprobs": "ref_log_probs",
+        "loss_mask": "response_mask",
+    }
+
+    own_columns = {"trainer_logprobs": "current_log_probs"}
+
     aliases = {"ipo_threshold": "eps"}
     places = ("trainer", "loss")
+
+    source = "PrimeIntellect-ai/prime-rl@559b44772e47"
+    traps = (
+        Trap(
+            lambda o: o["kl_tau"] > 0,
+            "info",
+            "kl_tau",
+            "the penalty on squared log ratios is taken on dropped tokens too",
+            "set kl_tau 0 to leave them out",
+        ),
+    )
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

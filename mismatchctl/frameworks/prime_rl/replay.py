@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl import surrogates
-from mismatchctl.frameworks.prime_rl.columns import COLUMNS, OWN_COLUMNS
 from mismatchctl.frameworks.prime_rl.dialect import PrimeRlDialect
-from mismatchctl.frameworks.prime_rl.lint import TRAPS
 from mismatchctl.frameworks.run import Options, Run, exp, k3
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
@@ -27,9 +25,6 @@ def _lower_median(values: Array) -> float:
 
 class PrimeRl(PrimeRlDialect):
     """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
-
-    columns = {**COLUMNS, **OWN_COLUMNS}
-    traps = TRAPS
 
     def prepared(self, step: Step, options: Options, correction: Any) -> Run:
         """The current policy is all there is."""
@@ -90,9 +85,7 @@ class PrimeRl(PrimeRlDialect):
             "is_masked": run.row_means(dropped),
         }
         if options["type"] == "default":
-            sides = [
-                outcome.low.expanded() | outcome.high.expanded() for outcome in run.applied.gates
-            ]  # first that of positive advantages
+            sides = [outcome.rejected for outcome in run.applied.gates]  # first that of positive advantages
             negative = run.advantages < 0
             parts |= {"is_masked_low": run.row_means(sides[1] & negative), "is_masked_high": run.row_means(sides[0])}
             parts["masked_advantage_positive"] = run.row_means(run.advantages > 0, dropped)

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _WEIGHT: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
@@ -55,6 +55,8 @@ class RollDialect(PlainFramework):
     name = "roll"
     signs = r"train_infer_correction|is_weight"
 
+    columns = {"infer_logprobs": "rollout_log_probs", "old_log_probs": "train_log_probs"}
+
     options = {"is_weight": _WEIGHT, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
 
     places = ("train_infer_correction",)
@@ -63,6 +65,27 @@ class RollDialect(PlainFramework):
         lambda low, high: {},
         *map(_weight_form, _LEVELS),
         *(_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
+    )
+
+    source = "alibaba/ROLL@8eb27cc2dc34"
+    traps = (
+        Trap(
+            lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
+            "error",
+            "loss_agg_mode",
+            "with token-mean the loss ignores the mask: filters reject nothing",
+            "use seq-mean-token-mean",
+        ),
+        Trap(
+            lambda o: (
+                len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
+                < sum(bool(one.get("enabled")) for one in o["filters"])
+            ),
+            "warning",
+            "train_infer_correction.filters",
+            "two filters of one agg_type log under one name: the last is seen",
+            "use different agg_types",
+        ),
     )
 
     def _filters(self, options: Options) -> list[Options]:

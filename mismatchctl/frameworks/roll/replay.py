@@ -9,9 +9,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import GateOutcome
 from mismatchctl.correction.gates import adjacent_runs
-from mismatchctl.frameworks.roll.columns import COLUMNS
 from mismatchctl.frameworks.roll.dialect import RollDialect
-from mismatchctl.frameworks.roll.lint import TRAPS
 from mismatchctl.frameworks.run import Run, exp
 from mismatchctl.surrogates import Array, Term
 
@@ -19,8 +17,6 @@ from mismatchctl.surrogates import Array, Term
 class Roll(RollDialect):
     """One weight, and filters that do not see each other."""
 
-    columns = COLUMNS
-    traps = TRAPS
     loss_key = None
 
     weighs_always = True
@@ -64,7 +60,7 @@ class Roll(RollDialect):
             for what in ("ratio", "diff"):
                 if one[f"{what}_enabled"]:
                     outcome = next(outcomes)
-                    passed = ~(outcome.low.expanded() | outcome.high.expanded())
+                    passed = ~outcome.rejected
                     logged[f"actor/train_infer_{one['agg_type']}_{what}_mask_mean@sum"] = self._passed(
                         run, outcome, passed
                     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _BLOCK: Options = {
@@ -61,6 +61,13 @@ class SkyRlDialect(PlainFramework):
         r"|sequence_mask_metric|outlier_token_is_threshold_\w+|use_tis|tis_imp_ratio_cap"
     )
 
+    columns = {
+        "rollout_logprobs": "rollout_log_probs",
+        "action_log_probs": "train_log_probs",
+        "base_action_log_probs": "ref_log_probs",
+        "loss_mask": "response_mask",
+    }
+
     options = {
         "off_policy_correction": _BLOCK,
         "policy_loss_type": "regular",
@@ -84,6 +91,30 @@ class SkyRlDialect(PlainFramework):
         _form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
         _rollout_is,
         *(_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
+    )
+
+    source = "NovaSky-AI/SkyRL@a9564572eb8e"
+    traps = (
+        Trap(
+            lambda o: (
+                o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
+                and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None
+            ),
+            "info",
+            "off_policy_correction.outlier_token_is_threshold_low",
+            "only ratios above the bound veto",
+            "give 1e-4 as the lower one",
+        ),
+        Trap(
+            lambda o: (
+                sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None for side in ("low", "high"))
+                == 1
+            ),
+            "error",
+            "off_policy_correction.token_mask_is_threshold_low",
+            "the mask of tokens needs both bounds: with one it does nothing",
+            "give both",
+        ),
     )
 
     def rules(self, options: Options) -> Rules:

@@ -10,17 +10,13 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, GateOutcome
 from mismatchctl.frameworks.run import Options, Run, exp
-from mismatchctl.frameworks.skyrl.columns import COLUMNS
 from mismatchctl.frameworks.skyrl.dialect import SkyRlDialect
-from mismatchctl.frameworks.skyrl.lint import TRAPS
 from mismatchctl.surrogates import Array, Term
 
 
 class SkyRl(SkyRlDialect):
     """A fixed stack: veto, mask of tokens, weight, mask of sequences, each on what is left; denominators stay."""
 
-    columns = COLUMNS
-    traps = TRAPS
     weighs_always = True
 
     def _mask(self, run: Run) -> tuple[GateOutcome, ...]:
@@ -31,7 +27,7 @@ class SkyRl(SkyRlDialect):
     def _left(self, run: Run) -> Any:
         flags = np.ones(run.tokens, np.bool_)
         for outcome in self._mask(run):
-            flags &= ~(outcome.low.expanded() | outcome.high.expanded())
+            flags &= ~outcome.rejected
         return flags
 
     def _loss_drops(self, run: Run) -> Any:
@@ -40,7 +36,7 @@ class SkyRl(SkyRlDialect):
         for outcome in run.applied.gates:
             if outcome.gate.source != "current/rollout":
                 continue
-            flags = outcome.low.expanded() | outcome.high.expanded()
+            flags = outcome.rejected
             if outcome.gate.statistic == "binary_kl":
                 moved = run.v > 0 if outcome.gate.when == "positive_advantage" else run.v < 0
                 flags = flags & moved & ~np.isneginf(run.rollout)  # 0 times an infinite log-prob is NaN
@@ -152,7 +148,7 @@ class SkyRl(SkyRlDialect):
             }
         left = np.ones(run.tokens, np.bool_)
         for outcome in self._mask(run):
-            flags = outcome.low.expanded() | outcome.high.expanded()
+            flags = outcome.rejected
             if outcome.gate.level == "token":
                 logged["token_mask_ratio"] = run.mean(flags, left)
             left &= ~flags
@@ -177,7 +173,7 @@ class SkyRl(SkyRlDialect):
         left = np.ones(run.tokens, np.bool_)
         for outcome in self._mask(run):
             if outcome.gate.sees == "original":
-                left &= ~(outcome.low.expanded() | outcome.high.expanded())
+                left &= ~outcome.rejected
         return run.mean(flags, left)
 
     def _loss_metrics(self, run: Run) -> dict[str, float]:

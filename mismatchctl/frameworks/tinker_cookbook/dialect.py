@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mismatchctl.correction import Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
@@ -16,6 +16,8 @@ class TinkerCookbookDialect(PlainFramework):
     name = "tinker-cookbook"
     signs = r"clip_(low|high)_threshold"
 
+    own_columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
+
     options = {
         "loss_fn": "importance_sampling",
         "clip_low_threshold": None,
@@ -26,6 +28,17 @@ class TinkerCookbookDialect(PlainFramework):
     forms = (
         lambda low, high: {"loss_fn": "importance_sampling"},
         lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
+    )
+
+    source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
+    traps = (
+        Trap(
+            lambda o: o["loss_fn"] == "importance_sampling",
+            "info",
+            "loss_fn",
+            "importance_sampling bounds no ratio",
+            "use ppo or cispo for a bound",
+        ),
     )
 
     def rules(self, options: Options) -> Rules:

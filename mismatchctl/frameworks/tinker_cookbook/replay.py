@@ -6,17 +6,13 @@ from mismatchctl import surrogates
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
-from mismatchctl.frameworks.tinker_cookbook.columns import COLUMNS, OWN_COLUMNS
 from mismatchctl.frameworks.tinker_cookbook.dialect import TinkerCookbookDialect
-from mismatchctl.frameworks.tinker_cookbook.lint import TRAPS
 from mismatchctl.surrogates import Array, Term
 
 
 class TinkerCookbook(TinkerCookbookDialect):
     """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
 
-    columns = {**COLUMNS, **OWN_COLUMNS}
-    traps = TRAPS
     loss_key = None
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> Run:

@@ -1,8 +1,7 @@
 """TRL's GRPO trainer, 1.10 (2026-07, f2cd57710ae3)."""
 
 from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.trl.columns import COLUMNS
 from mismatchctl.frameworks.trl.layout import COMPLETIONS, LAYOUT
 from mismatchctl.frameworks.trl.replay import Trl
 
-SHELF = shelf_of(Trl, versions=("2026-08",), columns=COLUMNS, layouts=(LAYOUT, COMPLETIONS))
+SHELF = shelf_of(Trl, versions=("2026-08",), layouts=(LAYOUT, COMPLETIONS))

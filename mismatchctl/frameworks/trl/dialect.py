@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -17,6 +17,15 @@ class TrlDialect(PlainFramework):
 
     name = "trl"
     signs = r"vllm_importance_sampling_\w+|off_policy_mask_threshold"
+
+    columns = {
+        "sampling_per_token_logps": "rollout_log_probs",
+        "old_per_token_logps": "train_log_probs",
+        "ref_per_token_logps": "ref_log_probs",
+        # Tool tokens are valid in it: a dump with tools needs completion_mask * tool_mask.
+        "completion_mask": "response_mask",
+        "completion_ids": "token_ids",
+    }
 
     options = {
         "mode": "sequence_mask",
@@ -45,6 +54,25 @@ class TrlDialect(PlainFramework):
     forms = tuple(
         (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
     ) + ((lambda low, high: {"correct": False}),)
+
+    source = "huggingface/trl@f2cd57710ae3"
+    traps = (
+        Trap(
+            lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"),
+            "info",
+            "vllm_importance_sampling_mode",
+            "a sequence's ratio is the product over its tokens, not a mean: it leaves any interval as responses grow",
+            "use token_truncate or token_mask for long responses",
+        ),
+        Trap(
+            lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1,
+            "warning",
+            "epsilon_high",
+            "CISPO bounds the ratio by epsilon_high itself, not by 1 + epsilon_high: with "
+            "0.2 every larger ratio becomes 0.2",
+            "give the bound itself, such as 5.0",
+        ),
+    )
 
     def rules(self, options: Options) -> Rules:
         """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""

@@ -8,9 +8,7 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.frameworks.run import Run, exp
-from mismatchctl.frameworks.trl.columns import COLUMNS
 from mismatchctl.frameworks.trl.dialect import TrlDialect
-from mismatchctl.frameworks.trl.lint import TRAPS
 from mismatchctl.surrogates import Array, Term
 
 _LOG_LEAST = float(np.log(1e-8))
@@ -18,9 +16,6 @@ _LOG_LEAST = float(np.log(1e-8))
 
 class Trl(TrlDialect):
     """Product of ratios at sequence level, masks that leave the denominators alone."""
-
-    columns = COLUMNS
-    traps = TRAPS
 
     def shown_keep(self, run: Run) -> Any:
         """OPSM is a mask of its own there: only the importance sampling's is shown."""
@@ -31,7 +26,7 @@ class Trl(TrlDialect):
         modes = [outcome for outcome in run.applied.gates if outcome.gate.statistic == "ratio"]
         flags = np.ones(run.tokens, np.bool_)
         for outcome in modes:
-            flags &= ~(outcome.low.expanded() | outcome.high.expanded())
+            flags &= ~outcome.rejected
         return flags
 
     def shown_weights(self, run: Run) -> Array:
