@@ -324,6 +324,30 @@ def test_gates_that_mean_nothing(gate: dict[str, Any]) -> None:
         Gate.model_validate(gate)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"weight": {"truncate": "abc"}}, "weight.truncate takes a number, found 'abc'"),
+        ({"weight": {"level": "tokn"}}, "weight.level must be 'token', 'sequence' or 'geometric', found 'tokn'"),
+        ({"weight": {"clip": [1]}}, "weight.clip.1 is missing"),
+        ({"weight": {"clip": [1, 2, 3]}}, "weight.clip takes a list of 2, found a list of 3"),
+        ({"weight": {"limit": -1}}, "weight.limit must be greater than 0, found -1"),
+        ({"weight": {"bound_where": {"lvel": 1}}}, "unknown key 'weight.bound_where.lvel' (did you mean 'level'?)"),
+        ({"weight": 5}, "weight takes keys and values, found 5"),
+        ({"gates": {"keep": [1, 2]}}, "gates takes a list, found keys and values"),
+        ({"gates": [{"keep": None}]}, "gates.0.keep takes a list, found null"),
+        ({"gates": [{"keep": [2, 1]}]}, "gates.0: lower bound 2.0 is above upper bound 1.0"),
+        ({"gates": [{"keep": [1, 2], "seed": 1.5}]}, "gates.0.seed takes a whole number, found 1.5"),
+        ({"name": ""}, "name must not be empty, found ''"),
+        ({1: 2}, "unknown key '1'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_our_words(data: dict[Any, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        correction_from_mapping(data, "mine.yaml")
+    assert str(error.value) == f"mine.yaml: {said}"
+
+
 def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
     """Its counts and sums against the plain application to all rows at once; a sweep says the same."""
     rng = np.random.default_rng(5)

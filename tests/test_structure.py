@@ -20,6 +20,7 @@ FRAMEWORKS = sorted(path.parent.name for path in (PACKAGE / "frameworks").glob("
 
 ORDER = (
     "errors",
+    "validation",
     "interrupts",
     "opening",
     "escape",

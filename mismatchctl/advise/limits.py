@@ -10,13 +10,8 @@ from pydantic import ValidationError
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.texts import parse_inline
+from mismatchctl.validation import owner, path_of, takes
 
-_ENTRIES = "is a list: fix {path}.0 or {path}.1"
-_TAKES = {
-    "tuple": _ENTRIES, "too": _ENTRIES, "float": "takes a number", "int": "takes a whole number",
-    "bool": "takes true or false", "string": "takes text",
-}  # fmt: skip
-"""What a field takes, by the kind of the problem with what it was given."""
 MOST_REJECTED = 0.9
 """Rejecting more than that is no advice, whatever it does to the variance: rejecting everything has none."""
 
@@ -78,18 +73,17 @@ def _nested(parts: list[str], value: Any, under: str = "") -> Any:
 
 def _explained(problem: Any, parts: list[str]) -> str:
     """What is wrong, with the fields that there are, or with what the field takes and is for."""
-    of_a_part = {"weight": ("weight.", Weight.model_fields), "gates": ("gates.0.", Gate.model_fields)}
-    under, fields = of_a_part.get(parts[0], ("", Correction.model_fields))
-    known = ", ".join(under + name for name in fields)
-    if problem["type"] == "extra_forbidden":
+    path, kind, part = path_of(problem), problem["type"], owner(Correction, parts[:1])
+    known = ", ".join({Weight: "weight.", Gate: "gates.0."}.get(part, "") + name for name in part.model_fields)
+    if kind == "extra_forbidden":
         return f"there is no such field; what may be fixed: {known}"
-    path, kind = ".".join(map(str, problem["loc"])), problem["type"].partition("_")[0]
-    if kind == "model":
+    if kind == "model_type":
         return f"{path} is no value by itself; what may be fixed: {known}"
-    field = next((fields[part] for part in parts if part in fields), None) or Correction.model_fields[parts[0]]
-    said = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input should ")
-    takes = _TAKES.get(kind, f"must {said}").format(path=path)
-    return f"{said if kind == 'value' else f'{path} {takes}'} ({field.description})"
+    field = next((part.model_fields[name] for name in parts if name in part.model_fields), None)
+    about = (field or Correction.model_fields[parts[0]]).description
+    if kind in ("tuple_type", "too_long"):
+        return f"{path} is a list: fix {path}.0 or {path}.1 ({about})"
+    return f"{takes(problem) if kind == 'value_error' else f'{path} {takes(problem)}'} ({about})"
 
 
 def _at(data: Any, path: str) -> Any:

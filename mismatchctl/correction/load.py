@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from mismatchctl.correction.model import Correction, Gate, Weight
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.correction.model import Correction
+from mismatchctl.errors import ConfigError
 from mismatchctl.texts import read_data
+from mismatchctl.validation import explained
 
 CORRECTION_SUFFIXES = (".yaml", ".yml", ".toml")
-_FIELDS: dict[str, type[BaseModel]] = {"weight": Weight, "gates": Gate}
 
 
 def correction_from_mapping(data: Mapping[str, Any], where: str = "correction") -> Correction:
@@ -25,7 +25,7 @@ def correction_from_mapping(data: Mapping[str, Any], where: str = "correction") 
     try:
         return Correction.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(_explain(problem) for problem in error.errors())}") from None
+        raise ConfigError(f"{where}: {explained(error, Correction)}") from None
 
 
 def corrections_from_file(path: str | Path) -> list[Correction]:
@@ -39,16 +39,3 @@ def corrections_from_file(path: str | Path) -> list[Correction]:
             raise ConfigError(f"{path}: expected a mapping with weight and gates, found {type(item).__name__}")
     named = [{"name": path.stem if len(items) == 1 else f"{path.stem}-{i + 1}", **item} for i, item in enumerate(items)]
     return [correction_from_mapping(item, str(path)) for item in named]
-
-
-def _explain(problem: Any) -> str:
-    *parents, key = problem["loc"] or ("",)
-    if problem["type"] == "extra_forbidden":
-        parent = next((_FIELDS[str(part)] for part in parents if str(part) in _FIELDS), Correction)
-        path = ".".join(map(str, (*parents, key)))
-        return f"unknown key {path!r}{suggestion(str(key), parent.model_fields)}"
-    path = ".".join(str(part) for part in problem["loc"] if not isinstance(part, str) or part.isidentifier())
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    found = problem.get("input")
-    shown = f", found {found!r}" if isinstance(found, (str, int, float, bool)) else ""
-    return f"{path}: {message}{shown}" if path else message

@@ -14,6 +14,7 @@ from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
 from mismatchctl.frameworks.forms import keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
+from mismatchctl.validation import takes
 
 
 @dataclass(frozen=True)
@@ -120,5 +121,5 @@ def _check_judgeable(correction: Correction, path: Path, framework: Framework) -
     try:
         Correction.model_validate(correction.model_dump())
     except ValidationError as error:
-        why = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        why = takes(error.errors()[0])
         raise ConfigError(f"{path}: {framework.title} accepts this, but it can hold nothing: {why}") from None

@@ -28,6 +28,7 @@ from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
 from mismatchctl.surrogates import Array, Term, total
 from mismatchctl.texts import read_data
+from mismatchctl.validation import explained
 
 _BRACES = re.compile(r"\{([^}]*)\}")
 _MOST_STACKS = 64
@@ -146,7 +147,7 @@ class PlainFramework(Framework):
         try:
             yield
         except ValidationError as error:
-            raise ConfigError("; ".join(str(item["msg"]) for item in error.errors())) from error
+            raise ConfigError(explained(error, Correction)) from error
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ConfigError(f"{self.title} does not take these values: {error}") from error
 

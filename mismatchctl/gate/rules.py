@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError
 from mismatchctl.gate.names import Target, better_of, find_target
 from mismatchctl.gate.verdict import Kind
 from mismatchctl.measure.pairs import BY_SOURCE
 from mismatchctl.result import Result
 from mismatchctl.texts import number, parse_inline, read_data
+from mismatchctl.validation import explained
 
 RULE_SUFFIXES = (".yaml", ".yml", ".toml")
 TOLERANCE = 0.25
@@ -161,16 +162,8 @@ def _validated(data: Any, where: str) -> Rule:
     try:
         rule = Rule.model_validate(dict(data))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {'; '.join(_explained(problem) for problem in error.errors())}") from None
+        raise ConfigError(f"{where}: {explained(error, Rule)}") from None
     return _completed(rule, where)
-
-
-def _explained(problem: Any) -> str:
-    key = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}{suggestion(key, Rule.model_fields)}"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {message}" if key else message
 
 
 def _completed(rule: Rule, where: str) -> Rule:

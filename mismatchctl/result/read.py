@@ -15,6 +15,7 @@ from mismatchctl.result.model import FORMAT, Result
 from mismatchctl.result.story import tell
 from mismatchctl.stores import read_whole, remote
 from mismatchctl.texts import TextError, decoded, parse_json
+from mismatchctl.validation import explained
 
 
 def is_result(path: str | Path) -> bool:
@@ -58,11 +59,8 @@ def read_result(path: str | Path) -> Result:
     try:
         result = Result.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise DataError(
-            f"damaged result: {place}: {first['msg']}", file=name, remedy="analyze the dump again"
-        ) from None
+        problem = f"damaged result: {explained(error, Result, most=1)}"
+        raise DataError(problem, file=name, remedy="analyze the dump again") from None
     wrong = next(problems(result), None)
     if wrong is not None:
         raise DataError(f"damaged result: {wrong}", file=name, remedy="analyze the dump again")

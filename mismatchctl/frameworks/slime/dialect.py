@@ -10,6 +10,7 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.slime.arguments import ICEPOP_PATH, LEVELS, MIS_PATH, Arguments
+from mismatchctl.validation import explained
 
 Effect = Literal["mask", "zero"]
 
@@ -39,7 +40,7 @@ def correction_of(arguments: Arguments, name: str, effect: Effect) -> Correction
             loss="ppo_bypass" if arguments.use_rollout_logprobs else "ppo",
         )
     except ValidationError as error:
-        raise ConfigError("; ".join(item["msg"] for item in error.errors())) from error
+        raise ConfigError(explained(error, Correction)) from error
     correction._arguments = arguments
     return correction
 
