@@ -125,6 +125,11 @@ class Case:
         """The sequences over their sound tokens."""
         return Segments(np.append(0, np.cumsum(self.counts)))
 
+    @property
+    def starts(self) -> Ints:
+        """The first of the sound tokens of each sequence [S]."""
+        return self.segments.offsets[:-1]
+
     @cached_property
     def place(self) -> Ints:
         """Place of each sound token among the sound tokens of its sequence [N]."""
@@ -174,6 +179,12 @@ class Case:
     def each(self, values: NDArray[Any]) -> NDArray[Any]:
         """The value of its sequence for each sound token [N], given those of all [S]."""
         return self.segments.spread(values)
+
+    def marked(self, chosen: Any) -> Bools:
+        """All tokens [T], with those of the sound ones marked that are chosen: flags [N], or places."""
+        found = np.zeros(len(self.sound), np.bool_)
+        found[self.index[chosen]] = True
+        return found
 
     def sums(self, values: NDArray[Any]) -> Float64s:
         """Sum of `values` [N] over the sound tokens of each sequence [S]."""

@@ -84,9 +84,10 @@ def percent(share: float) -> str:
     return f"{value:.3g} %" if abs(value) < 99.95 else f"{value:,.0f} %"
 
 
-def loudest(case: Case, sequences: Bools, score: Float64s) -> Ints:
-    """The marked sequences [S] by descending score, the first three."""
-    found = np.flatnonzero(sequences)
+def loudest(case: Case, sequences: Bools | None = None, score: Float64s | None = None) -> Ints:
+    """The first three of the marked sequences [S] by descending score; None: of all that hold tokens, by mean size."""
+    found = np.flatnonzero(case.counts > 0 if sequences is None else sequences)
+    score = case.means(np.abs(case.x)) if score is None else score
     return found[np.argsort(-score[found], kind="stable")][:3]
 
 

@@ -28,8 +28,7 @@ def _test(case: Case) -> Diagnosis | None:
             or float((other < bound - slack).sum()) < 0.5 * count
         ):
             continue
-        tokens = np.zeros(len(case.sound), np.bool_)
-        tokens[case.index] = at
+        tokens = case.marked(at)
         rows = np.bincount(case.where[at], minlength=case.size) > 0
         return Diagnosis(
             "high",

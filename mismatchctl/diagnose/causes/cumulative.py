@@ -35,7 +35,7 @@ def _test(case: Case) -> Diagnosis | None:
                 fact("difference_of_steps", after, f"median |log ratio| with the differences of {side}_log_probs"),
             ),
             where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
-            examples=loudest(case, found, case.means(np.abs(case.x))),
+            examples=loudest(case, found),
             leaves=case.repaired(rollout=rollout, train=train),
         )
     return None

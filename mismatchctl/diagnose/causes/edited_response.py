@@ -46,12 +46,10 @@ def _test(case: Case) -> Diagnosis | None:
     after = case.place >= case.each(split)
     size = np.minimum(np.abs(case.x), _CAP)
     level = case.sums(size * after) / np.maximum(case.sums(after), 1)
-    tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = after & case.each(found)
+    tokens = case.marked(after & case.each(found))
     share = float(found.sum() / max((case.counts >= 2 * _LEAST_SIDE).sum(), 1))
     examples = loudest(case, found, level)
-    starts = np.cumsum(case.counts) - case.counts
-    at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
+    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     left = (case.counts - split)[found]
     agrees = float(np.median(np.abs(case.x[~after & case.each(found)]))) if found.any() else 0.0
     evidence = [
@@ -113,7 +111,7 @@ def _changes(case: Case, values: Float64s) -> tuple[Ints, Float64s, Float64s]:
     """The best split of each sequence by `values` [N]: where, its t statistic, and the jump, [S] each."""
     floor = max(0.3 * float(values.var()), _LEAST_VARIANCE)
     n = case.each(case.counts).astype(np.float64)
-    starts = case.each(np.cumsum(case.counts) - case.counts)
+    starts = case.each(case.starts)
     running = np.append(0.0, np.cumsum(values))
     before = running[np.arange(len(n))] - running[starts]
     total = case.each(case.sums(values))

@@ -52,7 +52,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("z", z, "the change of the level of |log ratio| in standard errors"),
         ),
         where={"steps": f"{label(onset)} to {steps[-1]}"},
-        examples=loudest(case, later, case.means(np.abs(case.x))),
+        examples=loudest(case, later),
         rivals={
             "stale_policy": "rollout_version as the engine reports it, not as the trainer believes: did the "
             "syncs arrive?"

@@ -34,8 +34,7 @@ def _test(case: Case) -> Diagnosis | None:
     if held < _HELD or rest > 0.3 * abs(size):
         return None
     confidence: Confidence = "high" if held > _SURE and steady.sum() >= 2 else "medium"
-    tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = chosen
+    tokens = case.marked(chosen)
     return Diagnosis(
         confidence,
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact
+from mismatchctl.diagnose.measures import fact, loudest
 from mismatchctl.diagnose.tempering import tempering
 
 
@@ -40,7 +38,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("unlikely", found.unlikely, "the same for unlikely tokens"),
         ),
         where={"tokens": "all", "side": side},
-        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        examples=loudest(case),
         rivals={
             "temperature": "the sampling temperature of both sides",
             "weights_differ": "checksums of the weights: a sharper policy looks similar",

@@ -67,7 +67,7 @@ def _covers_prompt(case: Case) -> Diagnosis | None:
             fact("difference", float(runs.off.mean()), "mean |log ratio| there, nats"),
         ),
         where={"positions": "the beginning of the response"},
-        examples=loudest(case, sequences, case.means(np.abs(case.x))),
+        examples=loudest(case, sequences),
         rivals={
             "unsampled_tokens": "token_ids: is the constant stretch the prompt, or a forced prefix of the response?"
         },

@@ -87,7 +87,7 @@ def _test(case: Case) -> Diagnosis | None:
             ),
         ),
         where={"sequences": "all" if share > 0.95 else percent(share)},
-        examples=loudest(case, found, case.means(np.abs(case.x))),
+        examples=loudest(case, found),
         leaves=_aligned(case, shift),
     )
 
@@ -98,8 +98,7 @@ def _aligned(case: Case, shift: Ints) -> Case:
     target = case.index + 0
     source_place = case.place + case.each(shift)
     inside = (source_place >= 0) & (source_place < case.each(case.counts))
-    starts = np.cumsum(case.counts) - case.counts
-    moved[target[inside]] = case.rollout[case.index[(case.each(starts) + source_place)[inside]]]
+    moved[target[inside]] = case.rollout[case.index[(case.each(case.starts) + source_place)[inside]]]
     return case.repaired(rollout=moved)
 
 

@@ -43,8 +43,7 @@ def _from_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Diagnos
         "high" if share > 0.3 and inside > 3 * outside and not case.explained else "medium" if share > 0.1 else "low"
     )
     layer_rates = by_layer.mean(axis=0)
-    tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = flipped
+    tokens = case.marked(flipped)
     return Diagnosis(
         confidence,
         f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
@@ -98,8 +97,7 @@ def _from_tails(case: Case) -> Diagnosis | None:
         return None
     k3 = case.k3
     share = float(k3[size > _FAR[0]].sum() / max(k3.sum(), 1e-300))
-    tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = size > _FAR[0]
+    tokens = case.marked(size > _FAR[0])
     return Diagnosis(
         "low",
         f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} "

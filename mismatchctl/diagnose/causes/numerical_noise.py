@@ -94,7 +94,7 @@ def _test(case: Case) -> Diagnosis | None:
             ),
         ),
         where={"tokens": "all"},
-        examples=loudest(case, case.counts > 0, case.means(np.abs(case.x))),
+        examples=loudest(case),
         rivals={"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"}
         if share >= _LIGHT
         else {},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
@@ -34,7 +32,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("inverse_z", inverse_z, "the same in standard errors"),
         ),
         where={"tokens": "all"},
-        examples=loudest(case, case.counts > 0, case.means(np.abs(case.x))),
+        examples=loudest(case),
         rivals={"raw_logprobs": "a logits processor (penalty, bias, softcap) that acts before sampling and not before "
                 "recording: the engine's logprobs mode"},
         everywhere=True,

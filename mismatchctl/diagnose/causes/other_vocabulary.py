@@ -33,7 +33,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("ratio_mean_z", ratio_z, "of all ratios as they are", against=abs(ratio_z) < _Z),
         ),
         where={"tokens": "all"},
-        examples=loudest(case, case.counts > 0, case.means(np.abs(case.x))),
+        examples=loudest(case),
         rivals={
             "truncated_sampling": "the engine's top_k, top_p and min_p: a light truncation looks the same",
             "logit_bias": "bad_words, allowed tokens and masks of structured output on the engine",

@@ -77,9 +77,7 @@ def _ends(case: Case) -> Bools | None:
     difference = int(last.sum()) - int(before.sum())
     if difference < least or difference < _Z * np.sqrt(last.sum() + before.sum()):
         return None
-    found = np.zeros(len(case.sound), np.bool_)
-    found[case.index[ends[last] - 1]] = True
-    return found
+    return case.marked(ends[last] - 1)
 
 
 def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray) -> Diagnosis:
@@ -109,7 +107,7 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
         ),
         evidence=tuple(evidence),
         where=where,
-        examples=loudest(cleaned, rows, cleaned.means(np.abs(cleaned.x))) if len(ended) else None,
+        examples=loudest(cleaned, rows) if len(ended) else None,
         places=places,
         rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
         leaves=cleaned.without(tail),

@@ -44,7 +44,7 @@ def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, trai
             fact("difference_of_logs", after, f"the same with the logarithm of {side}_log_probs"),
         ),
         where={"sequences": percent(float(found.mean())), "column": f"{side}_log_probs"},
-        examples=loudest(case, found, case.means(np.abs(case.x))),
+        examples=loudest(case, found),
         leaves=case.repaired(
             rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
         ),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import between, fact
+from mismatchctl.diagnose.measures import between, fact, loudest
 from mismatchctl.diagnose.tempering import tempering
 
 
@@ -38,7 +36,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("inverse_z", found.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
         where={"tokens": "all"},
-        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        examples=loudest(case),
         rivals={
             "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
         },

@@ -18,8 +18,7 @@ def _test(case: Case) -> Diagnosis | None:
     if breaks is None:
         return None
     found, split = breaks
-    after = np.zeros(len(case.sound), np.bool_)
-    after[case.index] = (case.place >= case.each(split)) & case.each(found)
+    after = case.marked((case.place >= case.each(split)) & case.each(found))
     shift, agreement = shifts(case.without(~after), np.flatnonzero(found), _FARTHEST)
     moved = found & (shift != 0)
     if moved.sum() < max(_FEWEST, _MOST_OF * found.sum()):
@@ -27,8 +26,7 @@ def _test(case: Case) -> Diagnosis | None:
     share = share_of("sequences", found, case.counts > 0, "share of sequences that disagree from a position on")
     values, counts = np.unique(shift[moved], return_counts=True)
     examples = loudest(case, moved, case.sums(after[case.index]))
-    starts = np.cumsum(case.counts) - case.counts
-    at = case.rows.position[case.index[np.minimum(starts + split, len(case.index) - 1)]]
+    at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     told = [f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts)]
     return Diagnosis(
         "high" if moved.sum() > _FEWEST else "medium",

@@ -36,7 +36,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("difference_reversed", after, "the same with one column reversed within its row"),
         ),
         where={"sequences": percent(share)},
-        examples=loudest(case, found, case.means(np.abs(case.x))),
+        examples=loudest(case, found),
         leaves=case.repaired(rollout=np.where(tokens, turned, case.rollout)),
     )
 
@@ -44,8 +44,7 @@ def _test(case: Case) -> Diagnosis | None:
 def _turned(case: Case) -> Float64s:
     """The rollout's log-probs with the sound tokens of each row in the other order [T]."""
     values = case.rollout.copy()
-    starts = np.cumsum(case.counts) - case.counts
-    values[case.index] = case.r[case.each(starts) + case.each(case.counts) - 1 - case.place]
+    values[case.index] = case.r[case.each(case.starts) + case.each(case.counts) - 1 - case.place]
     return values
 
 

@@ -16,7 +16,7 @@ def _test(case: Case) -> Diagnosis | None:
     if long.sum() < 3 or np.all(case.x == 0):
         return None
     for side, values, other in (("rollout", case.r, case.t), ("train", case.t, case.r)):
-        first = values[np.minimum(np.cumsum(case.counts) - case.counts, len(values) - 1)]
+        first = values[np.minimum(case.starts, len(values) - 1)]
         one_value = (case.counts > 0) & (case.means(np.abs(values - case.each(first))) == 0)
         constant, least = long & one_value, max(3, _NEARLY_ALL * long.sum())
         if constant.sum() < least:
@@ -37,7 +37,7 @@ def _test(case: Case) -> Diagnosis | None:
                 fact("off_the_mean", float(np.median(far)), "median distance from the other column's mean, nats"),
             ),
             where={"sequences": percent(float(constant.mean())), "column": f"{side}_log_probs"},
-            examples=loudest(case, constant, case.means(np.abs(case.x))),
+            examples=loudest(case, constant),
             leaves=case.without(tokens),
         )
     return None

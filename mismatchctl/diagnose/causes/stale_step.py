@@ -43,7 +43,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("steps", number, "steps that were compared"),
         ),
         where={"steps": listed(names)},
-        examples=loudest(case, mine, case.means(np.abs(case.x))),
+        examples=loudest(case, mine),
         rivals={"growing_mismatch": "the steps that follow: does it stay?"} if last else {},
         leaves=case.without(tokens),
     )

@@ -54,7 +54,7 @@ def _of_column(case: Case, column: str) -> Diagnosis | None:
             ),
         ),
         where={column: listed(names), "sequences": percent(float(mine.mean()))},
-        examples=loudest(case, mine, case.means(np.abs(case.x))),
+        examples=loudest(case, mine),
         rivals=_rivals(case, column),
         leaves=case.without(tokens).relabelled(left_out=case.left_out | {column: frozenset(names)}),
     )

@@ -64,7 +64,7 @@ def _test(case: Case) -> Diagnosis | None:
 
 def _levels(case: Case, candidates: Ints) -> Float64s:
     """Mean difference (at most 1 nat) of the rollout of each candidate and the trainer of each, over their heads."""
-    starts = (np.cumsum(case.counts) - case.counts)[candidates]
+    starts = case.starts[candidates]
     place = np.arange(_HEAD)
     inside = place < case.counts[candidates][:, None]
     at = np.minimum(starts[:, None] + place, len(case.x) - 1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.distributions import COLUMNS
-from mismatchctl.diagnose.measures import between, fact
+from mismatchctl.diagnose.measures import between, fact, loudest
 from mismatchctl.diagnose.tempering import Tempering, tempering
 from mismatchctl.result import Fact
 
@@ -55,7 +53,7 @@ def _test(case: Case) -> Diagnosis | None:
             ),
         ),
         where={"tokens": "all"},
-        examples=np.argsort(-case.means(np.abs(case.x)), kind="stable")[:3],
+        examples=loudest(case),
         rivals=rivals,
         leaves=case.relabelled(reshaped=True),
         everywhere=True,

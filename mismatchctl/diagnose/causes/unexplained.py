@@ -47,8 +47,7 @@ def _tokens(case: Case) -> Diagnosis | None:
     share = float(case.k3[chosen].sum() / max(float(case.k3.sum()), 1e-300))
     if share < _HOLD or share * float(case.k3.sum()) < _HOLD * case.whole_k3:
         return None
-    tokens = np.zeros(len(case.sound), np.bool_)
-    tokens[case.index] = chosen
+    tokens = case.marked(chosen)
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
     sure = share > 0.3 and count > 1 and not case.reshaped and not case.explained  # else it may be more of the same
@@ -140,7 +139,7 @@ def _everywhere(case: Case) -> Diagnosis | None:
             fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
         ),
         where={"tokens": "all"},
-        examples=loudest(case, case.counts > 0, case.means(np.abs(case.x))),
+        examples=loudest(case),
         rivals=_rivals(case, broken),
         everywhere=True,
     )
@@ -158,7 +157,7 @@ def _unrelated(case: Case) -> Diagnosis:
             fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         where={"tokens": "all"},
-        examples=loudest(case, case.counts > 0, case.means(np.abs(case.x))),
+        examples=loudest(case),
         rivals={
             "swapped_rows": "join rollout and trainer by a sequence id, not by place",
             "misaligned": "compare lengths, offsets and padding of both sides beside token_ids",

@@ -48,7 +48,7 @@ def _test(case: Case) -> Diagnosis | None:
             fact("slope", _slope(case), "median rollout log-prob over train log-prob; 1 where both are natural"),
         ),
         where={"sequences": percent(share), "column": f"{side}_log_probs"},
-        examples=loudest(case, best, case.means(np.abs(case.x))),
+        examples=loudest(case, best),
         rivals={} if reading else {"temperature": "the code: is a temperature applied to logits, or to log-probs?"},
         leaves=case.repaired(
             rollout=np.where(tokens, rollout, case.rollout), train=np.where(tokens, train, case.train)
