@@ -14,6 +14,7 @@ from mismatchctl.frameworks.unread import Unread, nearest
 Place = tuple[str, ...]
 Found = tuple[Place, str, Any]
 """Where an option stands, its name, its value."""
+_NEGATED = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,15 @@ class Spelling:
         options: name -> default.
         aliases: its spelling -> name; the first of a name is the one that is written.
         places: of a full configuration, the keys under which options stand; the first is the one that is written.
-        signs: what only its configurations have a key like.
+        signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
+        shared: options that are blocks in which other things stand too.
     """
 
     options: Options
     aliases: Mapping[str, str]
     places: tuple[Place, ...]
     signs: str
+    shared: tuple[str, ...] = ()
 
     def levels(self, native: Mapping[str, Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         """What may hold options: a configuration's root, a block alone, one of a full configuration."""
@@ -48,20 +51,20 @@ class Spelling:
             for key, value in inner.items():
                 name = self.name_of(key)
                 if name is not None:
-                    yield (*place, key), name, value
+                    negated = _NEGATED.fullmatch(str(key)) is not None and isinstance(value, bool)
+                    yield (*place, key), name, not value if negated else value
 
     def name_of(self, key: object) -> str | None:
         """The option that a key spells, as a flag too."""
-        text = str(key)
-        for spelt in (text, text.lstrip("-").replace("-", "_")):
+        for spelt in (str(key), _plain(key)):
             name = self.aliases.get(spelt, spelt)
             if name in self.options:
                 return name
         return None
 
     def recognizes(self, native: Mapping[str, Any]) -> bool:
-        """Whether a configuration has a key that is a sign."""
-        return any(re.fullmatch(self.signs, key.lstrip("-").replace("-", "_")) for key in _keys(native))
+        """Whether a configuration has a sign."""
+        return any(re.fullmatch(self.signs, said) for said in _said(native))
 
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys that are no option.
@@ -77,7 +80,7 @@ class Spelling:
                 if self.name_of(key) is not None or key in blocks:
                     continue
                 hint = nearest(str(key), spelt)
-                sign = not place and (not known or re.fullmatch(self.signs, str(key).lstrip("-")) is not None)
+                sign = not place and (not known or re.fullmatch(self.signs, _plain(key)) is not None)
                 if not place or hint:
                     found.append(Unread((*place, str(key)), hint, refused=sign or bool(hint)))
         return found
@@ -94,13 +97,19 @@ class Spelling:
         made = dict(self.options)
         for place, name, value in self.find(native):
             usual = self.options[name]
-            if isinstance(usual, dict) and isinstance(value, Mapping):
-                if unknown := sorted(set(value) - set(usual)) if usual else []:
-                    near = suggestion(unknown[0], usual)
-                    raise ConfigError(f"{title} has no option {'.'.join(place)}.{unknown[0]}{near}")
-                value = made[name] | dict(value)
-            made[name] = value
+            made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
         return made
+
+    def _block(self, before: Options, name: str, place: Place, value: Any, title: str) -> Options:
+        """A block's defaults, with what is given of them."""
+        where, usual = ".".join(place), self.options[name]
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{title}: {where} takes keys and values, not {value!r}")
+        unknown = sorted(str(key) for key in value.keys() - usual.keys()) if usual else []
+        for key in unknown:
+            if name not in self.shared or nearest(key, usual):
+                raise ConfigError(f"{title} has no option {where}.{key}{suggestion(key, usual)}")
+        return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
         """Options as the framework spells them; those that are null by default and here are left out."""
@@ -121,11 +130,22 @@ def _less(value: Any, usual: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _keys(native: Mapping[str, Any]) -> Iterator[str]:
+def _plain(key: object) -> str:
+    """A flag as the option that it sets, or with `--no-` takes away; another key as it is."""
+    negated = _NEGATED.fullmatch(str(key))
+    return (negated[1] if negated else str(key).lstrip("-")).replace("-", "_")
+
+
+def _said(native: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Every key, its dotted place, and the place with its value."""
     for key, value in native.items():
-        yield str(key)
+        place = f"{above}{_plain(key)}"
+        yield _plain(key)
+        yield place
         if isinstance(value, Mapping):
-            yield from _keys(value)
+            yield from _said(value, f"{place}.")
+        else:
+            yield f"{place}={value}"
 
 
 def merged(parts: Iterable[Options]) -> Options:

@@ -63,7 +63,8 @@ class PlainFramework(Framework):
         options: name -> default; what is not given has it.
         aliases: other spellings -> name.
         places: of a full configuration, the keys under which options stand; blocks: further ones.
-        signs: what only its configurations have a key like.
+        signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
+        shared: options that are blocks in which other things stand too.
         columns: its name of a column -> the contract's, where that means one thing wherever it is used.
         own_columns: the same in its own step alone: elsewhere these names mean something else too.
         source: of its code, where traps can be looked up.
@@ -78,6 +79,7 @@ class PlainFramework(Framework):
     places: Place = ()
     blocks: tuple[Place, ...] = ()
     signs: str = ""
+    shared: tuple[str, ...] = ()
     columns: Mapping[str, str] = {}
     own_columns: Mapping[str, str] = {}
     source: str = ""
@@ -98,7 +100,7 @@ class PlainFramework(Framework):
     def spelling(self) -> Spelling:
         """How its options are spelt."""
         places = (self.places, *self.blocks) if self.places else self.blocks
-        return Spelling(self.options, self.aliases, places, self.signs)
+        return Spelling(self.options, self.aliases, places, self.signs, self.shared)
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """All options of a configuration, of its block, or of a full one.
@@ -107,6 +109,11 @@ class PlainFramework(Framework):
             ConfigError: an option that there is not.
         """
         return self.spelling.read(native, self.title)
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """The version that a configuration of this framework was written for; empty: any."""
+        return ""
 
     def holds(self, native: Mapping[str, Any]) -> bool:
         """Whether a key is an option, a common word too."""
@@ -340,7 +347,7 @@ def shelf_of(kind: type[PlainFramework], versions: tuple[str, ...], default: str
         return kind(version or default or versions[0])
 
     def recognize(native: Mapping[str, Any]) -> str | None:
-        return "" if kind(versions[0]).spelling.recognizes(native) else None
+        return kind.version_of(native) if kind(versions[0]).spelling.recognizes(native) else None
 
     place = Path(inspect.getfile(kind)).parent
     return Shelf(kind.name, versions, load, recognize, place / "presets.yaml", kind.columns, **brought)

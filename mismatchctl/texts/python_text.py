@@ -16,12 +16,14 @@ class Call:
     Attributes:
         function: what follows the name's dot; empty: the name itself is called.
         given: plain arguments by their names.
+        computed: the arguments that are no plain values with a name, by their names or places.
         partial: whether `...` stands for arguments that are left out.
         line: where it stands, counted from 1.
     """
 
     function: str
     given: dict[str, Any]
+    computed: tuple[str, ...]
     partial: bool
     line: int
 
@@ -30,7 +32,7 @@ def python_calls(text: str, name: str) -> list[Call]:
     """The calls of a name, in their order.
 
     Raises:
-        TextError: the text is no Python, or an argument is no plain value.
+        TextError: the text is no Python.
     """
     try:
         tree = ast.parse(text)
@@ -55,14 +57,16 @@ def _function(node: ast.Call, name: str) -> str | None:
 
 def _call(node: ast.Call, function: str) -> Call:
     partial = False
-    for argument in node.args:
-        if not (isinstance(argument, ast.Constant) and argument.value is ...):
-            raise TextError("an argument without a name", argument.lineno, argument.col_offset + 1)
-        partial = True
-    given = {}
+    given: dict[str, Any] = {}
+    computed = []
+    for place, argument in enumerate(node.args, 1):
+        if isinstance(argument, ast.Constant) and argument.value is ...:
+            partial = True
+        else:
+            computed.append(f"argument {place}")
     for keyword in node.keywords:
         try:
             given[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError):
-            raise TextError(f"{keyword.arg} is no plain value", node.lineno, node.col_offset + 1) from None
-    return Call(function, given, partial, node.lineno)
+            computed.append(str(keyword.arg))
+    return Call(function, given, tuple(computed), partial, node.lineno)

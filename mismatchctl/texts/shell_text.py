@@ -1,22 +1,28 @@
-"""Shell scripts that start a training: their flags (`--name value`) and Hydra overrides (`a.b=value`), nothing else.
+"""Shell scripts that start a training: their flags, Hydra overrides and arguments `name=value`, nothing else.
 
 Nothing is executed. Variables that the text itself sets are put in; others stay as they are written.
 """
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+from collections.abc import Iterator
 from typing import Any
 
 from mismatchctl.texts.errors import TextError
 from mismatchctl.texts.scalars import scalar
 
-_FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*=\(|--[A-Za-z][\w-]*(?:[\s=]|$))", re.MULTILINE)
-_FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
+_FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
+_FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=([^(].*|)", re.DOTALL)
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do", "time")
+"""Words that a command, or a variable, may follow."""
+_ENDS = "\n;|&"
+"""What ends a command."""
 
 
 def looks_like_shell(text: str) -> bool:
@@ -25,34 +31,81 @@ def looks_like_shell(text: str) -> bool:
 
 
 def parse_shell(text: str) -> dict[str, Any]:
-    """Flags as `--name`: value (True without one), and overrides as nested keys.
+    """Flags as `--name`: value, True without one, a list of several numbers; overrides and dotted flags as nested keys.
+
+    A word `name=value` sets a variable before a command, and is an argument of it behind: `train.py loss_fn=ppo`.
 
     Raises:
         TextError: a quote is not closed, or a key is given a value and keys below it.
     """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise TextError(str(error).lower()) from None
     found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     variables: dict[str, str] = {}
-    flag = ""
-    for word in words:
+    flag: list[str] = []
+    for word, of_command in _words(text):
         closes, word = word.endswith(")") and "(" not in word, word.removesuffix(")") if word != "(" else word
         given = _USED.sub(lambda used: variables.get(used[1], used[0]), word)
         if named := _FLAG.fullmatch(given):
-            flag = f"--{named[1]}"
-            found[flag] = True if named[2] is None else scalar(named[2])
-            flag = flag if named[2] is None else ""
+            flag = _keys(named[1])
+            _put(found, flag, True if named[2] is None else scalar(named[2]))
+            flag = flag if named[2] is None else []
         elif override := _OVERRIDE.fullmatch(given):
-            _put(found, override[1].split("."), scalar(override[2]))
-            flag = ""
+            _put(found, override[1].split("."), _value(override[2]))
+            flag = []
         elif variable := _VARIABLE.fullmatch(given):
-            variables[variable[1]], flag = variable[2], ""
-        elif flag and given:
-            found[flag] = scalar(given) if found[flag] is True else found[flag]
-        flag = "" if closes else flag
-    return found
+            variables[variable[1]], flag = variable[2], []
+            if of_command:
+                arguments[variable[1]] = scalar(variable[2])
+        elif flag and given and not _add(found, flag, scalar(given)):
+            flag = []
+        flag = [] if closes else flag
+    return arguments | found
+
+
+def _words(text: str) -> Iterator[tuple[str, bool]]:
+    """Each word, and whether it stands behind a command or in an array."""
+    lines = _Lines(text.replace("\r\n", "\n").replace("\\\n", " "))
+    lexer = shlex.shlex(lines, posix=True, punctuation_chars=_ENDS)
+    lexer.whitespace_split, lexer.whitespace = True, " \t\r"
+    behind = in_array = False
+    try:
+        for word in lexer:
+            if word and not word.strip(_ENDS):
+                behind = False
+                continue
+            in_array = (in_array or word.endswith("(")) and not word.endswith(")")
+            yield word, behind or in_array
+            behind = behind or not (_VARIABLE.fullmatch(word) or word in _BEFORE)
+    except ValueError as error:
+        raise TextError(str(error).lower()) from None
+
+
+class _Lines(io.StringIO):
+    """A text of which a comment is read without the end of its line, which ends a command."""
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        line = super().readline(-1 if size is None else size)
+        if line.endswith("\n"):
+            self.seek(self.tell() - 1)
+        return line
+
+
+def _keys(flag: str) -> list[str]:
+    """A dotted flag is a place among keys, any other one a key with its dashes."""
+    return flag.split(".") if "." in flag else [f"--{flag}"]
+
+
+def _value(text: str) -> Any:
+    """The value of an override: a list or a block in brackets, text in quotes that the shell left, or a scalar."""
+    if text[:1] in ("[", "{"):
+        from mismatchctl.texts.yaml_text import parse_yaml  # loaded where YAML is read
+
+        try:
+            return parse_yaml(text)
+        except TextError:
+            return text
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else scalar(text)
 
 
 def _put(found: dict[str, Any], keys: list[str], value: Any) -> None:
@@ -62,3 +115,19 @@ def _put(found: dict[str, Any], keys: list[str], value: Any) -> None:
         if not isinstance(level, dict):
             raise TextError(f"{'.'.join(keys)} stands below a key that has a value")
     level[keys[-1]] = value
+
+
+def _add(found: dict[str, Any], keys: list[str], value: Any) -> bool:
+    """Take a word as the value of a flag, or as one more number of it; whether another one may follow."""
+    level = found
+    for key in keys[:-1]:
+        level = level[key]
+    before = level[keys[-1]]
+    several = before if isinstance(before, list) else [before]
+    if before is True:
+        level[keys[-1]] = value
+    elif all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (*several, value)):
+        level[keys[-1]] = [*several, value]
+    else:
+        return False
+    return True

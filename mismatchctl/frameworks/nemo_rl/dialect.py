@@ -23,6 +23,7 @@ _LOSS: Options = {
     "ratio_clip_max": 0.2,
     "ratio_clip_c": None,
     "reference_policy_kl_type": "k3",
+    "reference_policy_kl_penalty": 0.01,
 }
 
 
@@ -57,6 +58,7 @@ class NemoRlDialect(PlainFramework):
     options = {"loss": _LOSS, "seq_logprob_error_threshold": None}
 
     aliases = {"loss_fn": "loss"}
+    shared = ("loss",)
     blocks = (("grpo",),)
 
     forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
@@ -83,6 +85,16 @@ class NemoRlDialect(PlainFramework):
             "a log ratio above 88.7 overflows float32: its "
             "weight becomes 0, not the bound, and is not counted as out of bounds",
             "watch for such tokens",
+        ),
+        Trap(
+            lambda o: (
+                o["loss"]["truncated_importance_sampling_type"] is None
+                and o["loss"]["truncated_importance_sampling_ratio"] is not None
+            ),
+            "warning",
+            "loss_fn.truncated_importance_sampling_ratio",
+            "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
+            "set truncated_importance_sampling_type tis",
         ),
         Trap(
             lambda o: bool(o["loss"]["force_on_policy_ratio"]),

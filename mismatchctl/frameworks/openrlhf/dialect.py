@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
@@ -70,6 +72,20 @@ class OpenRlhfDialect(PlainFramework):
             "do not count on the correction with gspo",
         ),
     )
+
+    _off = Finding(
+        "warning",
+        "is_correction_enable",
+        "without is_correction_enable OpenRLHF corrects nothing, whatever the type and the threshold",
+        "give --algo.advantage.is_correction_enable, as it is taken to be given here",
+        source,
+    )
+
+    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+        """As every shelf, and that the switch is missing: a block alone is read as if it was on."""
+        found = super().lint(native)
+        switched = any(name == "correct" for _, name, _ in self.spelling.find(native))
+        return found if switched or any(one.level == "error" for one in found) else [self._off, *found]
 
     def rules(self, options: Options) -> Rules:
         """A weight for every token, bounded; or raw, with a mask."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
@@ -10,11 +11,17 @@ from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
 
+_LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
+
+
 class PrimeRlDialect(PlainFramework):
     """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
 
     name = "prime-rl"
-    signs = r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
+    signs = (
+        r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
+        r"|trainer\.loss\.type=\w+|loss\.type=(ipo|icepop)"
+    )
 
     columns = {
         "inference_logprobs": "rollout_log_probs",
@@ -66,6 +73,14 @@ class PrimeRlDialect(PlainFramework):
             yield lambda low, high: {"type": "cispo", "ratio_low": low or 0.0, "ratio_high": high}
         else:
             yield lambda low, high: {"type": "default", "dppo_mask_high": high}
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """Of the later states where a configuration says what only they know, and of those the newest."""
+        newest = cls("2026-10").spelling
+        said = [(name, value) for _, name, value in newest.find(native)]
+        later = any(name in _LATER or (name == "type" and value in ("icepop", "ppo", "cispo")) for name, value in said)
+        return "2026-10" if later else ""
 
     def read(self, native: Any) -> Options:
         """As every shelf, and what left the schema is refused with the name of what came."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
@@ -70,6 +71,8 @@ class SkyRlDialect(PlainFramework):
 
     options = {
         "off_policy_correction": _BLOCK,
+        "use_tis": False,
+        "tis_imp_ratio_cap": -1.0,
         "policy_loss_type": "regular",
         "eps_clip_low": 0.2,
         "eps_clip_high": 0.2,
@@ -116,6 +119,14 @@ class SkyRlDialect(PlainFramework):
             "give both",
         ),
     )
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """As every shelf, and what use_tis stands for, which is deprecated."""
+        options = super().read(native)
+        if options["use_tis"]:
+            tis = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": options["tis_imp_ratio_cap"]}
+            options |= {"off_policy_correction": options["off_policy_correction"] | tis, "use_tis": False}
+        return options
 
     def rules(self, options: Options) -> Rules:
         """The stack in its order; or the mask of a loss that brings its own."""

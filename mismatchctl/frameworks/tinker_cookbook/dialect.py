@@ -14,7 +14,8 @@ class TinkerCookbookDialect(PlainFramework):
     """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
 
     name = "tinker-cookbook"
-    signs = r"clip_(low|high)_threshold"
+    signs = r"clip_(low|high)_threshold|loss_fn_config|loss_fn=(importance_sampling|ppo|dro)"
+    blocks = (("loss_fn_config",),)
 
     own_columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
 

@@ -8,6 +8,10 @@ from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
+from mismatchctl.texts.python_text import Call
+
+CLASS = "GRPOConfig"
+"""What is called in Python, with its options beside those of the training."""
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -98,3 +102,15 @@ class TrlDialect(PlainFramework):
                 )
             )
         return weight, tuple(gates)
+
+
+def keys_of(call: Call) -> dict[str, Any]:
+    """The options that a call of its class says.
+
+    Raises:
+        ConfigError: one of them is computed.
+    """
+    for name in call.computed:
+        if name in TrlDialect.aliases:
+            raise ConfigError(f"line {call.line}: {name} is no plain value")
+    return call.given

@@ -143,8 +143,10 @@ def keys_of(call: Call) -> Keys:
     """The configuration that a call makes.
 
     Raises:
-        ConfigError: no version has such a factory, or one with such parameters.
+        ConfigError: no version has such a factory, or one with such parameters, or one of them is computed.
     """
+    if call.computed:
+        raise ConfigError(f"line {call.line}: {call.computed[0]} is no plain value with a name")
     return {"rollout_correction": _keys(call)}
 
 

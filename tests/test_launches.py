@@ -1,0 +1,196 @@
+"""Configurations as people launch with them: scripts, flags, overrides and files of a whole training, read as meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.native import read_native
+from mismatchctl.texts.shell_text import parse_shell
+
+OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray \\
+   --ref.num_nodes 1 \\
+   --algo.advantage.is_correction_enable \\
+   --algo.advantage.is_correction_threshold 0.4 4.0 \\
+   --algo.advantage.is_correction_type icepop \\
+   --actor.adam.lr 5e-7
+"""
+OPENRLHF_0_9 = """#!/bin/bash
+OPTIMIZER_ARGS=(
+   --actor_learning_rate 5e-7
+   # --critic_learning_rate 9e-6
+   --enable_vllm_is_correction
+   --vllm_is_truncated_threshold 0.5 3
+   --vllm_is_correction_type seq-mask-tis
+)
+ray job submit -- python3 -m openrlhf.cli.train_ppo_ray ${OPTIMIZER_ARGS[@]}
+"""
+NEMO = """grpo:
+  num_prompts_per_step: 32
+  seq_logprob_error_threshold: 2
+loss_fn:
+  reference_policy_kl_penalty: 0.01
+  ratio_clip_min: 0.2
+  ratio_clip_c: null
+  use_on_policy_kl_approximation: false
+  kl_input_clamp_value: 20.0
+  use_importance_sampling_correction: true
+  truncated_importance_sampling_type: icepop
+  truncated_importance_sampling_ratio: 5.0
+  truncated_importance_sampling_ratio_min: 0.5
+  token_level_loss: true
+policy: {model_name: x}
+"""
+SWIFT = """THRESHOLD="2.5"   # of the ratio
+MODE=token_truncate
+NPROC_PER_NODE=2 \\
+swift rlhf --rlhf_type grpo --use_vllm true \\
+    --rollout_importance_sampling_mode ${MODE} \\
+    --rollout_importance_sampling_threshold "$THRESHOLD" \\
+    --off_policy_sequence_mask_delta 1e-1 --learning_rate 1e-6
+"""
+TRL = """import os
+from trl import GRPOConfig, GRPOTrainer
+
+args = GRPOConfig(
+    os.environ["OUT"],
+    learning_rate=LR,
+    vllm_importance_sampling_mode="token_truncate",
+    vllm_importance_sampling_clip_max=2.0,
+    vllm_importance_sampling_clip_min=0.1,
+)
+"""
+SKYRL = 'uv run -m skyrl trainer.algorithm.use_tis=true trainer.algorithm.tis_imp_ratio_cap="3.0" trainer.epochs=2\n'
+VERL = """python3 -m verl.trainer.main_ppo \\
+    algorithm.rollout_correction.rollout_is=token \\
+    +algorithm.rollout_correction.rollout_rs="seq_mean_k1,token_k3" \\
+    algorithm.rollout_correction.rollout_rs_threshold=\\'0.999_1.001,0.5\\' \\
+    trainer.logger='["console","wandb"]' $@
+"""
+AREAL = """python3 train.py --config x.yaml actor.use_decoupled_loss=true \\
+    'actor.rejection_sampling={level: sequence, metric: kl_k3, upper: 1e-2}'
+"""
+CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]]]] = {
+    "verl, a quoted override": (
+        "run.sh", VERL, "verl", {"level": "token", "truncate": 2.0},
+        [{"statistic": "k1", "level": "mean"}, {"statistic": "k3", "level": "token", "keep": (None, 0.5)}],
+    ),
+    "areal, a block in an override": (
+        "run.sh", AREAL, "areal", {"truncate": None}, [{"statistic": "k3_reversed", "level": "mean", "keep": (None, 0.01)}],
+    ),
+    "openrlhf, dotted flags": (
+        "run.sh", OPENRLHF, "openrlhf", {"clip": None}, [{"level": "token", "keep": (0.4, 4.0)}],
+    ),
+    "openrlhf, flags in an array": (
+        "run.sh", OPENRLHF_0_9, "openrlhf", {"clip": None}, [{"level": "geometric", "keep": (0.5, 3.0)}],
+    ),
+    "nemo-rl, a whole file": (
+        "grpo.yaml", NEMO, "nemo-rl", {"level": "token"},
+        [{"statistic": "mult_error", "keep": (None, 2.0)}, {"level": "token", "keep": (0.5, 5.0)}],
+    ),
+    "ms-swift, variables": (
+        "run.sh", SWIFT, "ms-swift", {"level": "token", "truncate": 2.5}, [{"statistic": "k1", "keep": (None, 0.1)}],
+    ),
+    "ms-swift, megatron": (
+        "run.sh", "megatron rlhf --rollout-importance-sampling-mode=sequence_mask\n", "ms-swift",
+        {"level": "token"}, [{"level": "geometric", "keep": (None, 2.0)}],
+    ),
+    "prime-rl, flags": (
+        "run.sh", "uv run rl @ rl.toml --trainer.loss.type ipo --trainer.loss.ipo-threshold 0.2 --ckpt --ckpt.keep 2\n",
+        "prime-rl@2026-08", {"truncate": None}, [{"statistic": "abs_prob_diff", "keep": (None, 0.2)}],
+    ),
+    "prime-rl, a file of the launcher": (
+        "rl.toml", '[model]\nname = "x"\n[trainer.loss]\ntype = "icepop"\nratio_low = 0.5\n', "prime-rl@2026-10",
+        {"truncate": None}, [{"level": "token", "keep": (0.5, 5.0)}],
+    ),
+    "prime-rl, a file of the trainer": (
+        "train.toml", 'max_steps = 5\n[loss]\ntype = "ipo"\neps = 2e-1\n', "prime-rl@2026-10",
+        {"truncate": 1e4}, [{"statistic": "abs_prob_diff", "keep": (None, 0.2)}],
+    ),
+    "tinker-cookbook, arguments": (
+        "run.sh", "python -m tinker_cookbook.recipes.rl_basic loss_fn=importance_sampling model_name=x\n",
+        "tinker-cookbook", {"source": "current/rollout", "clip": None}, [],
+    ),
+    "tinker-cookbook, a block": (
+        "config.yaml", "loss_fn: cispo\nloss_fn_config: {clip_low_threshold: 0.0, clip_high_threshold: 5}\n",
+        "tinker-cookbook", {"clip": (None, 5.0)}, [],
+    ),
+    "tinker-cookbook, dotted arguments": (
+        "run.sh", "python train.py loss_fn=cispo \\\n  loss_fn_config.clip_high_threshold=1.5 # wide\nloss_fn=ppo\n",
+        "tinker-cookbook", {"clip": (None, 1.5)}, [],
+    ),
+    "trl, in Python": ("train.py", TRL, "trl", {"level": "token", "clip": (0.1, 2.0)}, []),
+    "trl, switched off": (
+        "run.sh", "accelerate launch train.py --use_vllm --no_vllm_importance_sampling_correction\n", "trl", None, [],
+    ),
+    "open-instruct, switched off": ("run.sh", "python grpo_fast.py --no_use_rho_correction\n", "open-instruct", None, []),
+    "skyrl, the deprecated switch": ("run.sh", SKYRL, "skyrl", {"level": "token", "truncate": 3.0}, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
+    name, text, whose, weight, gates = CASES[case]
+    (tmp_path / name).write_text(text)
+    framework, correction = read_native(tmp_path / name)
+    assert whose in (framework.name, framework.title)
+    assert (correction.weight is None) == (weight is None)
+    assert {key: getattr(correction.weight, key) for key in weight or ()} == (weight or {})
+    assert [{key: getattr(gate, key) for key in said} for gate, said in zip(correction.gates, gates, strict=True)] == gates
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("train.py", "GRPOConfig('o', vllm_importance_sampling_clip_max=CAP)", "vllm_importance_sampling_clip_max"),
+        ("loss.yaml", "loss_fn: {truncated_importance_sampling_typ: tis}", "truncated_importance_sampling_type"),
+        ("roll.yaml", "train_infer_correction: {is_weight: null}", "is_weight takes keys and values, not None"),
+        ("skyrl.yaml", "off_policy_correction: {strange: 1}", "off_policy_correction.strange"),
+    ],
+)
+def test_what_cannot_be_read_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        read_native(tmp_path / name)
+
+
+def test_words_of_a_script() -> None:
+    script = """
+    A=1 B=x python train.py loss_fn=ppo --x.y-z 0.5 5.0 --on --n -1 3 # c=4
+    alone=3; if [ 1 ]; then also=3; fi
+    export THR="2.5"
+    ARGS=(
+      q=1
+      a.b=${THR}
+    )
+    echo "several
+    lines" && run k=${THR} --names a b
+    """
+    assert parse_shell(script) == {
+        "loss_fn": "ppo", "x": {"y-z": [0.5, 5.0]}, "--on": True, "--n": [-1, 3], "q": 1, "a": {"b": 2.5}, "k": 2.5,
+        "--names": "a",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "place"),
+    [
+        ("vllm_is_correction_type: tis", "warning", "is_correction_enable"),
+        ("is_correction_enable: true\nis_correction_type: tis", "", ""),
+        (
+            "loss_fn: {use_importance_sampling_correction: true, truncated_importance_sampling_ratio: 2}",
+            "warning", "loss_fn.truncated_importance_sampling_ratio",
+        ),
+    ],
+)  # fmt: skip
+def test_a_switch_that_is_missing_is_told(text: str, level: str, place: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    done = CliRunner().invoke(app, ["lint", str(tmp_path / "config.yaml")])
+    assert done.exit_code == 0
+    found = [line.split() for line in done.stdout.splitlines() if line.startswith("warning")]
+    assert found == ([[level, place]] if level else [])
