@@ -141,7 +141,9 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
     assert whose in (framework.name, framework.title)
     assert (correction.weight is None) == (weight is None)
     assert {key: getattr(correction.weight, key) for key in weight or ()} == (weight or {})
-    assert [{key: getattr(gate, key) for key in said} for gate, said in zip(correction.gates, gates, strict=True)] == gates
+    assert [
+        {key: getattr(gate, key) for key in said} for gate, said in zip(correction.gates, gates, strict=True)
+    ] == gates
 
 
 @pytest.mark.parametrize(
