@@ -128,7 +128,9 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
     "trl, switched off": (
         "run.sh", "accelerate launch train.py --use_vllm --no_vllm_importance_sampling_correction\n", "trl", None, [],
     ),
-    "open-instruct, switched off": ("run.sh", "python grpo_fast.py --no_use_rho_correction\n", "open-instruct", None, []),
+    "open-instruct, switched off": (
+        "run.sh", "python grpo_fast.py --no_use_rho_correction\n", "open-instruct", None, [],
+    ),
     "skyrl, the deprecated switch": ("run.sh", SKYRL, "skyrl", {"level": "token", "truncate": 3.0}, []),
 }  # fmt: skip
 
