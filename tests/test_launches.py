@@ -81,7 +81,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
         [{"statistic": "k1", "level": "mean"}, {"statistic": "k3", "level": "token", "keep": (None, 0.5)}],
     ),
     "areal, a block in an override": (
-        "run.sh", AREAL, "areal", {"truncate": None}, [{"statistic": "k3_reversed", "level": "mean", "keep": (None, 0.01)}],
+        "run.sh", AREAL, "areal", {"truncate": None},
+        [{"statistic": "k3_reversed", "level": "mean", "keep": (None, 0.01)}],
     ),
     "openrlhf, dotted flags": (
         "run.sh", OPENRLHF, "openrlhf", {"clip": None}, [{"level": "token", "keep": (0.4, 4.0)}],

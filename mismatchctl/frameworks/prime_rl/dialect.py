@@ -10,7 +10,6 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
-
 _LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
 
