@@ -124,8 +124,8 @@ def test_a_worse_token_never_raises_the_p_value_of_a_statistic(
     assert (after <= before + 1e-12).all()
 
 
-def own_p(new: Sample, old: Sample) -> NDArray[np.float64]:
-    found = compare(new, old, K3, NONE)
+def own_p(new: Sample, old: Sample, allowance: Allowance = NONE) -> NDArray[np.float64]:
+    found = compare(new, old, K3, allowance)
     values = [np.stack([getattr(each, side) for each in found.statistics], axis=1) for side in ("new", "old")]
     return shares_above(found.exchange.totals(*values))[0]
 
@@ -202,6 +202,20 @@ def test_lost_tokens_are_counted_where_they_are_enough(holding: int, decides: bo
     np.testing.assert_allclose(lost.new, counts, atol=0.1)
     np.testing.assert_allclose(lost.old, 0.0, atol=0.1)
     assert (own_p(sample(rollout, x), sample(other, y, 100))[3] < 0.03) == decides
+
+
+@pytest.mark.parametrize(
+    "allowance", [NONE, Allowance(relative=0.25), Allowance(absolute=0.01), Allowance(absolute=9.0)]
+)
+def test_no_allowance_outweighs_lost_tokens(allowance: Allowance) -> None:
+    rollout, x = tokens(1, 16, 200)
+    other, y = tokens(2, 16, 200)
+    x, y = np.clip(x, -0.1, 0.1), np.clip(y, -0.1, 0.1)
+    x[:6, 7] = -1.0
+    found = compare(sample(rollout, x), sample(other, y, 100), K3, allowance)
+    assert own_p(sample(rollout, x), sample(other, y, 100), allowance)[3] < 0.03
+    assert found.p < 0.05
+    assert 5 < found.statistics[3].new.sum() < 7
 
 
 def test_lost_tokens_that_the_baseline_has_too_are_none() -> None:

@@ -43,6 +43,7 @@ _LOST, _HARDLY = -2, 1e-4  # a token is lost from |log ratio| 2^_LOST on, where 
 _NEARLY = 3.0  # levels: lost tokens count where all of them on one side would be no likelier than so many
 _ROUNDING = 1e-6  # of all that clusters have beyond their shares or below
 _TIE = 0.02  # lost tokens that a norm of the bulk stands for: it decides among equal numbers of them
+_LESS = 0.4  # lost tokens that the bulk of one side may come to: a large allowance would outweigh them
 
 
 @dataclass(frozen=True)
@@ -187,10 +188,12 @@ def lost_counts(new: Layers, old: Layers) -> tuple[Float64s, Float64s]:
 def _lost(
     new: Layers, old: Layers, counts: tuple[Float64s, Float64s], bulk: Float64s, others: Float64s
 ) -> tuple[Float64s, Float64s]:
-    """Lost tokens, and among equal numbers of them the bulk."""
+    """Lost tokens, and among equal numbers of them the bulk: all that clusters have of it is less than one of them."""
     norm = math.sqrt(float(np.sum(others**2)) * (1 + len(new.k3) / max(len(old.k3), 1))) or 1.0
+    most = _LESS / max(len(new.k3), 1)
     lost = _beyond(counts[0], new.tokens.sum(1), counts[1], old.tokens.sum(1))
-    return lost[0] + _TIE / norm * bulk, lost[1] + _TIE / norm * others
+    first, second = (np.clip(_TIE / norm * each, -most, most) for each in (bulk, others))
+    return lost[0] + first, lost[1] + second
 
 
 def enough_to_decide(new: int, old: int, level: float) -> float:
