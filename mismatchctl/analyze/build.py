@@ -14,7 +14,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
-from mismatchctl.finite import capped, rounded_all
+from mismatchctl.finite import capped, finite, rounded_all
 from mismatchctl.measure import PairSums, Plan
 from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
@@ -237,19 +237,15 @@ def _breakdown(name: str, sums: Float64s) -> Breakdown:
             mean = values.sum(axis=1) / total
             scatter = ((values - mean[:, None] * weights) ** 2).sum(axis=1)
             error = np.sqrt(scatter * occupied / (occupied - 1)) / total
-        columns[key], columns[f"{key}_se"] = _finite_or_none(mean), _finite_or_none(error)
+        columns[key], columns[f"{key}_se"] = finite(mean.tolist()), finite(error.tolist())
     highs = edges[filled + 1]
     return Breakdown(
         quantity=name,
         low=edges[filled].tolist(),
-        high=_finite_or_none(highs),
+        high=finite(highs.tolist()),
         tokens=tokens.sum(axis=1).astype(np.int64).tolist(),
         **columns,
     )
-
-
-def _finite_or_none(values: Float64s) -> list[float | None]:
-    return [float(value) if math.isfinite(value) else None for value in values]
 
 
 def _joint(grid: np.ndarray[Any, Any]) -> Joint:

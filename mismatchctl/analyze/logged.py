@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from mismatchctl.batch import Floats, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.finite import finite
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import Dtype
 from mismatchctl.measure.hashes import Value
@@ -135,8 +135,6 @@ class LoggedSteps:
 
 def _series(steps: Sequence[Mapping[str, float]]) -> dict[str, list[float | None]]:
     known = dict.fromkeys(name for step in steps for name in step)
-    return {name: [_finite(step.get(name)) for step in steps] for name in known}
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
+    return {
+        name: [None if (value := step.get(name)) is None else finite(float(value)) for step in steps] for name in known
+    }

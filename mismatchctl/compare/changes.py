@@ -11,6 +11,7 @@ import numpy as np
 from mismatchctl.compare.model import CONFIDENCE, Change, Interval
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.finite import finite
 from mismatchctl.gate.comparison import compare, layers_of, linear
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.metrics import Metric
@@ -129,7 +130,7 @@ def _change(
     change.better = _is_better(metric.metric, reference.value, other.value)
     sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
     if sized and reference.value > 0:
-        change.relative = _finite(difference / reference.value)
+        change.relative = finite(difference / reference.value)
     if draws is None:
         if metric.is_resampled:
             change.status = "no interval: the Result's cluster table does not hold what this metric needs"
@@ -155,7 +156,3 @@ def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
 def _interval(draws: Draws) -> Interval | None:
     found = interval(draws, CONFIDENCE)
     return found if found is not None and all(map(math.isfinite, found)) else None
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -16,6 +16,7 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.compare.model import Carrier, Contribution, Decomposition, Label
 from mismatchctl.errors import DataError
+from mismatchctl.finite import finite
 from mismatchctl.resample import Sample, find_metric, resample, sample_of_step, sample_of_value
 from mismatchctl.result import Breakdown, Groups, RunResult
 
@@ -160,10 +161,10 @@ def _decomposition(
             {
                 **place,
                 "tokens": (float(shares[0][index]), float(shares[1][index])),
-                "k3": tuple(_known(side.k3[index]) for side in sides),
+                "k3": tuple(finite(float(side.k3[index])) for side in sides),
                 "mix": float(mix[index]),
                 "level": float(level[index]),
-                "se": _known(se[index]),
+                "se": finite(float(se[index])),
             }
         )
         for index, place in enumerate(places)
@@ -212,10 +213,6 @@ def _stretch(carried: Float64s, weight: Float64s) -> Bools:
     chosen = np.zeros(len(carried), np.bool_)
     chosen[start:stop] = True
     return chosen
-
-
-def _known(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _picked(values: Sequence[float | None], rows: Sequence[int | None], empty: float) -> Float64s:

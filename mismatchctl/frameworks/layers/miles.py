@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mismatchctl.frameworks.layers.model import Row, Table, finite
+from mismatchctl.frameworks.layers.model import Row, Table, number_in
 from mismatchctl.frameworks.layers.next import EVERY_LAYER
 
 TOOL = "Miles log-prob comparison"
@@ -20,7 +20,7 @@ def recognizes(text: str) -> bool:
 def table(text: str) -> Table:
     """One row: the log-probs themselves."""
     verdict = _VERDICT.search(text)
-    figures = {name.lower(): _number(value.replace(",", "")) for name, value in _FIGURE.findall(text)}
+    figures = {name.lower(): number_in(value.replace(",", "")) for name, value in _FIGURE.findall(text)}
     mean, limit = figures.get("mean abs diff"), figures.get("threshold (mean)")
     failed = verdict is not None and verdict[1].upper() == "FAILED"
     why = f"mean above the limit of {limit:g}" if failed and limit is not None else "failed" if failed else ""
@@ -31,10 +31,3 @@ def table(text: str) -> Table:
     return Table(
         TOOL, "mean absolute difference of the log-probs, nats", [row], notes, unlayered=EVERY_LAYER if failed else ""
     )
-
-
-def _number(text: str) -> float | None:
-    try:
-        return finite(float(text))
-    except ValueError:
-        return None

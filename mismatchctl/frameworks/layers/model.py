@@ -114,6 +114,14 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def number_in(text: str) -> float | None:
+    """The number that a text is, and that can be compared; None for any other text."""
+    try:
+        return finite(float(text))
+    except ValueError:
+        return None
+
+
 @dataclass
 class Notes:
     """Sentences about what a report lacks, each said once with its count and first example."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in
+from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in, number_in
 from mismatchctl.frameworks.layers.next import MSPROBE
 
 TOOL = "msprobe compare"
@@ -181,13 +181,11 @@ def _checksum(cell: Cells) -> float | None:
 
 def _number(cell: Any) -> float | None:
     """A number, a percentage as text, or None for `N/A`, `Nan`, `inf`, `unsupported`, `shape unmatched`."""
-    if isinstance(cell, str):
-        text = cell.strip()
-        try:
-            return finite(abs(float(text.removesuffix("%"))) / (100 if text.endswith("%") else 1))
-        except ValueError:
-            return None
-    return finite(cell)
+    if not isinstance(cell, str):
+        return finite(cell)
+    text = cell.strip()
+    number = number_in(text.removesuffix("%"))
+    return None if number is None else abs(number) / (100 if text.endswith("%") else 1)
 
 
 def _rank(name: str) -> str | None:

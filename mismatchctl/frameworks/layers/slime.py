@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mismatchctl.frameworks.layers.model import Row, Table, finite
+from mismatchctl.frameworks.layers.model import Row, Table, finite, number_in
 from mismatchctl.frameworks.layers.next import SLIME
 
 TOOL = "slime layer-wise comparator"
@@ -59,13 +59,13 @@ def text_table(text: str) -> Table:
     facts = (
         (
             int(line["layer"]),
-            _number(line.get("tokens", "")),
-            *(_number(line.get(f"{of}_abs", "")) for of in ("max", "mean")),
+            number_in(line.get("tokens", "")),
+            *(number_in(line.get(f"{of}_abs", "")) for of in ("max", "mean")),
         )
         for line in lines
     )
     limit = re.search(rf'"max_hidden_diff": {_NUMBER}', text)
-    return _table(facts, _number(limit[1].rstrip(",")) if limit else None)
+    return _table(facts, number_in(limit[1].rstrip(",")) if limit else None)
 
 
 def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
@@ -89,10 +89,3 @@ def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
         notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
     measure = f"largest absolute difference of the residual stream, {said}"
     return Table(TOOL, measure, rows, notes, again=SLIME)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return finite(float(text))
-    except ValueError:
-        return None

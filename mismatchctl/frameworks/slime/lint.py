@@ -106,18 +106,6 @@ class Written:
         )
 
 
-def lint(native: Mapping[str, Any], version: Version) -> list[Finding]:
-    """The traps of mis.yaml, or of flags of the command line."""
-    written = Written(native, version)
-    return [finding for rule in _RULES for finding in rule(written)]
-
-
-def gate_places(native: Mapping[str, Any], version: Version, correction: Correction) -> list[str]:
-    """Where the bounds of each gate stand."""
-    written = Written(native, version)
-    return [written.gate_place(gate) for gate in correction.gates]
-
-
 def _texts(written: Written) -> Iterator[Finding]:
     for name in written.texts:
         value = written.root[written.keys[name]]
@@ -295,7 +283,7 @@ def _without_effect(written: Written) -> Iterator[Finding]:
         yield written.finding("error", "eps_clip_c", consequence, "leave it out, or take a version of 2026-08")
 
 
-_RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
     _texts,
     _unknown,
     _rejected,

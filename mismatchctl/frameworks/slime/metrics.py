@@ -8,7 +8,7 @@ their chi-squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -118,32 +118,30 @@ def _extreme(reduce: str) -> PerToken:
     return quantity
 
 
-def _low(call: Call) -> NDArray[Any]:
-    low: NDArray[Any] = call.raw_weights < call.weight_bounds[0]
-    return low
-
-
-def _high(call: Call) -> NDArray[Any]:
-    high: NDArray[Any] = call.raw_weights > call.weight_bounds[1]
-    return high
-
-
 def _factor(call: Call) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
-def _of_weights(
-    name: str, formula: str, quantity: PerToken, when: Condition, basis: Basis = "raw weights", **rest: Any
-) -> LoggedMetric:
-    return LoggedMetric(name, formula, quantity, "original", basis, when, **rest)
+Logged = tuple[LoggedMetric, ...]
+Rows = Mapping[str, tuple[str, PerToken]]
+"""By name: formula and quantity."""
 
 
-def _fractions(mode: str) -> tuple[LoggedMetric, LoggedMetric]:
-    name, when = f"mis_tis_{mode}_fraction", _in_mode(mode)
-    return (
-        _of_weights(f"{name}_low", "1 where weight < lower bound", _low, when, like=Quantity.BELOW),
-        _of_weights(f"{name}_high", "1 where weight > upper bound", _high, when, like=Quantity.ABOVE),
+def _of_weights(when: Condition, basis: Basis, like: Quantity | None, rows: Rows, within: str = "mean") -> Logged:
+    return tuple(
+        LoggedMetric(name, formula, quantity, "original", basis, when, like=like, within=within)
+        for name, (formula, quantity) in rows.items()
     )
+
+
+_BELOW: tuple[str, PerToken] = ("1 where weight < lower bound", lambda c: c.raw_weights < c.weight_bounds[0])
+_ABOVE: tuple[str, PerToken] = ("1 where weight > upper bound", lambda c: c.raw_weights > c.weight_bounds[1])
+
+
+def _fractions(mode: str) -> Logged:
+    when, name = _in_mode(mode), f"mis_tis_{mode}_fraction"
+    low = _of_weights(when, "raw weights", Quantity.BELOW, {f"{name}_low": _BELOW})
+    return low + _of_weights(when, "raw weights", Quantity.ABOVE, {f"{name}_high": _ABOVE})
 
 
 def _of_policies(name: str, like: Quantity, formula: str, quantity: PerToken) -> LoggedMetric:
@@ -178,103 +176,50 @@ _POLICIES = (
 )
 
 _WEIGHTS = (
-    _of_weights(
-        "mis_tis_weight_before_bound",
-        "exp(clamp(d at its level, 20))",
-        lambda c: c.raw_weights,
-        WEIGHED,
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights(
-        "mis_tis_weight_after_bound",
-        "weight",
-        lambda c: c.bounded_weights,
-        WEIGHED,
-        "bounded weights",
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights(
-        "mis_is_ratio_mean_after_tis_rs",
-        "weight; rejection does not enter, whatever the name says",
-        lambda c: c.bounded_weights,
-        WEIGHED,
-        "bounded weights",
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights(
-        "mis_tis_truncate_fraction", "1 where weight > upper bound", _high, _in_mode("truncate"), like=Quantity.ABOVE
-    ),
+    *_of_weights(WEIGHED, "raw weights", Quantity.WEIGHT, {
+        "mis_tis_weight_before_bound": ("exp(clamp(d at its level, 20))", lambda c: c.raw_weights),
+    }),
+    *_of_weights(WEIGHED, "bounded weights", Quantity.WEIGHT, {
+        "mis_tis_weight_after_bound": ("weight", lambda c: c.bounded_weights),
+        "mis_is_ratio_mean_after_tis_rs": (
+            "weight; rejection does not enter, whatever the name says", lambda c: c.bounded_weights
+        ),
+    }),
+    *_of_weights(_in_mode("truncate"), "raw weights", Quantity.ABOVE, {"mis_tis_truncate_fraction": _ABOVE}),
     *_fractions("clip"),
     *_fractions("mask"),
-    _of_weights(
-        "mis_rs_mask_fraction_low",
-        "1 where ratio at rs_level < lower bound",
-        lambda c: c.rejection_ratios < c.rejection_bounds[0],
-        REJECTS,
-        "log-probs",
-    ),
-    _of_weights(
-        "mis_rs_mask_fraction_high",
-        "1 where ratio at rs_level > upper bound",
-        lambda c: c.rejection_ratios > c.rejection_bounds[1],
-        REJECTS,
-        "log-probs",
-    ),
-    _of_weights(
-        "mis_rs_catastrophic_token_fraction",
-        "1 where d < log(veto)",
-        lambda c: c.catastrophic,
-        VETOES,
-        "log-probs",
-        like=Quantity.CATASTROPHIC,
-    ),
-    _of_weights(
-        "mis_rs_catastrophic_seq_fraction",
-        "1 where any token of the sequence has d < log(veto)",
-        lambda c: c.spread(c.vetoed),
-        VETOES,
-        "log-probs",
-        like=Quantity.CATASTROPHIC,
-    ),
-    _of_weights(
-        "mis_batch_norm_factor",
-        "mean weight of the micro-batch before rejection",
-        _factor,
-        NORMALIZES,
-        "bounded weights",
-    ),
-    _of_weights(
-        "mis_is_ratio_mean_final",
-        "m(weight)",
-        lambda c: c.spread(c.mean(c.weights)),
-        WEIGHED,
-        "final weights",
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights(
-        "mis_is_ratio_min_final",
-        "min of weight",
-        _extreme("min"),
-        WEIGHED,
-        "final weights",
-        within="min",
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights(
-        "mis_is_ratio_max_final",
-        "max of weight",
-        _extreme("max"),
-        WEIGHED,
-        "final weights",
-        within="max",
-        like=Quantity.WEIGHT,
-    ),
-    _of_weights("tis", "exp(d), not clamped", lambda c: c.raw_weights, BUILT_IN, like=Quantity.WEIGHT),
-    _of_weights("tis_abs", "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1), BUILT_IN),
-    _of_weights(
-        "tis_clipfrac", "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights, BUILT_IN, "bounded weights"
-    ),
-)
+    *_of_weights(REJECTS, "log-probs", None, {
+        "mis_rs_mask_fraction_low": (
+            "1 where ratio at rs_level < lower bound", lambda c: c.rejection_ratios < c.rejection_bounds[0]
+        ),
+        "mis_rs_mask_fraction_high": (
+            "1 where ratio at rs_level > upper bound", lambda c: c.rejection_ratios > c.rejection_bounds[1]
+        ),
+    }),
+    *_of_weights(VETOES, "log-probs", Quantity.CATASTROPHIC, {
+        "mis_rs_catastrophic_token_fraction": ("1 where d < log(veto)", lambda c: c.catastrophic),
+        "mis_rs_catastrophic_seq_fraction": (
+            "1 where any token of the sequence has d < log(veto)", lambda c: c.spread(c.vetoed)
+        ),
+    }),
+    *_of_weights(NORMALIZES, "bounded weights", None, {
+        "mis_batch_norm_factor": ("mean weight of the micro-batch before rejection", _factor),
+    }),
+    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
+        "mis_is_ratio_mean_final": ("m(weight)", lambda c: c.spread(c.mean(c.weights))),
+    }),
+    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
+        "mis_is_ratio_min_final": ("min of weight", _extreme("min")),
+    }, within="min"),
+    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
+        "mis_is_ratio_max_final": ("max of weight", _extreme("max")),
+    }, within="max"),
+    *_of_weights(BUILT_IN, "raw weights", Quantity.WEIGHT, {"tis": ("exp(d), not clamped", lambda c: c.raw_weights)}),
+    *_of_weights(BUILT_IN, "raw weights", None, {"tis_abs": ("|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1))}),
+    *_of_weights(BUILT_IN, "bounded weights", None, {
+        "tis_clipfrac": ("1 where weight != exp(d)", lambda c: c.weights != c.raw_weights),
+    }),
+)  # fmt: skip
 
 _LOSS = (
     _of_loss(
@@ -316,7 +261,7 @@ _LOSS = (
     ),
 )
 
-METRICS: tuple[LoggedMetric, ...] = (*_POLICIES, *_WEIGHTS, *_LOSS)
+METRICS: Logged = (*_POLICIES, *_WEIGHTS, *_LOSS)
 """`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
 
 DOCUMENTED: dict[str, str] = {

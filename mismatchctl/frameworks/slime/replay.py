@@ -16,11 +16,11 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
 from mismatchctl.frameworks.lint import Finding
-from mismatchctl.frameworks.slime import lint as linting
 from mismatchctl.frameworks.slime.arguments import MIS_PATH, Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.columns import COLUMNS
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
+from mismatchctl.frameworks.slime.lint import RULES, Written
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
@@ -67,7 +67,8 @@ class Slime(Framework):
 
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration, one that is rejected included."""
-        return linting.lint(native, self.about)
+        written = Written(native, self.about)
+        return [finding for rule in RULES for finding in rule(written)]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Flags with the file of --custom-config-path, whose keys win; that which slime ships need not be there."""
@@ -79,7 +80,8 @@ class Slime(Framework):
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""
-        return linting.gate_places(native, self.about, correction)
+        written = Written(native, self.about)
+        return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(
         self,

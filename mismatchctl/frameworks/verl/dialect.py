@@ -72,7 +72,7 @@ def read(native: Mapping[str, Any], version: Version) -> Correction:
 def _unapplied(measured: Correction, **left: Any) -> Unapplied:
     """A Correction of which the loss takes what is `left` only."""
     kept = {"name": measured.name, "about": measured.about, "gates": measured.gates, "loss": measured.loss}
-    found = _made(Unapplied, kept | left)
+    found = _made(Unapplied, **(kept | left))
     found._measured = measured
     return found
 
@@ -93,12 +93,16 @@ def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
         raise ValueError(f"Invalid rollout_is_mode: {mode}. Must be 'truncate' or 'mask'.")
     given = _number(settings, "rollout_is_threshold_lower")
     lower = 1.0 / upper if given is None else given
-    gates = () if mode == "truncate" else (_gate(level=level, keep=(lower, upper), effect=version.effect),)
-    weight = _weight(level=level, truncate=upper, watch_low=given) if mode == "truncate" else _weight(level=level)
+    gates = () if mode == "truncate" else (_made(Gate, level=level, keep=(lower, upper), effect=version.effect),)
+    weight = (
+        _made(Weight, level=level, truncate=upper, watch_low=given)
+        if mode == "truncate"
+        else _made(Weight, level=level)
+    )
     veto = _number(settings, "rollout_is_veto_threshold")
     if veto is not None and veto > 0:  # the logarithm of others is -inf or nan: it never vetoes
         gates = (*gates, _veto(veto, MISMATCH, version))
-    found = _correction(name=name, weight=weight, gates=gates)
+    found = _made(Correction, name=name, weight=weight, gates=gates)
     if settings["rollout_is"]:
         return found
     about = "rollout_is is false: weights are logged but not applied."
@@ -116,7 +120,7 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     if level is not None and threshold is not None:
         _one_of("rollout_is", level, {"sequence", "token"})
         _positive("rollout_is_threshold", settings)
-        weight = _weight(level=level, truncate=threshold, source=source, normalize=_normalize(settings, level))
+        weight = _made(Weight, level=level, truncate=threshold, source=source, normalize=_normalize(settings, level))
     if settings["rollout_rs"] is not None:
         upper = _number(settings, "rollout_rs_threshold")
         if upper is None:
@@ -124,12 +128,12 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
         _one_of("rollout_rs", settings["rollout_rs"], {"sequence", "geometric", "token"})
         lower = _number(settings, "rollout_rs_threshold_lower")
         keep = (1.0 / upper if lower is None else lower, upper)
-        gates.append(_gate(level=settings["rollout_rs"], keep=keep, source=source))
+        gates.append(_made(Gate, level=settings["rollout_rs"], keep=keep, source=source))
     veto = _number(settings, "rollout_token_veto_threshold")
     if veto is not None:
         _positive("rollout_token_veto_threshold", settings)
         gates.append(_veto(veto, source, version))
-    found = _correction(name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
+    found = _made(Correction, name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
     # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.
     return _unapplied(found, gates=()) if loss == "ppo_bypass" and found.sources else found
 
@@ -149,9 +153,9 @@ def _estimator(settings: Mapping[str, Any], version: Version) -> Correction:
         _one_of("rollout_is", level, {"sequence", "token"})
         upper, lower = _is_threshold(settings["rollout_is_threshold"])
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
-        weight = _weight(level=level, source=source, normalize=_normalize(settings, level), **bound)
+        weight = _made(Weight, level=level, source=source, normalize=_normalize(settings, level), **bound)
     gates = () if settings["rollout_rs"] is None else _rejections(settings, source)
-    found = _correction(name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
+    found = _made(Correction, name=f"verl-{version.name}", weight=weight, gates=gates, loss=loss)
     # PPO's ratio to the rollout is the importance weight: it is not weighted again.
     return _unapplied(found) if loss == "ppo_bypass" and weight is not None else found
 
@@ -231,7 +235,7 @@ def _rejection(option: str, text: str, source: Source) -> Gate:
         if upper <= 0:
             raise ValueError(f"Threshold for option '{option}' must be positive, got {text}.")
         bounds = (None, upper)
-    return _gate(statistic=statistic, level=level, keep=bounds, clamp="token", source=source)
+    return _made(Gate, statistic=statistic, level=level, keep=bounds, clamp="token", source=source)
 
 
 def _items(text: str) -> list[str]:
@@ -267,19 +271,7 @@ def _normalize(settings: Mapping[str, Any], level: str) -> str:
     return level if settings.get("rollout_is_batch_normalize") else "none"
 
 
-def _weight(**fields: Any) -> Weight:
-    return _made(Weight, fields)
-
-
-def _gate(**fields: Any) -> Gate:
-    return _made(Gate, fields)
-
-
-def _correction(**fields: Any) -> Correction:
-    return _made(Correction, fields)
-
-
-def _made(kind: type[Model], fields: dict[str, Any]) -> Model:
+def _made(kind: type[Model], **fields: Any) -> Model:
     """A rule, unvalidated where verl accepts what nobody should write: an interval that holds nothing, nan."""
     try:
         return kind(**fields)
@@ -288,4 +280,4 @@ def _made(kind: type[Model], fields: dict[str, Any]) -> Model:
 
 
 def _veto(threshold: float, source: Source, version: Version) -> Gate:
-    return _gate(level="min", keep=(threshold, None), clamp="none", source=source, effect=version.effect)
+    return _made(Gate, level="min", keep=(threshold, None), clamp="none", source=source, effect=version.effect)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
-from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
@@ -17,18 +15,6 @@ from mismatchctl.frameworks.verl.written import Written
 
 _MATHEMATICS = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
-
-
-def lint(native: Mapping[str, Any], version: Version) -> list[Finding]:
-    """The traps of a configuration: its keys alone, or inside a full one."""
-    written = Written(native, version)
-    return [finding for rule in _RULES for finding in rule(written)]
-
-
-def gate_places(native: Mapping[str, Any], version: Version, correction: Correction) -> list[str]:
-    """Where the threshold of each gate stands."""
-    written = Written(native, version)
-    return [written.gate_place(gate) for gate in correction.gates]
 
 
 def _unknown_keys(written: Written) -> Iterator[Finding]:
@@ -280,7 +266,7 @@ def _releases(written: Written) -> Iterator[Finding]:
         yield Finding("warning", written.gate_place(correction.gates[0]), consequence, fix, written.source)
 
 
-_RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
     _unknown_keys,
     _texts,
     _rejected,

@@ -17,16 +17,17 @@ from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
 from mismatchctl.frameworks.verl import dialect, losses
-from mismatchctl.frameworks.verl import lint as linting
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
 from mismatchctl.frameworks.verl.helper import Computed, compute_correction, logged, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.keys import unread
+from mismatchctl.frameworks.verl.lint import RULES
 from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import Sample
 from mismatchctl.frameworks.verl.versions import Version, find_version
+from mismatchctl.frameworks.verl.written import Written
 
 
 class Verl(Framework):
@@ -66,11 +67,13 @@ class Verl(Framework):
 
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration, one that is rejected included."""
-        return linting.lint(native, self.about)
+        written = Written(native, self.about)
+        return [finding for rule in RULES for finding in rule(written)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""
-        return linting.gate_places(native, self.about, correction)
+        written = Written(native, self.about)
+        return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(
         self,
