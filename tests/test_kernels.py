@@ -24,7 +24,7 @@ from mismatchctl.diagnose.evidence import _level_terms
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, Kernel, PairTables, Places, RunTables
+from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, Kernel, PairTables, Places, Rungs, RunTables
 from mismatchctl.measure.kernels.look import look_at
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import close_layers, table_of
@@ -283,3 +283,47 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
         for found in truncate:
             for column, values in zip(found[:, :, place].T, wanted, strict=True):
                 np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_bounds_of_a_gate_keep(seed: int) -> None:
+    """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, 30)
+    tokens, of_sequences, others = Segments(np.cumsum([0, *lengths])), seed % 4 > 1, seed % 2 > 0
+    items = Segments(np.arange(31)) if of_sequences else tokens
+    counts = lengths * 1.0 if of_sequences else np.ones(tokens.tokens)
+    if others:
+        counts = np.floor(counts * rng.choice([0.0, 0.5, 1.0], len(counts)))
+    k3, excess, square = counts * rng.random((3, len(counts))) - [[0], [0.5], [0]] * (counts > 0)
+    values, gains = 0.5 * rng.standard_t(3, len(counts)), rng.random((30, 2))
+    lows, highs = -np.sort(rng.uniform(-0.2, 2, 20)), np.sort(rng.uniform(-0.2, 2, 20))
+    values[:: max(len(values) // 5, 1)] = rng.choice(np.append(lows, highs), len(values[:: max(len(values) // 5, 1)]))
+    edges = np.unique([*lows, *highs])
+    least = np.append(-np.inf, edges)  # of each bin
+    rungs = Rungs(edges, (lows > least[:, None]).sum(axis=1), (highs <= least[:, None]).sum(axis=1), 20)
+    clusters = np.concatenate([np.arange(6), rng.integers(0, 6, 24)])
+    parts = clusters // 3
+    brought = (counts if others or of_sequences else None, k3, excess, square)
+    found = [
+        kernel.climb(values, brought, items, tokens.sizes, gains, (clusters, 6), (parts, 2), rungs)
+        for kernel in (PLAIN, COMPILED)
+    ]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+    size = items.spread(tokens.sizes / items.sizes)
+    for rung, (low, high) in enumerate(zip(lows, highs, strict=True)):
+        too_low, too_high = values < low, values >= high
+        inside = ~(too_low | too_high)
+        kept, kept_excess, kept_k3, squares = (items.sum(each * inside) for each in (counts, excess, k3, square))
+        weight = (kept + kept_excess) / tokens.sizes
+        rows = kept, kept_excess, squares, weight, weight**2, kept < lengths
+        sides = [items.sum(side * each) for each in (size, np.ones(len(size))) for side in (too_low, too_high)]
+        sides[2:] = [each > 0 for each in sides[2:]]
+        rest = tokens.sizes - kept
+        sums = kept_k3, *sides, kept == 0, *(kept * gain for gain in gains.T), *(rest * gain for gain in gains.T)
+        for by_cluster, by_part in found:
+            for column, one in zip(by_cluster[:, :, rung], rows, strict=True):
+                np.testing.assert_allclose(column, np.bincount(clusters, one), rtol=1e-11, atol=1e-11)
+            for column, one in zip(by_part[:, :, rung], sums, strict=True):
+                np.testing.assert_allclose(column, np.bincount(parts, one), rtol=1e-11, atol=1e-11)

@@ -13,6 +13,7 @@ from mismatchctl.batch import Float64s, Ints
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
+from mismatchctl.measure.kernels.kernel import Rungs
 
 LONG = 8
 """Variants of a gate from which they are a ladder."""
@@ -26,16 +27,13 @@ class Ladder:
 
     Attributes:
         gate: the gate.
-        thresholds: of its variants.
-        rungs: the place of each variant in that order [V].
-        low, high: by bin, the first rung whose lower, or upper, bound lets it in; V where none does.
+        places: the rung of each variant [V].
+        rungs: where values enter.
     """
 
     gate: int
-    thresholds: Thresholds
-    rungs: Ints
-    low: Ints
-    high: Ints
+    places: Ints
+    rungs: Rungs
 
     @classmethod
     def of(cls, gate: int, thresholds: Thresholds) -> Ladder | None:
@@ -46,12 +44,7 @@ class Ladder:
         if np.any(np.diff(stops) < 0):
             return None
         low, high = np.searchsorted(-starts, -bins), np.searchsorted(stops, bins, side="right")
-        return cls(gate, thresholds, np.argsort(order), low, high)
-
-    @property
-    def count(self) -> int:
-        """How many rungs there are."""
-        return len(self.rungs)
+        return cls(gate, np.argsort(order), Rungs(thresholds.edges, low, high, len(order)))
 
 
 @dataclass(frozen=True)
@@ -59,14 +52,14 @@ class WeightLadder:
     """Upper bounds of token weights in ascending order, so that each leaves all as it is that the one before it does.
 
     Attributes:
-        rungs: the place of each variant in that order [V].
+        places: the rung of each variant [V].
         edges: of each rung, where the weights begin that it does not leave as they are [V].
         high: what it makes of those [V].
         low: the lower bound of all; 0 where there is none.
         zeroes: whether weights outside the bounds become 0.
     """
 
-    rungs: Ints
+    places: Ints
     edges: Float64s
     high: Float64s
     low: float
@@ -150,7 +143,7 @@ class Family:
         ladder, own = self.ladder, self.correction
         if ladder is None:
             return own
-        last = int(ladder.rungs.argmax())
+        last = int(ladder.places.argmax())
         if isinstance(ladder, WeightLadder):
             return own.model_copy(update={"weight": self.weights[last]})
         gates = [*own.gates]

@@ -15,11 +15,10 @@ from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.columns import BlockColumns, block_columns
 from mismatchctl.measure.grid.estimates import asked_by
-from mismatchctl.measure.grid.events import EventColumns, event_columns
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
+from mismatchctl.measure.grid.ladders import LadderColumns, ladder_columns
 from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import as_slice
-from mismatchctl.measure.grid.truncations import TruncatedColumns, truncated_columns
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
@@ -46,7 +45,7 @@ LADDER_SEQUENCES = 1 << 10
 """Of families that are ladders: their sequences have nothing of every point, only their clusters do."""
 
 
-Columns = BlockColumns | EventColumns | TruncatedColumns
+Columns = BlockColumns | LadderColumns
 Key = TypeVar("Key")
 
 
@@ -232,10 +231,9 @@ def _seek(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
     of_clusters = RowsOfBatch(none, clusters, none.astype(np.uint64), OVERALL_CAP)
     tables = [_Table(of_clusters, layouts.rows) for layouts in plan.sought_layouts]
     for start, block in _blocks(batch, [family for family, _ in plan.sought], plan):
-        parts = Parts(np.zeros(len(block.batch), np.int64), 1)
         clusters_of, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
         for (family, _), layouts, table in zip(plan.sought, plan.sought_layouts, tables, strict=True):
-            made = _columns(plan, family, block, parts, clusters_of)
+            made = _columns(plan, family, block, clusters_of, clusters_of)
             table.add(of, made.by(layouts.rows.shapes, clusters_of))
     found = [rows for table in tables for rows in table.cut(1)]
     return [FamilySums(_whole(rows), (rows,), OVERALL_CAP) for rows in found]
@@ -290,11 +288,8 @@ def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts, clust
     ladder, batch = plan.ladder(family), block.batch
     if ladder is None:
         made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
-    elif isinstance(ladder, Ladder):
-        made = event_columns(family, ladder, block.ratios, batch, parts)
     else:
-        truncate = plan.base.kernel.truncate
-        made = truncated_columns(family, ladder, block.ratios, batch, parts, clusters, truncate)
+        made = ladder_columns(family, ladder, block.ratios, batch, parts, clusters, plan.base.kernel)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}
     if plan.base.losses:
         shared |= plain_loss_columns(block.plain, batch)

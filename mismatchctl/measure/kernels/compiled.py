@@ -12,7 +12,19 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_columns
-from mismatchctl.measure.kernels.kernel import TRUNCATED, Kernel, PairTables, Places, RunTables, factors_of
+from mismatchctl.measure.kernels.kernel import (
+    CLIMBED,
+    CLIMBED_BY_ALL,
+    TRUNCATED,
+    Brought,
+    Kernel,
+    PairTables,
+    Places,
+    Rungs,
+    RunTables,
+    climbed_by_all,
+    factors_of,
+)
 from mismatchctl.measure.layers import table_of
 from mismatchctl.ratios import Ratios
 
@@ -162,6 +174,30 @@ def truncate(
     return found
 
 
+def climb(
+    values: Float64s,
+    brought: Brought,
+    items: Segments,
+    sizes: Float64s,
+    gains: Float64s,
+    clusters: tuple[Ints, int],
+    parts: tuple[Ints, int],
+    rungs: Rungs,
+) -> tuple[Float64s, Float64s]:
+    """As the interface says."""
+    from mismatchctl.measure.kernels.ladders import climb_sequences
+
+    of, count = clusters
+    rows = np.zeros((len(CLIMBED), count, rungs.count))
+    sums = np.zeros((parts[1], rungs.count + 1, len(CLIMBED_BY_ALL) + gains.shape[1]))
+    climb_sequences(
+        values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
+        np.argsort(of, kind="stable"), of, parts[0], rungs.edges, rungs.always, rungs.low, rungs.high, rows, sums,
+    )  # fmt: skip
+    return rows, climbed_by_all(np.moveaxis(sums, -1, 0))
+
+
+_NO_VALUES = np.zeros(0)
 _EVERY = np.zeros(0, np.bool_)
 _NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(_NOWHERE)
@@ -171,6 +207,7 @@ COMPILED = Kernel(
     beyond,
     outside,
     truncate,
+    climb,
     correction_columns,
     partial(TokenBatch.blocks, tokens=3 << 19),
 )

@@ -23,7 +23,7 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import whole_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, Places, RunTables
-from mismatchctl.measure.kernels.plain import outside, token_sums, truncate
+from mismatchctl.measure.kernels.plain import climb, outside, token_sums, truncate
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST
 from mismatchctl.ratios import Ratios
@@ -42,7 +42,7 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, outside, truncate, whole_columns, blocks, title)
+    return Kernel(Ratios, reduce_tokens, beyond, outside, truncate, climb, whole_columns, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:

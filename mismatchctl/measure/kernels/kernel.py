@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -165,6 +166,88 @@ class Truncate(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Rungs:
+    """Where values enter along a ladder of bounds.
+
+    Attributes:
+        edges: of bins of the value, ascending.
+        low, high: the first rung whose lower, or upper, bound lets each bin in [edges + 1]; where none does, `count`.
+        count: how many rungs there are.
+    """
+
+    edges: Float64s
+    low: Ints
+    high: Ints
+    count: int
+
+    @cached_property
+    def always(self) -> tuple[float, float]:
+        """The values that every rung lets in, the second excluded."""
+        inside = np.flatnonzero(np.maximum(self.low, self.high) == 0)
+        ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
+        return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
+
+
+CLIMBED = ("kept", "kept_excess", "squared_kept_weight", "sequence_weight", "squared_sequence_weight", "touched")
+"""Columns that a bound of a gate moves, of which clusters are told."""
+CLIMBED_BY_ALL = ("kept_k3", "tokens_low", "tokens_high", "sequences_low", "sequences_high", "emptied")
+"""Others; four are the gate's own."""
+Brought = tuple[Float64s | None, Float64s, Float64s, Float64s]
+"""Of items: tokens that other gates keep (None: one each), their K3, their weights minus 1 and squared weights [I]."""
+
+
+class Climb(Protocol):
+    """What each of a long row of bounds of a gate keeps, where each keeps all that the one before it does."""
+
+    def __call__(
+        self,
+        values: Float64s,
+        brought: Brought,
+        items: Segments,
+        sizes: Float64s,
+        gains: Float64s,
+        clusters: tuple[Ints, int],
+        parts: tuple[Ints, int],
+        rungs: Rungs,
+    ) -> tuple[Float64s, Float64s]:
+        """CLIMBED [len, clusters, rungs]; CLIMBED_BY_ALL, gains of what is kept, and of the rest [..., parts, rungs].
+
+        All are added up from what is written where it enters: what tells of kept tokens upward along the rungs, what
+        tells of rejected ones downward, so that nothing is subtracted.
+
+        Args:
+            values: what the gate compares, of each item: a token, or a sequence as a whole [I].
+            brought: by each item; nothing but 0 by one that other gates reject.
+            items: those of each sequence, which has one.
+            sizes: its tokens [S].
+            gains: what each of its tokens brings to further columns [S, G].
+            clusters: the cluster of each sequence [S], and how many there are.
+            parts: as much of what the clusters lie in.
+            rungs: the ladder.
+        """
+
+
+def upto_rung(written: Float64s) -> Float64s:
+    """Sums of what is written up to each rung [R, rungs + 1]: [R, rungs]."""
+    found: Float64s = np.cumsum(written[:, :-1], axis=1)
+    return found
+
+
+def beyond_rung(written: Float64s) -> Float64s:
+    """Sums of what is written beyond each rung."""
+    found: Float64s = np.cumsum(written[:, :0:-1], axis=1)[:, ::-1]
+    return found
+
+
+def climbed_by_all(written: Iterable[Float64s]) -> Float64s:
+    """What parts are told of at each rung, of what is written [CLIMBED_BY_ALL + G, parts, rungs + 1]."""
+    k3, *others = written
+    over, gains = others[: len(CLIMBED_BY_ALL) - 1], others[len(CLIMBED_BY_ALL) - 1 :]
+    kept, rejected = ([along(each) for each in gains] for along in (upto_rung, beyond_rung))
+    return np.stack([upto_rung(k3), *map(beyond_rung, over), *kept, *rejected])
+
+
 def factors_of(bounds: Float64s) -> Float64s:
     """Bounds minus 1, the square of that, bounds and their square [4, bounds]; 0 for bounds that nothing exceeds."""
     finite = np.where(np.isfinite(bounds), bounds, 0.0)
@@ -199,6 +282,7 @@ class Kernel:
         beyond: the search for tokens at the ends of the distribution.
         outside: the count of tokens outside intervals.
         truncate: what a long row of upper bounds makes of token weights.
+        climb: what a long row of bounds of a gate keeps.
         correct: what a correction does.
         blocks: cuts a batch into blocks of the size that it likes and puts them where it works: (index of the first
             sequence, block).
@@ -210,6 +294,7 @@ class Kernel:
     beyond: Beyond
     outside: Outside
     truncate: Truncate
+    climb: Climb
     correct: Correct
     blocks: Callable[[TokenBatch], Iterator[tuple[int, TokenBatch]]]
     device: str | None = None

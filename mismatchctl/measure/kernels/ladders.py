@@ -15,13 +15,13 @@ squared from there on."""
 
 @compiled
 def _edges_upto(edges: Any, value: float) -> int:
-    """How many ascending edges lie at or below a value; the first one does."""
+    """How many ascending edges a value does not lie below."""
     low, left = 0, len(edges)
     while left > 1:
         half = left >> 1
-        low += half if edges[low + half] <= value else 0
+        low += 0 if value < edges[low + half] else half
         left -= half
-    return low + 1
+    return low + (0 if value < edges[low] else 1)
 
 
 @compiled
@@ -127,3 +127,90 @@ def truncate_sequences(
         if turn + 1 == len(order) or of[order[turn + 1]] != of[i]:
             _close(table, top, moved, squared, bounds, bounds_squared, found[of[i]])
             top = 0
+
+
+@compiled
+def _follow(table: Any, cluster: int, rows: Any) -> None:
+    """Running sums of a cluster: downward of what was touched, upward of the rest; `table` is cleared."""
+    a = b = c = d = e = f = 0.0
+    for rung in range(rows.shape[2]):
+        a += table[rung, 0]
+        b += table[rung, 1]
+        c += table[rung, 2]
+        d += table[rung, 3]
+        e += table[rung, 4]
+        rows[0, cluster, rung] = a
+        rows[1, cluster, rung] = b
+        rows[2, cluster, rung] = c
+        rows[3, cluster, rung] = d
+        rows[4, cluster, rung] = e
+    for rung in range(rows.shape[2] - 1, -1, -1):
+        f += table[rung + 1, 5]
+        rows[5, cluster, rung] = f
+    table[:] = 0.0
+
+
+@compiled
+def climb_sequences(
+    values: Any, kept: Any, k3: Any, excess: Any, square: Any, offsets: Any, sizes: Any, gains: Any, order: Any,
+    clusters: Any, parts: Any, edges: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Write CLIMBED to `rows` [len, clusters, rungs], as `plain.climb` gives them; an empty `kept`: all are.
+
+    And add what parts are told of to `sums` [parts, rungs + 1, ...], where it is written. Sequences have an `order` by
+    cluster.
+    """
+    never, lowest, highest = rows.shape[2], always[0], always[1]
+    table, own = np.zeros((never + 1, 6)), np.zeros((never, 2))
+    flat = table.reshape(-1)
+    for turn, i in enumerate(order):
+        whole, share, left = sums[parts[i]], 1.0 / sizes[i], sizes[i]
+        size = sizes[i] / (offsets[i + 1] - offsets[i])
+        first, last, last_low, last_high = never, 0, 0, 0
+        all_kept = all_k3 = all_excess = all_square = 0.0
+        for j in range(offsets[i], offsets[i + 1]):
+            k = kept[j] if len(kept) else 1.0
+            if lowest <= values[j] < highest:
+                all_kept += k
+                all_k3 += k3[j]
+                all_excess += excess[j]
+                all_square += square[j]
+                continue
+            place = _edges_upto(edges, values[j])
+            if low[place] > 0:
+                last_low = max(last_low, low[place])
+                whole[low[place], 1] += size
+            if high[place] > 0:
+                last_high = max(last_high, high[place])
+                whole[high[place], 2] += size
+            rung = max(low[place], high[place])
+            if k > 0 and rung < never:
+                weight = (k + excess[j]) * share
+                add_to_row(flat, rung * 6, (k, excess[j], square[j], weight))
+                whole[rung, 0] += k3[j]
+                own[rung, 0] += k
+                own[rung, 1] += weight
+                first, last, left = min(first, rung), max(last, rung), left - k
+        if all_kept > 0:
+            weight = (all_kept + all_excess) * share
+            add_to_row(flat, 0, (all_kept, all_excess, all_square, weight))
+            whole[0, 0] += all_k3
+            own[0, 0] += all_kept
+            own[0, 1] += weight
+            first, left = 0, left - all_kept
+        upto = 0.0
+        for rung in range(first, last + 1):
+            if own[rung, 0] > 0:
+                table[rung, 4] += own[rung, 1] * (2 * upto + own[rung, 1])
+                upto += own[rung, 1]
+                for place in range(gains.shape[1]):
+                    whole[rung, 6 + place] += own[rung, 0] * gains[i, place]
+                own[rung] = 0.0
+        for place in range(gains.shape[1]):
+            whole[never, 6 + place] += left * gains[i, place]
+        table[never if left > 0 else last, 5] += 1.0
+        whole[last_low, 3] += 1.0
+        whole[last_high, 4] += 1.0
+        whole[first, 5] += 1.0
+        if turn + 1 == len(order) or clusters[order[turn + 1]] != clusters[i]:
+            _follow(table, clusters[i], rows)

@@ -9,7 +9,20 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import correction_columns
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, PairTables, Places, RunTables, factors_of
+from mismatchctl.measure.kernels.kernel import (
+    BREAKDOWNS,
+    JOINT,
+    Brought,
+    Kernel,
+    PairTables,
+    Places,
+    Rungs,
+    RunTables,
+    beyond_rung,
+    climbed_by_all,
+    factors_of,
+    upto_rung,
+)
 from mismatchctl.measure.layers import add_layers
 from mismatchctl.ratios import Ratios
 
@@ -159,4 +172,60 @@ def truncate(
     return np.stack(made, axis=1)
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, truncate, correction_columns, TokenBatch.blocks)
+def climb(
+    values: Float64s,
+    brought: Brought,
+    items: Segments,
+    sizes: Float64s,
+    gains: Float64s,
+    clusters: tuple[Ints, int],
+    parts: tuple[Ints, int],
+    rungs: Rungs,
+) -> tuple[Float64s, Float64s]:
+    """As the interface says."""
+    every, width = np.arange(len(items)), rungs.count + 1
+    bins, of = np.searchsorted(rungs.edges, values, side="right"), items.spread(every)
+    low, high = rungs.low[bins], rungs.high[bins]
+    kept = np.ones(len(values)) if brought[0] is None else brought[0]
+    rung = np.where(kept > 0, np.maximum(low, high), rungs.count)
+    first, last, last_low, last_high = (
+        ends.astype(np.int64) for ends in (items.min(rung), items.max(rung), items.max(low), items.max(high))
+    )
+    size, inside = (sizes / items.sizes)[of], rung < rungs.count
+    sequence, entered = of[inside], rung[inside]
+    kept, k3, excess, square = (each[inside] for each in (kept, *brought[1:]))
+    weight, left = (kept + excess) / sizes[sequence], sizes - np.bincount(sequence, kept, len(items))
+
+    keys, at = np.unique(sequence * width + entered, return_inverse=True)  # all that a sequence has at a rung
+    by, of_key = np.divmod(keys, width)
+    together: Float64s = np.bincount(at, weight, len(keys)).astype(np.float64, copy=False)
+    squares = together * (2 * _upto(together, by) - together)
+
+    def written(among: tuple[Ints, int], of: Ints, rung: Ints, values: Float64s | None) -> Float64s:
+        where, count = among
+        found = np.bincount(where[of] * width + rung, values, count * width).reshape(count, width)
+        return found.astype(np.float64, copy=False)
+
+    rows = [upto_rung(written(clusters, sequence, entered, each)) for each in (kept, excess, square, weight)]
+    rows.append(upto_rung(written(clusters, by, of_key, squares)))
+    rows.append(beyond_rung(written(clusters, every, np.where(left > 0, rungs.count, last), None)))
+    sums = [written(parts, sequence, entered, k3), written(parts, of, low, size), written(parts, of, high, size)]
+    sums += [written(parts, every, ends, None) for ends in (last_low, last_high, first)]
+    with_rest, at_end = np.append(sequence, every), np.append(entered, np.full(len(items), rungs.count))
+    for gain in gains.T:
+        sums.append(written(parts, with_rest, at_end, np.append(kept * gain[sequence], left * gain)))
+    return np.stack(rows), climbed_by_all(sums)
+
+
+def _upto(values: Float64s, sequence: Ints) -> Float64s:
+    """Sums of values [N] up to each, within its sequence; sequences lie together. Nothing of others is ever added."""
+    sums, step = values, 1
+    longest = int(np.bincount(sequence).max(initial=0))
+    while step < longest:
+        more = np.where(sequence[step:] == sequence[:-step], sums[:-step], 0.0)
+        sums = np.concatenate([sums[:step], sums[step:] + more])
+        step *= 2
+    return sums
+
+
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, truncate, climb, correction_columns, TokenBatch.blocks)
