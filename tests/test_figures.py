@@ -5,18 +5,26 @@ from __future__ import annotations
 import csv
 import io
 import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
+from drawn import Seen, assert_shown_as_drawn, of_svg
 from make_result import make_result
 
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.of_run import run_figures
+from mismatchctl.render.figures.shapes import Axis, Drawing, Layout, Line
+from mismatchctl.render.figures.svg import elements
 from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
 from mismatchctl.result import RunResult, Series
 from mismatchctl.result.story import story_of
+
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +81,29 @@ def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -
         assert "#" not in re.sub(r">[^<]*<", "><", str(figure.svg).partition(">")[2])
 
 
+def test_a_page_shows_what_matplotlib_draws(figures: dict[str, Figure]) -> None:
+    for figure in figures.values():
+        assert_shown_as_drawn(figure)
+
+
+def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:
+    """Beyond the axes nothing is written; of ten thousand points, each column's ends and extremes."""
+    there = Drawing(Layout(), Axis((0, 9999)), Axis((0, 1)))
+    there.shapes = [Line([0, 2500, 5000, 7500], [0.5, 2.0, 0.5, np.nan], color=SERIES[0])]
+    (left, top, right, bottom), (line, *_) = there.layout.box, lines(there)
+    assert len(line.boxes) == 2 and all(box[1] == top - 1 and box[3] < bottom for box in line.boxes)
+    assert left == line.boxes[0][0] and line.boxes[1][2] < right
+    values = np.random.default_rng(1).random(10_000)
+    values[[4000, 7000]] = 0.0, 1.0
+    there.shapes = [Line(np.arange(10_000), values, color=SERIES[0])]
+    (line, *_) = lines(there)
+    assert line.boxes == [(left, top, right, bottom)] and len(elements(there)) < 30_000
+
+
+def lines(drawing: Drawing) -> list[Seen]:
+    return [seen for seen in of_svg(f"<svg>{elements(drawing)}</svg>") if "class l-s0" in seen.look]
+
+
 def test_the_same_figure_gives_the_same_bytes(run: RunResult, figures: dict[str, Figure]) -> None:
     again = {figure.name: figure for figure in run_figures(run, "f0")}
     order = list(again.values())
@@ -116,3 +147,16 @@ def test_a_notebook_gets_matplotlibs_own(run: RunResult) -> None:
     assert isinstance(figure, matplotlib.figure.Figure)
     assert figure.axes[0].get_yscale() == "log"
     assert run.figure("steps") is not run.figure("steps")
+
+
+def test_a_page_needs_no_matplotlib() -> None:
+    code = """
+import sys
+from make_result import make_result
+from mismatchctl.render.pages import analyze
+from mismatchctl.render.to.html import html
+assert "<figure" in html(analyze.document(make_result()))
+print("matplotlib" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TESTS)
+    assert done.stdout.split() == ["False"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn import assert_shown_as_drawn
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -55,3 +56,4 @@ def test_figures_of_every_verb_have_a_message_words_and_numbers(script: dict[str
         assert any(re.search(r"\(|tokens|probability", head) for head in figure.data.heads), name
         assert figure.data.rows and len({len(row) for row in figure.data.rows}) == 1, name
         assert len(figure.data.csv().splitlines()) == len(figure.data.rows) + 1, name
+        assert_shown_as_drawn(figure)

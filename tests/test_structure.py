@@ -68,7 +68,7 @@ ONLY_IN = {
     "numba": ("measure/kernels/compiling.py", "measure/kernels/loops.py", "dumps/pages.py"),
     "torch": ("tensors.py", "measure/kernels/", "score/checkpoint.py"),
     "transformers": "score/checkpoint.py",
-    "matplotlib": "render/figures",
+    "matplotlib": ("render/figures/with_matplotlib.py", "render/figures/notebook.py"),
     "jinja2": "render/",
     "rich": ("render/", "cli/"),
     "typer": "cli/",

@@ -9,7 +9,6 @@ import numpy as np
 from mismatchctl.advise import Advice
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.frameworks import presets
-from mismatchctl.render.figures.artists import Line2D
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.fronts import name_points
@@ -44,16 +43,16 @@ def advice_figure(advice: Advice, name: str) -> Figure | None:
         canvas.rule(even[inside], level[inside])
         front = np.flatnonzero(_unbeaten(x, y))
         front = front[np.lexsort((-y[front], x[front]))]
-        canvas.axes.add_line(Line2D(shown[front], y[front], color=MUTED, linewidth=0.8, alpha=0.6))
+        canvas.line(shown[front], y[front], color=MUTED, width=0.8, opacity=0.6)
         styles: tuple[tuple[set[str] | None, dict[str, Any]], ...] = (
-            (None, {"marker": "o", "markersize": 3, "color": MUTED, "alpha": 0.6}),
-            (shipped, {"marker": "D", "markersize": 4, "color": MUTED}),
-            (advised, {"marker": "o", "markersize": 6, "color": SERIES[0]}),
-            (yours, {"marker": "s", "markersize": 6, "color": SERIES[1]}),
+            (None, {"mark": "o", "size": 3, "color": MUTED, "opacity": 0.6}),
+            (shipped, {"mark": "D", "size": 4, "color": MUTED}),
+            (advised, {"mark": "o", "size": 6, "color": SERIES[0]}),
+            (yours, {"mark": "s", "size": 6, "color": SERIES[1]}),
         )
         for group, style in styles:
             chosen = [i for i, own in enumerate(names) if (own in group if group is not None else True)]
-            canvas.axes.add_line(Line2D(shown[chosen], y[chosen], linestyle="", clip_on=False, **style))
+            canvas.line(shown[chosen], y[chosen], dash="", clip=False, **style)
         told = [names.index(own) for own in dict.fromkeys([first.name, *sorted(yours), "none", *sorted(advised)])]
         short = {"none": "no correction"} | ({next(iter(yours)): "yours"} if len(yours) == 1 else {})
         name_points(canvas, shown, y, np.array(told), [short.get(own, own) for own in names], before=1 + len(yours))

@@ -10,11 +10,12 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import Canvas, Layout, legend_height
+from mismatchctl.render.figures.canvas import Canvas, legend_height
 from mismatchctl.render.figures.distributions import MOST_SIDES
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import log_ticks, power
 from mismatchctl.render.figures.series import SURE
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described
 from mismatchctl.render.text import short

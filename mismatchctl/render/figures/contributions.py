@@ -9,11 +9,11 @@ import numpy as np
 
 from mismatchctl.compare.model import Contribution, Decomposition
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.artists import LineCollection
 from mismatchctl.render.figures.breakdowns import floats
-from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout, area_key
+from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, area_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.series import SURE
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short
 
@@ -40,11 +40,8 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         sides = (level, mix, _SHADES[0]), (mix, level, _SHADES[1])
         for shift, (values, _, color) in zip((-0.2, 0.2), sides, strict=True):
             canvas.polygons(_bars(where + shift, values), [color] * len(values))
-        both: Any = np.stack(
-            [np.column_stack([where, level + mix - reach]), np.column_stack([where, level + mix + reach])], axis=1
-        )
-        canvas.axes.add_collection(LineCollection(list(both), colors=MUTED, linewidths=1.2), autolim=False)
-        canvas.axes.axhline(0, color=MUTED, linewidth=0.9)
+        canvas.bars(where, level + mix - reach, level + mix + reach, color=MUTED, width=1.2)
+        canvas.line([0, 1], [0, 0], color=MUTED, width=0.9, space="up")
         step = max(math.ceil(len(parts) / 6), math.ceil((max(map(len, names)) + 2) * len(parts) / 46))
         canvas.ticks("x", list(where[::step]), lambda place: names[int(place)], (-0.7, len(parts) - 0.3))
         canvas.labels(_axis(decomposition), "contribution (nats/token)")

@@ -10,9 +10,10 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, Layout
+from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent, plain, round_ticks
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import MUTED, SERIES
 from mismatchctl.render.figures.words import described
 
@@ -171,7 +172,7 @@ def _across(canvas: Canvas, axis: Axis) -> None:
     elif high / low > _MOST_ROUND:
         canvas.log("x", low, high)
     else:  # 1, 2 and 5 times powers of ten would not tell 1.0001 from 1.1
-        canvas.axes.set_xscale("log")
+        canvas.axis("x").scale = "log"
         canvas.ticks("x", round_ticks(low, high), lambda value: f"{value:,.10g}", (low, high))
 
 
@@ -202,7 +203,7 @@ def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float)
     if high > low:
         canvas.band([low, high], [bottom] * 2, [top] * 2, SERIES[3], 0.13)
     if first <= marker.value <= last:
-        canvas.axes.axvline(marker.value, color=SERIES[3], linewidth=1.2)
+        canvas.line([marker.value] * 2, [0, 1], color=SERIES[3], width=1.2, space="across")
 
 
 def _letters(canvas: Canvas, curves: Curves) -> None:
@@ -211,16 +212,14 @@ def _letters(canvas: Canvas, curves: Curves) -> None:
     low, high = (scale(end) for end in curves.axis.ends)
     spots: list[tuple[float, list[str]]] = []
     for letter, marker in lettered(curves.markers):
-        canvas.axes.axvline(marker.value, ymax=0.93, color=MUTED, linewidth=0.9, linestyle=":")
+        canvas.line([marker.value] * 2, [0, 0.93], color=MUTED, width=0.9, dash=":", space="across")
         place = (scale(marker.value) - low) / (high - low)
         if spots and place - spots[-1][0] < 0.05 * len(spots[-1][1]):
             spots[-1][1].append(letter)
         else:
             spots.append((place, [letter]))
     for place, letters in spots:
-        canvas.axes.text(
-            place, 0.945, "".join(letters), transform=canvas.axes.transAxes, ha="center", va="bottom", color=MUTED
-        )
+        canvas.write(place, 0.945, "".join(letters), base="bottom", color=MUTED, space="axes")
 
 
 def lettered(markers: Sequence[Marker]) -> list[tuple[str, Marker]]:

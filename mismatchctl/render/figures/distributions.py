@@ -9,10 +9,11 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import Canvas, Layout, legend_height, line_key
+from mismatchctl.render.figures.canvas import Canvas, legend_height, line_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import power, signed_ticks
-from mismatchctl.render.figures.theme import DASHES, SERIES
+from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.text import clean, short
 from mismatchctl.result import Distribution
 
@@ -40,10 +41,9 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
         _across(canvas, cells, middle)
         canvas.log("y", floor, float(density.max()) * 2)
         shown = np.maximum(density, floor)
-        canvas.axes.fill_between(
-            np.repeat(cells, 2)[1:-1], floor, np.repeat(shown, 2), color=SERIES[0], alpha=0.3, linewidth=0
-        )
-        canvas.axes.stairs(shown, cells, color=SERIES[0], linewidth=1.2, baseline=None)
+        ends = np.repeat(cells, 2)[1:-1]
+        canvas.band(ends, np.full(len(ends), floor), np.repeat(shown, 2), SERIES[0], 0.3)
+        canvas.stairs(shown, cells, color=SERIES[0], width=1.2)
         canvas.labels(_X, _Y)
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR
@@ -81,10 +81,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
         _across(canvas, cells, middle)
         canvas.log("y", floor, max(float(density.max()) for density in densities) * 2)
         for index, density in enumerate(densities):
-            canvas.axes.stairs(
-                np.maximum(density, floor), cells, color=SERIES[index], linewidth=1.4,
-                linestyle=DASHES[index % len(DASHES)], baseline=None,
-            )  # fmt: skip
+            canvas.stairs(np.maximum(density, floor), cells, **line_key(index, marked=False), width=1.4)
         canvas.labels(_X, _Y)
         canvas.legend([(text, line_key(index, marked=False)) for index, text in enumerate(names)])
 
@@ -108,7 +105,8 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
 
 
 def _across(canvas: Canvas, cells: Float64s, middle: float) -> None:
-    canvas.axes.set_xscale("symlog", linthresh=middle, linscale=0.6)
+    axis = canvas.axis("x")
+    axis.scale, axis.linear_to = "symlog", middle
     ends = float(cells[0]), float(cells[-1])
     canvas.ticks("x", signed_ticks(*ends, middle), power, ends)
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.artists import Line2D, LineCollection
-from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout
+from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import percent, plain
 from mismatchctl.render.figures.series import SURE
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import SERIES, SURFACE
 from mismatchctl.render.text import clean, short
 from mismatchctl.result import Value
@@ -112,7 +112,7 @@ def dots_figure(dots: Dots, corrections: Mapping[str, Mapping[str, Value]], name
             _column(canvas, index, [values[index] for values in rows.values()], 0.16 * (2 * index - 1) if two else 0)
         canvas.labels(dots.axis)
         if two:
-            canvas.legend([(text, Line2D([], [], linestyle="", **_mark(i))) for i, (_, text) in enumerate(dots.keys)])
+            canvas.legend([(text, _mark(index)) for index, (_, text) in enumerate(dots.keys)])
 
     return Figure(
         name, _message(dots, rows), dots.subject, _caption(dots, rows), _alt(dots, rows), _data(dots, rows), paint,
@@ -128,19 +128,16 @@ def _caption(dots: Dots, rows: Mapping[str, Sequence[Value]]) -> str:
 def _mark(index: int) -> dict[str, Any]:
     """A filled or a hollow dot."""
     face = SERIES[index] if index == 0 else SURFACE
-    return {
-        "marker": "o", "markersize": 6, "color": SERIES[index], "markerfacecolor": face, "markeredgewidth": 1.5,
-    }  # fmt: skip
+    return {"dash": "", "mark": "o", "size": 6, "color": SERIES[index], "face": face, "edge": 1.5}
 
 
 def _column(canvas: Canvas, index: int, values: Sequence[Value], shift: float) -> None:
-    """One metric of every correction: bars as one collection, dots as one line."""
+    """One metric of every correction: bars, and dots above them."""
     known = [(place + shift, v.value, SURE * (v.se or 0.0)) for place, v in enumerate(values) if v.value is not None]
-    low, high = canvas.axes.get_xlim()
-    bars = [[(max(x - reach, low), y), (min(x + reach, high), y)] for y, x, reach in known if reach]
-    canvas.axes.add_collection(LineCollection(bars, colors=SERIES[index], linewidths=1.6, alpha=0.55), autolim=False)
-    places, at = [y for y, _, _ in known], [x for _, x, _ in known]
-    canvas.axes.add_line(Line2D(at, places, linestyle="", clip_on=False, zorder=4, **_mark(index)))
+    low, high = canvas.axis("x").limits
+    bars = np.array([(y, max(x - reach, low), min(x + reach, high)) for y, x, reach in known if reach]).reshape(-1, 3)
+    canvas.bars(*bars.T, across=True, color=SERIES[index], width=1.6, opacity=0.55)
+    canvas.line([x for _, x, _ in known], [y for y, _, _ in known], clip=False, order=4, **_mark(index))
 
 
 def _horizontal(canvas: Canvas, dots: Dots, values: Sequence[Value]) -> None:

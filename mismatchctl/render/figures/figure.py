@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,8 +13,9 @@ from markupsafe import Markup, escape
 
 from mismatchctl.escape import csv as safe_cell
 from mismatchctl.marks import TOOL
-from mismatchctl.render.figures.canvas import WIDTH, Layout, Paint, painted
-from mismatchctl.render.figures.inline import InlineRenderer
+from mismatchctl.render.figures.canvas import Canvas
+from mismatchctl.render.figures.shapes import WIDTH, Drawing, Layout
+from mismatchctl.render.figures.svg import elements
 from mismatchctl.render.figures.theme import file_css
 
 Cell = float | int | str | None
@@ -65,7 +67,7 @@ class Figure:
     caption: str
     alt: str
     data: Data
-    paint: Paint
+    paint: Callable[[Canvas], None]
     layout: Layout = field(default_factory=Layout)
     steps: tuple[float, float] | None = None
 
@@ -83,21 +85,27 @@ class Figure:
     def _box(self) -> str:
         return f"0 0 {WIDTH:g} {self.layout.height:g}"
 
+    @property
+    def drawing(self) -> Drawing:
+        """What it consists of."""
+        canvas = Canvas(self.layout)
+        self.paint(canvas)
+        return canvas.drawing
+
     @cached_property
     def _elements(self) -> str:
-        with painted(self.paint, self.layout) as canvas:
-            renderer = InlineRenderer(WIDTH, self.layout.height)
-            canvas.figure.draw(renderer)
-            return renderer.elements
+        return elements(self.drawing)
 
     def file(self, kind: str) -> bytes:
         """As a file of its own, `svg`, `png` or `pdf`; the same figure gives the same bytes."""
         if kind == "svg":
             return self._svg_file().encode()
+        from mismatchctl.render.figures.with_matplotlib import drawn
+
         stream = io.BytesIO()
         made: dict[str, Any] = {"Creator": None, "Producer": TOOL, "CreationDate": None, "Title": self.title}
-        with painted(self.paint, self.layout) as canvas:
-            canvas.figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": TOOL})
+        with drawn(self.drawing) as figure:
+            figure.savefig(stream, format=kind, metadata=made if kind == "pdf" else {"Software": TOOL})
         return stream.getvalue()
 
     def _svg_file(self) -> str:
@@ -107,5 +115,5 @@ class Figure:
             f"<!-- {TOOL} -->\n"
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{self._box}" {size} role="img">\n'
             f"<title>{escape(self.title)}</title>\n<desc>{escape(self.alt)}</desc>\n<style>{style}</style>\n"
-            f'<rect class="f-surface" width="100%" height="100%"/>{self._elements}</svg>\n'
+            f"{self._elements}</svg>\n"
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.predict.prediction import Check
-from mismatchctl.render.figures.artists import Line2D, LineCollection
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.curves import REACH
 from mismatchctl.render.figures.figure import Data, Figure
@@ -18,6 +18,7 @@ from mismatchctl.render.figures.scales import Text, percent, plain
 from mismatchctl.render.figures.theme import INK, MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, short
 
+_BEST: dict[str, Any] = {"dash": "", "mark": "o", "size": 6.5, "edge": 0.7, "order": 4, "clip": False}
 _LETTER = 5.8
 _NAMED, _TRIED = 6, 24  # points named on a front, and how many are tried for room
 _OFFSETS = ((1, 0), (-1, 0), (1, 9), (-1, -9))  # sides of a point on which its name may stand, and how much higher
@@ -51,11 +52,11 @@ def front_figure(front: Front, name: str) -> Figure | None:
             high = values.max() + (2 * room if which == "x" else room)
             canvas.linear(which, values.min() - room, high, _percents(values, high) if share else plain, 5)
         others = known & ~front.best
-        canvas.axes.add_line(
-            Line2D(x[others], y[others], linestyle="", marker="o", markersize=3, color=MUTED, alpha=0.45, clip_on=False)
-        )
-        shades = [RAMP[2 + round(6 * float(np.nan_to_num(front.shade[point])))] for point in best]
-        canvas.axes.scatter(x[best], y[best], s=42, c=shades, edgecolors=INK, linewidths=0.7, zorder=4, clip_on=False)
+        canvas.line(x[others], y[others], dash="", mark="o", size=3, color=MUTED, opacity=0.45, clip=False)
+        shades = 2 + np.round(6 * np.nan_to_num(front.shade[best])).astype(int)
+        for shade in dict.fromkeys(shades.tolist()):
+            these = best[shades == shade]
+            canvas.line(x[these], y[these], color=INK, face=RAMP[shade], **_BEST)
         name_points(canvas, x, y, best, front.names)
         canvas.labels(across, up)
 
@@ -84,8 +85,7 @@ def name_points(
     """Some of the best points named, far from each other and where there is room; so many come before the others."""
     left, top, right, bottom = canvas.layout.box
     wide, high = right - left, bottom - top
-    shares = canvas.axes.transLimits.transform(canvas.axes.transScale.transform(np.column_stack([x, y])))
-    places = shares * [wide, high]
+    places = np.column_stack([wide * canvas.axis("x").shares(x), high * canvas.axis("y").shares(y)])
     taken = [(across - 3, up - 3, across + 3, up + 3) for across, up in places[best].tolist()]
     distance = np.full(len(best), np.inf)
     named = 0
@@ -99,9 +99,9 @@ def name_points(
             spot = (start, up + lift - 7, start + _LETTER * len(text), up + lift + 7)
             if start >= 0 and spot[2] <= wide and spot[3] <= high and not any(_touch(spot, other) for other in taken):
                 taken.append(spot)
-                canvas.axes.annotate(
-                    text, (x[point], y[point]), (8 * side, lift), textcoords="offset points",
-                    ha="left" if side > 0 else "right", va="center_baseline", fontsize=9.5, color=INK,
+                canvas.write(
+                    x[point], y[point], text, lift=(8 * side, lift), side="left" if side > 0 else "right",
+                    base="center_baseline", size=9.5,
                 )  # fmt: skip
                 named += 1
                 break
@@ -128,13 +128,8 @@ def checks_figure(checks: Sequence[Check], name: str) -> Figure | None:
         canvas.linear("x", -0.02 * top, 1.04 * top, percent)
         canvas.linear("y", -0.02 * top, 1.04 * top, percent)
         canvas.rule([0, top], [0, top])
-        bars = np.stack([np.column_stack([predicted, low]), np.column_stack([predicted, high])], axis=1)
-        canvas.axes.add_collection(
-            LineCollection(list(bars), colors=SERIES[0], linewidths=1.4, alpha=0.55), autolim=False
-        )
-        canvas.axes.add_line(
-            Line2D(predicted, observed, linestyle="", marker="o", markersize=5, color=SERIES[0], clip_on=False)
-        )
+        canvas.bars(predicted, low, high, color=SERIES[0], width=1.4, opacity=0.55)
+        canvas.line(predicted, observed, dash="", mark="o", size=5, color=SERIES[0], clip=False)
         canvas.labels("rejection predicted from the first tokens", "rejection observed")
 
     inside = int(((low <= predicted) & (predicted <= high)).sum())

@@ -9,8 +9,9 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import HEIGHT, WIDTH, Canvas, Layout
+from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
+from mismatchctl.render.figures.shapes import HEIGHT, WIDTH, Layout
 from mismatchctl.render.figures.theme import INK, MUTED, RAMP
 from mismatchctl.result import Joint
 
@@ -28,7 +29,7 @@ def joint_figure(joint: Joint, name: str) -> Figure | None:
 
     def paint(canvas: Canvas) -> None:
         canvas.polygons(_hexagons(x, y, joint.width), [RAMP[index] for index in level])
-        canvas.axes.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=0.9)
+        canvas.line([0, 1], [0, 1], color=INK, dash="--", width=0.9)
         canvas.linear("x", -0.02, 1.02)
         canvas.linear("y", -0.02, 1.02)
         canvas.labels("rollout probability", "train probability")
@@ -63,8 +64,6 @@ def _colour_key(canvas: Canvas, most: float) -> None:
     up, down = ((bottom - at) / (bottom - top) for at in (base - 8, base))
     ends = (np.linspace(low, high, len(RAMP) + 1) - left) / (right - left)
     strips = [[(a, down), (b, down), (b, up), (a, up)] for a, b in pairwise(ends)]
-    canvas.polygons(np.array(strips), RAMP)
-    key = canvas.axes.collections[-1]
-    key.set(transform=canvas.axes.transAxes, clip_on=False)
+    canvas.polygons(np.array(strips), RAMP, space="axes")
     for at, text, side in ((low - 6, "1", "right"), (high + 6, f"{int(most):,} tokens", "left")):
-        canvas.figure.text(at / WIDTH, 1 - base / canvas.layout.height, text, ha=side, va="baseline", color=MUTED)
+        canvas.words(at, base, text, side=side, color=MUTED)

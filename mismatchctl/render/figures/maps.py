@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, Layout, area_key
+from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, area_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import INK, RAMP, SHADES, SURFACE
 
 MOST_NUMBERED = (9, 14)
 """Up to so many columns and rows, each cell of a map shows its number."""
 _DARK = 6
-_CONTOURS = ((0.05, "solid"), (0.5, "dashed"))
+_CONTOURS = ((0.05, "-"), (0.5, "--"))
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def map_figure(shown: Map, name: str) -> Figure | None:
     numbered = values.shape[1] <= MOST_NUMBERED[0] and values.shape[0] <= MOST_NUMBERED[1]
     layout = Layout(height=250, below=LEGEND_ROW, left=24 + LETTER * max(map(len, shown.up[1])))
     contours = [] if numbered else [
-        (level, style) for level, style in _CONTOURS if low < level < high and min(values.shape) > 1
+        (level, dash) for level, dash in _CONTOURS if low < level < high and min(values.shape) > 1
     ]  # fmt: skip
 
     def paint(canvas: Canvas) -> None:
@@ -55,14 +56,14 @@ def map_figure(shown: Map, name: str) -> Figure | None:
         _places(canvas, "y", shown.up[1], 9)
         if numbered:
             _numbers(canvas, values, levels)
-        for level, style in contours:
-            canvas.axes.contour(values, levels=[level], colors=[INK], linewidths=1.3, linestyles=[style])
+        for level, dash in contours:
+            canvas.contour(values, level, color=INK, width=1.3, dash=dash)
         canvas.labels(shown.across[0], shown.up[0])
         steps = (0, len(SHADES) // 2, len(SHADES) - 1) if high > low else (0,)
         key = [(percent(float(f"{low + (high - low) * s / (len(SHADES) - 1):.3g}")), SHADES[s]) for s in steps]
         canvas.legend([(text, area_key(RAMP[shade])) for text, shade in key], columns=3)
 
-    lines = [f"{'line' if style == 'solid' else 'dashed line'}: {percent(level)}" for level, style in contours]
+    lines = [f"{'line' if dash == '-' else 'dashed line'}: {percent(level)}" for level, dash in contours]
     caption = " ".join(filter(None, [shown.caption, f"{'; '.join(lines).capitalize()}." if lines else ""]))
     return Figure(
         name, _message(shown, known), shown.subject, caption,
@@ -109,4 +110,4 @@ def _numbers(canvas: Canvas, values: NDArray[np.float64], levels: NDArray[np.flo
             dark = SHADES[int(levels[row, column])] >= _DARK
             text = f"{100 * value:.3g}" if value >= 0.001 or value == 0 else "<0.1"
             color = SURFACE if dark else INK
-            canvas.axes.text(column, row, text, ha="center", va="center_baseline", color=color, fontsize=9)
+            canvas.write(column, row, text, base="center_baseline", color=color, size=9)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from matplotlib.figure import Figure
+
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.render.figures.artists import Figure as MatplotlibFigure
-from mismatchctl.render.figures.canvas import painted
 from mismatchctl.render.figures.of_run import run_figures
+from mismatchctl.render.figures.with_matplotlib import drawn
 from mismatchctl.result import RunResult
 
 _CALLED = {"steps": "k3"}
 
 
-def figure_of(run: RunResult, name: str) -> MatplotlibFigure:
+def figure_of(run: RunResult, name: str) -> Figure:
     """A figure of a report by its name: `k3` (or `steps`), `distribution`, `k3_by_position`, `rejected`, ...
 
     Its axes are matplotlib's, to be changed at will; it shows itself in a notebook.
@@ -26,7 +27,6 @@ def figure_of(run: RunResult, name: str) -> MatplotlibFigure:
             f"there is no figure {name!r}{suggestion(name, found)}: there are {', '.join(found) or 'none'}"
         )
     figure = found[wanted]
-    with painted(figure.paint, figure.layout, keep=True) as canvas:
-        canvas.axes.set_title(figure.title, fontsize="small", wrap=True)
-        shown: MatplotlibFigure = canvas.figure
+    with drawn(figure.drawing) as shown:
+        shown.axes[0].set_title(figure.title, fontsize="small", wrap=True)
         return shown

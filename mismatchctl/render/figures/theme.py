@@ -1,14 +1,10 @@
-"""The colours of figures, in one place: what matplotlib draws with, and the CSS that a page shows instead.
+"""The colours of figures, in one place: as files have them, and as CSS of a page.
 
 A colour has a name. Files for papers have it as it is in the light; in a page it is a class, whose colour follows the
 reader's scheme. Lines differ by dash and mark too, and the ramp rises in lightness, so that all can be told in grey.
 """
 
 from __future__ import annotations
-
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 LIGHT = {
     "ink": "#1b2330", "muted": "#566172", "grid": "#e3e7ec", "surface": "#ffffff",
@@ -32,9 +28,9 @@ SERIES = tuple(LIGHT[f"s{index}"] for index in range(10))
 RAMP = tuple(LIGHT[f"r{index}"] for index in range(9))
 SHADES = (0, 1, 2, 3, 6, 7, 8)
 """Steps of the ramp on which text can be read, little to much."""
-DASHES = ("-", "--", "-.", ":")
+DASHES = {"-": (), "--": (5.0, 2.0), "-.": (6.0, 1.6, 1.2, 1.6), ":": (1.2, 1.6)}
 MARKS = ("o", "s", "^", "D")
-"""Lines differ by these, too; after the last, the first comes again."""
+"""Lines differ by these, too; after the last, the first comes again. Dashes and gaps are widths of the line."""
 
 _NAMES = {color: name for name, color in LIGHT.items()}
 
@@ -66,15 +62,3 @@ def _variables(palette: dict[str, str]) -> str:
 
 def _classes(colors: dict[str, str]) -> str:
     return " ".join(f".l-{name} {{ stroke: {color} }} .f-{name} {{ fill: {color} }}" for name, color in colors.items())
-
-
-@cache
-def settings() -> dict[str, Any]:
-    """What matplotlib draws by: the style sheet and these colours, whatever a user's matplotlibrc says."""
-    from matplotlib import rc_params_from_file
-
-    sheet = rc_params_from_file(Path(__file__).with_name("figures.mplstyle"), use_default_template=True)
-    colors = {"text.color": INK, "axes.edgecolor": MUTED, "axes.labelcolor": MUTED}
-    colors |= {"xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelcolor": INK, "ytick.labelcolor": INK}
-    kept = {name: value for name, value in sheet.items() if not name.startswith(("backend", "interactive", "toolbar"))}
-    return kept | colors | {"axes.facecolor": SURFACE, "figure.facecolor": SURFACE}

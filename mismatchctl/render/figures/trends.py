@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.render.figures.canvas import Canvas, Layout, legend_height, line_key, rule_key
+from mismatchctl.render.figures.canvas import Canvas, legend_height, line_key, rule_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent, plain, power, round_ticks
 from mismatchctl.render.figures.series import Column, column
+from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described, extremes, outside
 from mismatchctl.render.text import label, short
@@ -22,7 +23,7 @@ from mismatchctl.result import Groups, Series
 
 BAND = "The band is ± 2 standard errors, or the 90 % interval of a quantile."
 _SMALLEST_SPAN = 1e-12
-_LIMIT: dict[str, Any] = {"linestyle": ":", "linewidth": 1.3}
+_LIMIT: dict[str, Any] = {"dash": ":", "width": 1.3}
 _TICK = 46.0
 """Points that the name of a step takes."""
 
