@@ -88,25 +88,29 @@ class Watch:
                 remove(folder)
 
     def _looks(self, engine: Cached) -> Iterator[Look | None]:
-        files, memory, failed, before = _Files(), _Memory(), 0, None
+        files, memory, before = _Files(), _Memory(), None
+        failures: list[DataError] = []
         since, told = self.clock(), False
         while True:
             whole, waiting = files.look(self.paths)
             if whole and whole != before:
                 try:
                     look = memory.look(self._result(engine, waiting), waiting, self)
-                except DataError:
-                    failed += 1
-                    if failed > _SPARED:
+                except DataError as error:
+                    failures.append(error)
+                    if len(failures) > _SPARED:
                         raise
                 else:
-                    before, failed, since = whole, 0, self.clock()
+                    before, since = whole, self.clock()
+                    failures.clear()
                     if look.steps:
                         yield look
             elif not whole and not told:
                 told = True
                 yield None
             if self.until_idle is not None and self.clock() - since >= self.until_idle:
+                if failures:
+                    raise failures[-1]
                 return
             self.sleep(self.every)
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from mismatchctl.dumps.check import check
 from mismatchctl.dumps.convert import convert
 from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
 from mismatchctl.dumps.foreign.registry import LAYOUTS
@@ -291,3 +292,19 @@ def test_layouts_say_what_they_are(layout: Any) -> None:
     assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
     assert layout.next_token <= set(layout.columns)
     assert layout.mask and layout.patterns
+
+
+@pytest.mark.parametrize("framework", OF_PEERS)
+def test_a_framework_s_files_are_checked_as_they_are_read(framework: str) -> None:
+    checks = check([str(PEERS / OF_PEERS[framework])])
+    assert all(one.sound for one in checks)
+    (read,) = [one for one in checks if one.layout]
+    truth = pq.read_table(PEERS / "canonical_input.parquet", columns=["response_mask"]).column(0).to_pylist()
+    assert (read.sequences, read.tokens) == (len(truth), sum(map(sum, truth)))
+    assert str(PEERS) in read.path
+
+
+def test_files_that_others_of_their_run_stand_for_are_no_fault() -> None:
+    checks = {Path(one.path).parent.name: one for one in check([str(SLIME / "slime_head")])}
+    assert checks["rollout_data"].sound and checks["rollout_data"].layout is None
+    assert [bad.reason for bad in checks["train_data"].bad] == ["train_log_probs: log-prob above 0"]

@@ -78,6 +78,13 @@ def run(*words: object) -> object:
     return CliRunner().invoke(app, ["watch", *map(str, words), "--every", "0.1s", "--until-idle", "0s"])
 
 
+def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0][:-8] + b"nonsense"[:4] + b"PAR1")
+    done = CliRunner().invoke(app, ["watch", str(tmp_path), "--every", "0.1s", "--until-idle", "0.2s"])
+    assert done.exit_code == 4
+    assert "a.parquet" in done.stderr and done.stdout == ""
+
+
 def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])

@@ -15,6 +15,8 @@ from mismatchctl.dumps.reader import Dump
 from mismatchctl.errors import suggestion
 from mismatchctl.stores import printable
 
+_UNUSABLE = "the file can't be used"
+
 
 @dataclass(frozen=True)
 class RecognizedColumn:
@@ -51,7 +53,7 @@ class FileCheck:
 
     Attributes:
         error: why the file can't be used at all; None when it can.
-        layout: "wide" or "long"; None when the file can't be used.
+        layout: "wide" or "long"; None when it can't be used, or others of its run hold what is compared.
         sequences: sequences without a bad value.
         tokens: valid tokens in them.
         partition: values that Hive folders give.
@@ -97,7 +99,7 @@ def check(
     wanted = (CURRENT, ADVANTAGES)
     opened = catalog(found, names, wanted, skip=True)
     dump = Dump(opened, (), wanted=wanted, by=(), on_bad="skip")
-    counted = {file.location: _scan(dump, file) for file in dump.files}
+    counted = {file.path: _scan(dump, file) for file in dump.files}
     return [_explain(one, opened, names, counted) for one in found]
 
 
@@ -119,14 +121,14 @@ def _scan(dump: Dump, file: DumpFile) -> _Scan:
 
 
 def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan]) -> FileCheck:
-    footer = next((footer for footer in opened.footers if footer.found == found), None)
-    scan = counted.get(found.location)
+    footer = next((footer for footer in opened.footers if footer.found.path == found.path), None)
+    scan = counted.get(found.path)
     columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
     ignored = scan.file.ignored if scan else {}
     return FileCheck(
         path=found.path,
         run=found.run,
-        error=None if scan else opened.problems.files.get(found.path, "the file can't be used"),
+        error=None if scan else opened.problems.files.get(found.path, None if found.foreign else _UNUSABLE),
         layout=scan.file.layout if scan else None,
         size=footer.size if footer else 0,
         rows=sum(footer.contents.rows) if footer else 0,

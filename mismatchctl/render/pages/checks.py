@@ -55,6 +55,8 @@ def _facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     if first.layout is not None:
         meaning = "one row per sequence" if first.layout == "wide" else "one row per token"
         yield "layout", f"{first.layout}: {meaning}"
+    elif first.error is None:
+        yield "left out", "other files of its run hold what is compared"
     columns = [
         f"{column.name}: {column.dtype}{'' if column.actual == column.name else f', called {column.actual} there'}"
         for column in first.recognized
