@@ -165,6 +165,36 @@ def test_wrong_settings(text: str, says: str, dump: Path, tmp_path: Path) -> Non
     assert says in done.stderr
 
 
+BUILT = """
+import contextlib, sys
+from mismatchctl.cli.main import app, main
+with contextlib.suppress(SystemExit):
+    main()
+print(len(app.registered_commands) + len(app.registered_groups) > 1, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "others", "says"),
+    [
+        ("", ["metrics", "k3"], False, ""),
+        ("", ["metrisc"], True, "did you mean 'metrics'?"),
+        ("[sweep]\nthredas = 2\n", ["metrics", "k3"], True, "did you mean 'threads'?"),
+        ("not toml", ["metrics", "k3"], True, "TOML"),
+    ],
+)
+def test_one_command_is_built_where_nothing_asks_for_others(
+    text: str, words: list[str], others: bool, says: str, tmp_path: Path
+) -> None:
+    """Of the installed command; what settings say of other verbs is still held to them."""
+    (tmp_path / "mismatchctl.toml").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILT, *words], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stderr.splitlines()[-1] == str(others)
+    assert says in done.stderr and bool(done.stdout) is not bool(says)
+
+
 def test_wrong_variables(dump: Path) -> None:
     done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2")
     assert done.exit_code == 2

@@ -30,7 +30,7 @@ from mismatchctl.cli import (
     watch,
 )
 from mismatchctl.cli.output import say
-from mismatchctl.cli.settings import read_settings
+from mismatchctl.cli.settings import any_settings, read_settings
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError
 
 EXIT_BROKEN_PIPE = 141
@@ -187,10 +187,19 @@ def main() -> None:
     interrupts.install()
     _open_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages
     try:
+        _leave_only(sys.argv[1:2])
         app()
     except OSError as error:  # of what typer prints itself
         sys.exit(_explain(error))
+
+
+def _leave_only(verb: list[str]) -> None:
+    """Build no other command than the one that is called, unless settings name others."""
+    named = [command for command in app.registered_commands if [command.name] == verb]
+    if named and not any_settings():
+        app.registered_commands, app.registered_groups = named, []
 
 
 def _open_streams() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.errors import ConfigError, MismatchctlError, suggestion
 from mismatchctl.texts import read_data
 
 Settings = dict[str, dict[str, Any]]
@@ -45,6 +45,14 @@ def settings_and_places(group: Any) -> dict[str, dict[str, tuple[Any, str]]]:
             if name in flags[verb]:
                 settings[verb][name] = _fitting(value, flags[verb][name], where), where
     return settings
+
+
+def any_settings() -> bool:
+    """Whether a file or a variable sets anything, or may: one that cannot be read has an error to be told."""
+    try:
+        return any(name.startswith(PREFIX) for name in os.environ) or bool(_nearest()[1])
+    except (MismatchctlError, OSError):
+        return True
 
 
 def unread_variables(group: Any) -> list[str]:

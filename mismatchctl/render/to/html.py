@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import marshal
 import math
 import re
+import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 import mismatchctl
+from mismatchctl.errors import ConfigError
+from mismatchctl.files import write_atomically
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE, place
 from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
@@ -40,6 +47,32 @@ def render_page(template: str, page: Any, own: str = "") -> str:
     return _environment().get_template(template).render(page=page, frame=frame)
 
 
+class _Compiled(jinja2.BytecodeCache):
+    """Compiled templates, kept as Python keeps compiled modules: in `__pycache__`, where that can be written."""
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """What was kept of this template."""
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+            made_of, _, code = Path(bucket.key).read_bytes().partition(b"\n")
+            bucket.code = marshal.loads(code) if made_of == bucket.checksum.encode() else None
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep it, unless Python is told to keep nothing."""
+        if sys.dont_write_bytecode:
+            return
+        with contextlib.suppress(OSError, ConfigError):
+            Path(bucket.key).parent.mkdir(exist_ok=True)
+            write_atomically(bucket.key, bucket.checksum.encode() + b"\n" + marshal.dumps(bucket.code), at_once=True)
+
+    def get_source_checksum(self, source: str) -> str:
+        """Of all that it is made of: another jinja2 compiles it otherwise."""
+        return f"{super().get_source_checksum(source)} {mismatchctl.__version__} {jinja2.__version__}"
+
+    def get_cache_key(self, name: str, filename: str | None = None) -> str:
+        """Where it lies."""
+        return cache_from_source(filename or name)
+
+
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -49,6 +82,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_visible,
+        bytecode_cache=_Compiled(),
     )
     environment.filters |= {"breakable": breakable, "whole": whole, "rest": _rest, "json": as_json}
     environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
