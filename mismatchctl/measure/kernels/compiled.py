@@ -126,11 +126,13 @@ def reduce_tokens(
     sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
     maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
     tables = _NO_RUN if run is None else run
+    if layers is None:  # what nobody asks for
+        layers = table_of(0 if run is None else int(places.clusters.max(initial=-1)) + 1)
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
         np.argsort(places.rows, kind="stable"), places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
         pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
-        _NOWHERE if run is None else run.joint.reshape(-1), (_NO_LAYERS if layers is None else layers).reshape(-1),
+        _NOWHERE if run is None else run.joint.reshape(-1), layers.reshape(-1),
     )  # fmt: skip
     ratios.sums = sums.T, maxima.T
     return ratios.sums
@@ -199,7 +201,6 @@ def climb(
 
 _NO_VALUES = np.zeros(0)
 _EVERY = np.zeros(0, np.bool_)
-_NO_LAYERS = table_of(0)
 _NO_RUN, _NO_PAIR = RunTables(), PairTables(_NOWHERE)
 COMPILED = Kernel(
     CompiledRatios,

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import float32, float64, int32, int64
+from numba import float32, float64, int32, int64, uint64
 
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import TOKEN_SUMS
@@ -164,14 +164,21 @@ def _add_neighbours(x: Any, position: Any, out: Any) -> None:
 
 
 @compiled
+def _clamped(value: Any, most: int) -> int:
+    """A number, cut off after the point, in 0 .. most: of 32 bits, of which vectors hold twice as many as of 64."""
+    found: int = min(max(int32(value), int32(0)), int32(most))
+    return found
+
+
+@compiled
 def _tally_ratios(x: Any, k3: Any, row: int, cell: int, tokens: Any, sums: Any, where: Any) -> None:
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = float_bits(float32(x[j]))
         magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-        where[j] = min(max(magnitude, 0), bins.MAGNITUDES - 1) ^ (bits >> 31)
+        where[j] = _clamped(magnitude, bins.MAGNITUDES - 1) ^ int32(bits >> 31)
     first, middle = row * bins.MAGNITUDES, cell * bins.SIGNED + bins.MAGNITUDES
     for j in range(len(x)):
-        tokens[first + (where[j] ^ (where[j] >> 31))] += 1
+        tokens[uint64(first + (where[j] ^ (where[j] >> 31)))] += int32(1)  # unsigned: none counts from the end
         add_to_row(sums, 2 * (middle + where[j]), (1.0, k3[j]))
 
 
@@ -192,18 +199,14 @@ _LANES = 4
 @compiled
 def _bin(value: float, kind: _Bins) -> int:
     """As OctaveBins.of."""
-    where: int = min(max((float_bits(float32(value)) >> kind[0]) - kind[1], 0), kind[2])
-    return where
+    return _clamped((float_bits(float32(value)) >> kind[0]) - kind[1], kind[2])
 
 
 @compiled
-def _tally_surprisal(reference: Any, x: Any, k3: Any, reference_prob: Any, lanes: Any, where: Any) -> None:
-    """Tokens, log ratios, K3 and what certainty lacks by surprisal and sign: |log ratio| follows from these."""
+def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
+    """Bin of the surprisal and sign of the log ratio."""
     for j in range(len(x)):
-        where[j] = 2 * _bin(max(-float64(reference[j]), 0.0), _SURPRISAL) + (1 if x[j] < 0.0 else 0)
-    size = len(lanes) // _LANES
-    for j in range(len(x)):
-        add_to_row(lanes, j % _LANES * size + 4 * where[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        where[j] = 2 * _bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
 
 
 @compiled
@@ -228,26 +231,37 @@ _CAPS = len(CAPS)
 
 
 @compiled
-def _tally_layers(k3: Any, surprisal: Any, cluster: int, table: Any, where: Any) -> None:
-    """Tokens and K3 by bin of probability and caps reached, as `layers.caps_reached`; `surprisal` knows the sign."""
+def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
+    """Bin of the probability, and caps reached as `layers.caps_reached` has them; `surprisal` knows the sign."""
     for j in range(len(k3)):
-        bin_of, place = surprisal[j] >> 1, 0
+        bin_of, place = int32(surprisal[j] >> 1), int32(0)
         for edge in _MORE_LIKELY:
-            place += 1 if bin_of < edge else 0
-        reached = min(max((int32(double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, 0), _CAPS)
-        where[j] = place * (_CAPS + 1) + reached
-    start = cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
-    for j in range(len(k3)):
-        add_to_row(table, 2 * (start + where[j]), (1.0, k3[j]))
+            place = int32(place + (int32(1) if bin_of < int32(edge) else int32(0)))
+        reached = _clamped((int32(double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, _CAPS)
+        where[j] = int32(place * (_CAPS + 1)) + reached
 
 
 @compiled
-def _tally_joint(policy_prob: Any, reference_prob: Any, joint: Any, where: Any) -> None:
+def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
     for j in range(len(policy_prob)):
-        across, up = int32(reference_prob[j] * JOINT), int32(policy_prob[j] * JOINT)
-        where[j] = min(across, JOINT - 1) * JOINT + min(up, JOINT - 1)
-    for j in range(len(policy_prob)):
-        joint[where[j]] += 1
+        across, up = _clamped(reference_prob[j] * JOINT, JOINT - 1), _clamped(policy_prob[j] * JOINT, JOINT - 1)
+        where[j] = across * JOINT + up
+
+
+@compiled
+def _tally_run(
+    x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, cluster: int, layers: Any, joint: Any
+) -> None:  # fmt: skip
+    """Add tokens where they belong by surprisal, layer and probabilities: at once, as none waits for another.
+
+    By surprisal and sign: tokens, log ratios, K3 and what certainty lacks. |log ratio| follows from these.
+    """
+    surprisal, layer, cell = places
+    size, start = len(lanes) // _LANES, cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
+    for j in range(len(x)):
+        add_to_row(lanes, j % _LANES * size + 4 * surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        add_to_row(layers, 2 * (start + layer[j]), (1.0, k3[j]))
+        joint[uint64(cell[j])] += 1
 
 
 @compiled
@@ -304,7 +318,8 @@ def reduce_sequences(
 
     `x` and `position` start one token early, with the neighbour of the tile's first.
     """
-    x, where, at = np.empty(_TILE + 1), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
+    x = np.empty(_TILE + 1)
+    where, layer, cell = np.empty(_TILE, np.int32), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
     exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
     lanes = np.zeros(_LANES * by_surprisal.shape[1] * 2 * 4)
     for turn, i in enumerate(order):
@@ -321,10 +336,10 @@ def reduce_sequences(
             if len(tokens_by_row):
                 _tally_ratios(own, k3_own, rows[i], cells[rows[i]], tokens_by_row, sums_by_cell, where)
             if len(joint):
-                _tally_surprisal(q, own, k3_own, q_own, lanes, where)
-                if len(layers):
-                    _tally_layers(k3_own, where, clusters[i], layers, at)
-                _tally_joint(p_own, q_own, joint, where)
+                _place_surprisal(q, own, where)
+                _place_layers(k3_own, where, layer)
+                _place_joint(p_own, q_own, cell)
+                _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, clusters[i], layers, joint)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
             x[0] = x[n]
         if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):

@@ -8,34 +8,34 @@ import numpy as np
 
 from mismatchctl.measure.kernels.compiling import compiled, compiled_sums
 
+_TILE = 1024
+"""Tokens that are looked at at once: what is noted of them stays in the processor's nearest cache."""
+
 
 @compiled
-def _some_beyond(policy: Any, reference: Any, low: float, high: float) -> bool:
-    """Whether a log ratio is at most `low` or at least `high`: vector code, as it does not say which."""
-    hits: Any = 0
+def _mark(policy: Any, reference: Any, low: float, high: float, marks: Any) -> None:
+    """Mark log ratios of at most `low` or at least `high`: vector code, as it does not say where they are."""
     for j in range(len(policy)):
         x = np.float64(policy[j]) - np.float64(reference[j])
-        hits += (x <= low) | (x >= high)
-    return bool(hits > 0)
-
-
-_GLANCE = 32
-"""Tokens that are looked at at once for one beyond."""
+        marks[j] = (x <= low) | (x >= high)
 
 
 @compiled
 def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
     """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many."""
-    count = 0
+    count, marks = 0, np.zeros(_TILE, np.bool_)
+    eights = marks.view(np.uint64)
     for i in sequences:
-        for start in range(offsets[i], offsets[i + 1], _GLANCE):
-            stop = min(start + _GLANCE, offsets[i + 1])
-            if _some_beyond(policy[start:stop], reference[start:stop], low, high):
-                for j in range(start, stop):
-                    x = np.float64(policy[j]) - np.float64(reference[j])
-                    if x <= low or x >= high:
-                        found[count] = j
-                        count += 1
+        for start in range(offsets[i], offsets[i + 1], _TILE):
+            stop = min(start + _TILE, offsets[i + 1])
+            _mark(policy[start:stop], reference[start:stop], low, high, marks[: stop - start])
+            marks[stop - start :] = False
+            for eight in range((stop - start + 7) >> 3):
+                if eights[eight]:
+                    for place in range(8 * eight, 8 * eight + 8):
+                        if marks[place]:
+                            found[count] = start + place
+                            count += 1
     return count
 
 
