@@ -71,6 +71,11 @@ def test_each_line_is_held_to_its_own_limit(run: RunResult) -> None:
     assert figure.data.rows[0][1:] == (0.5, 0.5, 0.7, 0.336)
 
 
+def test_a_band_is_spoken_of_where_one_is_drawn(figures: dict[str, Figure]) -> None:
+    said = {name: "The band is" in figure.caption for name, figure in figures.items() if name in ("f0-k3", "f0-khat")}
+    assert said == {"f0-k3": True, "f0-khat": False}
+
+
 def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -> None:
     css = page_css()
     for figure in figures.values():

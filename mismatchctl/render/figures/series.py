@@ -31,6 +31,11 @@ class Column:
         """Whether any group has a value."""
         return bool(np.isfinite(self.values).any())
 
+    @property
+    def has_band(self) -> bool:
+        """Whether some value is uncertain by more than nothing."""
+        return bool((self.high > self.low).any())
+
 
 def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     """A metric over `count` groups with its band: the interval where there is one, else twice the error."""

@@ -21,7 +21,7 @@ from mismatchctl.render.figures.words import described, extremes, outside
 from mismatchctl.render.text import label, short
 from mismatchctl.result import Groups, Series
 
-BAND = "The band is ± 2 standard errors, or the 90 % interval of a quantile."
+_BAND = " The band is ± 2 standard errors, or the 90 % interval of a quantile."
 _SMALLEST_SPAN = 1e-12
 _LIMIT: dict[str, Any] = {"dash": ":", "width": 1.3}
 _TICK = 46.0
@@ -163,13 +163,14 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
 
     below = chart.scale == "log" and any((found.values <= 0).any() for found in columns.values())
     left_out = " Steps at or below 0 are left out." if below else ""
+    band = _BAND if any(found.has_band for found in columns.values()) else ""
     shown = {line.name: found for line, found in columns.items()}
     known = shown | {f"limit of {line.name}": found for line, found in limits.items()}
     return Figure(
         name=name,
         title=message or _message(chart, shown, {line.name: found for line, found in limits.items()}, steps),
         subject=f"{chart.subject}, {chart.axis}" if chart.axis.startswith("share") else chart.subject,
-        caption=f"{chart.caption}{left_out} {BAND}",
+        caption=f"{chart.caption}{left_out}{band}",
         alt=described(chart.axis, steps.names, {name: found.values for name, found in known.items()}),
         data=_data(groups, known, chart.axis),
         paint=paint,
@@ -213,7 +214,7 @@ def _data(groups: Groups, shown: Mapping[str, Column], axis: str) -> Data:
     for name, found in shown.items():
         heads.append(f"{name} ({axis})" if name not in axis else axis)
         columns.append(found.values)
-        if bool(np.isfinite(found.low).any()) and not np.array_equal(found.low, found.values, equal_nan=True):
+        if found.has_band:
             heads += [f"{name} from", f"{name} to"]
             columns += [found.low, found.high]
     return table(
@@ -331,7 +332,7 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
     below = legend_height(max(len(known), 2))
     return Figure(
         name, extremes(f"K3 of {short(worst, 40)}", values[worst], names), "K3 of all runs",
-        f"The same axis for every run. {BAND}", described("K3 (nats/token)", names, values),
+        f"The same axis for every run.{_BAND}", described("K3 (nats/token)", names, values),
         table(everywhere.tolist(), ["step", *(f"{run} (nats/token)" for run in values)], list(values.values())),
         paint, Layout(height=250 + below, below=below),
     )  # fmt: skip
