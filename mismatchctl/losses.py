@@ -20,7 +20,7 @@ Within = Literal["sum", "mean"]
 
 def exp(values: Floats) -> Floats:
     """Exponential in the dtype of `values`, correctly rounded: numpy's own float32 exp is not."""
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
         return np.exp(values.astype(np.float64)).astype(values.dtype)
 
 

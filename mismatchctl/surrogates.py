@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
+from mismatchctl.losses import exp
 
 Array = NDArray[Any]
 
@@ -43,12 +44,6 @@ class Term:
         return passed if self.through is None else np.where(self.through, passed, 0.0)
 
 
-def _exp(x: Array) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = np.exp(x.astype(np.float64)).astype(x.dtype)
-    return found
-
-
 def ppo(
     advantages: Array,
     x: Array,
@@ -70,7 +65,7 @@ def ppo(
         dual: for negative advantages the loss is at most -dual A (dual clip); None: none.
         mean_over: as of a Term.
     """
-    ratio = _exp(x)
+    ratio = exp(x)
     with np.errstate(invalid="ignore", over="ignore"):
         free = ratio if cap is None else np.minimum(ratio, cap)
         plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
@@ -93,12 +88,12 @@ def factor(advantages: Array, log_probs: Array, factors: Array | float) -> Term:
 
 def cispo(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
     """CISPO: the ratio, bounded, is a constant weight of REINFORCE."""
-    return factor(advantages, log_probs, np.clip(_exp(x), low, high))
+    return factor(advantages, log_probs, np.clip(exp(x), low, high))
 
 
 def weighted(advantages: Array, x: Array, bound: float | None = None) -> Term:
     """-r A, unclipped; a bound on r leaves the gradient its factor r (the bounded one)."""
-    ratio = _exp(x)
+    ratio = exp(x)
     if bound is not None:
         ratio = np.minimum(ratio, bound)
     slope = -advantages * ratio
@@ -107,7 +102,7 @@ def weighted(advantages: Array, x: Array, bound: float | None = None) -> Term:
 
 def sapo(advantages: Array, x: Array, positive: float, negative: float, mean_over: Segments | None = None) -> Term:
     """SAPO: 4 / tau sigmoid(tau (r - 1)), with a temperature tau for each sign of the advantage."""
-    ratio = _exp(x)
+    ratio = exp(x)
     tau = np.where(advantages > 0, positive, negative).astype(x.dtype)
     with np.errstate(over="ignore"):
         gate = 1 / (1 + np.exp(-tau * (ratio - 1)))
@@ -119,14 +114,14 @@ def gmpo(advantages: Array, x: Array, low: float, high: float, sequences: Segmen
     """GMPO: the geometric mean of ratios that are clipped in log space on the side that the advantage pushes to."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
-    ratio = _exp(sequences.spread(sequences.sum(clipped) / np.maximum(sequences.lengths, 1)))
+    ratio = exp(sequences.spread(sequences.sum(clipped) / np.maximum(sequences.lengths, 1)))
     slope = -advantages * ratio
     return Term(slope, slope, sequences, clipped == x)
 
 
 def topr(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
     """TOPR: REINFORCE, with the bounded ratio as a constant weight where the advantage is negative."""
-    weights = np.where(advantages < 0, np.clip(_exp(x), low, high), 1.0)
+    weights = np.where(advantages < 0, np.clip(exp(x), low, high), 1.0)
     return factor(advantages, log_probs, weights)
 
 

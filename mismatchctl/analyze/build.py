@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mismatchctl.analyze.clusters import Tables
+from mismatchctl.analyze.worst import worst_rows, worst_tokens
 from mismatchctl.batch import Float64s
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
@@ -110,7 +111,7 @@ def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResu
         distribution=_distribution(totals.overall.pairs[MISMATCH]),
         breakdowns={name: _breakdown(name, sums) for name, sums in totals.sums.breakdowns.items()},
         joint=_joint(totals.sums.joint),
-        worst_tokens=_worst_tokens(totals.sums.tokens, dump),
+        worst_tokens=[WorstToken(**own) for own in worst_tokens(totals.sums.tokens, dump, CONTEXT)],
         worst_sequences=_worst_sequences(totals.sums.sequences, dump),
         clusters=tables.of_steps(totals.overall.table, steps.labels),
     )
@@ -270,54 +271,12 @@ def _joint(grid: np.ndarray[Any, Any]) -> Joint:
     )
 
 
-def _worst_tokens(worst: Worst, dump: Dump) -> list[WorstToken]:
-    ids = _token_ids(worst, dump)
-    found = []
-    for place, fields in _described(worst, dump):
-        token = int(fields.pop("token"))
-        known = ids.get((place["file_index"], place["row"]))
-        if known is not None and token < len(known):
-            fields["token_id"] = int(known[token])
-            fields["context_ids"] = known[max(0, token - CONTEXT) : token].tolist()
-        found.append(WorstToken(file=place["file"], row=place["row"], position=place["position"], **fields))
-    return found
-
-
 def _worst_sequences(worst: Worst, dump: Dump) -> list[WorstSequence]:
-    ids = _token_ids(worst, dump)
     found = []
-    for place, fields in _described(worst, dump):
-        known = ids.get((place["file_index"], place["row"]))
-        if known is not None:
-            fields["token_ids"] = known[:EXCERPT].tolist()
-        fields["k3"] = capped(fields["k3"])
-        found.append(WorstSequence(file=place["file"], row=place["row"], **fields))
-    return found
-
-
-def _described(worst: Worst, dump: Dump) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """(place, fields) of each of the worst, as plain Python values."""
-    rows = []
-    for index in range(len(worst)):
-        file, row, position = (int(part) for part in worst.place[index])
-        place = {"file_index": file, "file": dump.files[file].path, "row": row, "position": position}
-        rows.append((place, {name: _plain(values[index]) for name, values in worst.fields.items()}))
-    return rows
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _token_ids(worst: Worst, dump: Dump) -> dict[tuple[int, int], np.ndarray[Any, Any]]:
-    """Token ids of the sequences named, read from the few units that hold them."""
-    if not dump.has("token_ids"):
-        return {}
-    found: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
-    for file in sorted(set(worst.place[:, 0].tolist())):
-        rows = sorted({int(row) for index, row, _ in worst.place if index == file})
-        found |= {(file, row): ids for row, ids in dump.token_ids(file, rows).items()}
+    for fields, ids in worst_rows(worst, dump):
+        del fields["position"]
+        fields |= {"k3": capped(fields["k3"]), "token_ids": None if ids is None else ids[:EXCERPT].tolist()}
+        found.append(WorstSequence(**fields))
     return found
 
 

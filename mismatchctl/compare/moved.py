@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from mismatchctl.analyze.worst import worst_tokens
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.compare.model import MovedToken, PairedTokens, TopShare
 from mismatchctl.dumps import Dump
@@ -82,7 +83,7 @@ class Moved:
             correlation=min(covariance / spread, 1.0) if spread > 0 else None,
             moved=differing / tokens,
             shares=_shares(self._top, float(change.sum()), movement, int(tokens)),
-            most_moved=_described(self._worst, self._dump),
+            most_moved=[MovedToken(**own) for own in worst_tokens(self._worst, self._dump, CONTEXT)],
         )
 
 
@@ -136,34 +137,3 @@ def _worst(before: Ratios, after: Ratios, change: Float64s, block: TokenBatch, t
     }
     names = {name: block.columns[name][sequence].astype(object) for name in NAMES if name in block.columns}
     return Worst.of(score[found], place, fields | names)
-
-
-def _described(worst: Worst, dump: Dump) -> list[MovedToken]:
-    """The tokens that moved most, with ids where the dump has them."""
-    ids: dict[tuple[int, int], NDArray[Any]] = {}
-    if dump.has("token_ids"):
-        for file in np.unique(worst.place[:, 0]).tolist():
-            rows = worst.place[worst.place[:, 0] == file, 1].tolist()
-            ids |= {(file, row): own for row, own in dump.token_ids(file, rows).items()}
-    return [_token(worst, index, dump, ids) for index in range(len(worst))]
-
-
-def _token(worst: Worst, index: int, dump: Dump, ids: dict[tuple[int, int], NDArray[Any]]) -> MovedToken:
-    file, row, position = worst.place[index].tolist()
-    fields = {name: _plain(values[index]) for name, values in worst.fields.items()}
-    token = int(fields.pop("token"))
-    known = ids.get((file, row))
-    if known is not None and token < len(known):
-        fields |= {"token_id": int(known[token]), "context_ids": known[max(0, token - CONTEXT) : token].tolist()}
-    return MovedToken(file=dump.files[file].path, row=row, position=position, **fields)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return tuple(_finite(number) for number in value.tolist())
-    value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _finite(number: float) -> float:
-    return float(np.clip(number, -np.finfo(np.float64).max, np.finfo(np.float64).max))

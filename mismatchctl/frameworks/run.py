@@ -177,13 +177,6 @@ class Run:
         return self.segments.spread(1.0 / np.maximum(counts, 1)) / (len(self.step) if rows is None else rows)
 
 
-def exp(values: Array) -> Array:
-    """Exponential in the values' dtype, correctly rounded."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        found: Array = np.exp(values.astype(np.float64)).astype(values.dtype)
-    return found
-
-
 def k3(x: Array) -> Array:
     """e^x - 1 - x [T], as frameworks compute it."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatchctl.batch import Bools
-from mismatchctl.frameworks.run import Run, exp
+from mismatchctl.frameworks.run import Run
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array
 
 if TYPE_CHECKING:

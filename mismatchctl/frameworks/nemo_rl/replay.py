@@ -8,7 +8,8 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.frameworks.nemo_rl.dialect import NemoRlDialect
-from mismatchctl.frameworks.run import Run, exp, k3
+from mismatchctl.frameworks.run import Run, k3
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 

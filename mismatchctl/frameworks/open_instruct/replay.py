@@ -7,8 +7,9 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.open_instruct.dialect import OpenInstructDialect
-from mismatchctl.frameworks.run import Options, Run, exp
+from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from mismatchctl import surrogates
 from mismatchctl.frameworks.openrlhf.dialect import OpenRlhfDialect
-from mismatchctl.frameworks.run import Run, exp
+from mismatchctl.frameworks.run import Run
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 

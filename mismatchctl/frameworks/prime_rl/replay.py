@@ -9,8 +9,9 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.frameworks.prime_rl.dialect import PrimeRlDialect
-from mismatchctl.frameworks.run import Options, Run, exp, k3
+from mismatchctl.frameworks.run import Options, Run, k3
 from mismatchctl.frameworks.step import Step
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 _LAST = 1e30

@@ -10,7 +10,8 @@ from mismatchctl import surrogates
 from mismatchctl.correction import GateOutcome
 from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.frameworks.roll.dialect import RollDialect
-from mismatchctl.frameworks.run import Run, exp
+from mismatchctl.frameworks.run import Run
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 

@@ -9,8 +9,9 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, GateOutcome
-from mismatchctl.frameworks.run import Options, Run, exp
+from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.skyrl.dialect import SkyRlDialect
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from mismatchctl import surrogates
-from mismatchctl.frameworks.run import Run, exp
+from mismatchctl.frameworks.run import Run
 from mismatchctl.frameworks.trl.dialect import TrlDialect
+from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 _LOG_LEAST = float(np.log(1e-8))
