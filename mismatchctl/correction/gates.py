@@ -69,10 +69,7 @@ def _age(gate: Gate, batch: TokenBatch) -> Float64s:
 
 def gate_bounds(gate: Gate) -> tuple[float, float]:
     """The interval in the space where the statistic is compared: the log of it for ratios."""
-    low, high = (
-        (-math.inf if gate.keep[0] is None else gate.keep[0]),
-        (math.inf if gate.keep[1] is None else gate.keep[1]),
-    )
+    low, high = gate.bounds
     if math.isnan(low) or math.isnan(high):  # some frameworks accept it: nothing lies within
         return math.inf, -math.inf
     if gate.statistic == "ratio":
@@ -165,7 +162,7 @@ def _beyond(gate: Gate, measured: Float64s, batch: TokenBatch) -> tuple[Bools, B
         if gate.statistic == "ratio":
             with np.errstate(over="ignore"):
                 measured = np.exp(measured.astype(np.float64))
-            lower, upper = gate.keep[0] or 0.0, math.inf if gate.keep[1] is None else gate.keep[1]
+            lower, upper = gate.keep[0] or 0.0, gate.bounds[1]
         measured, lower, upper = measured.astype(np.float32), np.float32(lower), np.float32(upper)
     if gate.widen:
         factor = (batch.segments.places + 1.0) ** gate.widen

@@ -161,6 +161,12 @@ class Gate(_Strict):
         return given == ("sequence", LOG_RATIO_BOUND, "float64", 0.0, None, "always")
 
     @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval that it keeps, open sides infinitely far: (lower, upper)."""
+        low, high = self.keep
+        return (-math.inf if low is None else low), (math.inf if high is None else high)
+
+    @property
     def per_token(self) -> bool:
         """Whether it judges tokens, not sequences or segments."""
         return self.level == "token" or self.over in ("prefix", "batch")

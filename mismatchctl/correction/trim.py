@@ -36,7 +36,7 @@ class Trim:
         return replace(self, count=count, total=total, beyond=(*self.beyond, known[~inside]))
 
     def _inside(self, values: Float64s) -> NDArray[np.bool_]:
-        high = math.inf if self.gate.keep[1] is None else self.gate.keep[1]
+        high = self.gate.bounds[1]
         return values <= high if self.gate.inclusive[1] else values < high
 
     def ends(self) -> tuple[float, int, bool]:

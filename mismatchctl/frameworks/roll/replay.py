@@ -97,9 +97,6 @@ class Roll(RollDialect):
             return float(rows.sum() * run.width / max(run.tokens, 1))
         rollout, train = self._masked(run, own=gate.over != "segment")
         values = np.exp(train - rollout) if gate.statistic == "ratio" else np.exp(train) - np.exp(rollout)
-        low, high = (
-            (-np.inf if gate.keep[0] is None else gate.keep[0]),
-            (np.inf if gate.keep[1] is None else gate.keep[1]),
-        )
+        low, high = gate.bounds
         inside = ((values >= low) & (values <= high)).sum()
         return float((passed.sum() + inside) / max(run.tokens, 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -239,14 +238,14 @@ class Estimated:
     gate: Gate
 
     @property
-    def lower(self) -> float | None:
+    def lower(self) -> float:
         """Bound on k1; k2 and k3 have none."""
-        return self.gate.keep[0]
+        return self.gate.bounds[0]
 
     @property
     def upper(self) -> float:
         """Bound on the statistic."""
-        return math.inf if self.gate.keep[1] is None else self.gate.keep[1]
+        return self.gate.bounds[1]
 
     @cached_property
     def _per_token(self) -> Floats:
@@ -283,7 +282,7 @@ class Estimated:
     @cached_property
     def clamped(self) -> Floats:
         """The statistic of the token, clamped into the bounds."""
-        return np.clip(self.statistic, self.lower or 0.0, self.upper)
+        return np.clip(self.statistic, self.gate.keep[0] or 0.0, self.upper)
 
     @cached_property
     def high(self) -> Bools:
@@ -293,7 +292,7 @@ class Estimated:
     @cached_property
     def low(self) -> Bools:
         """Whether the token's statistic is below the lower bound; k2 and k3 have none."""
-        return self.statistic < (-math.inf if self.lower is None else self.lower)
+        return self.statistic < self.lower
 
     @cached_property
     def row_high(self) -> Bools:
@@ -303,13 +302,12 @@ class Estimated:
     @cached_property
     def row_low(self) -> Bools:
         """Whether the row's statistic is below the lower bound; k2 and k3 have none."""
-        return self.row_statistic < (-math.inf if self.lower is None else self.lower)
+        return self.row_statistic < self.lower
 
     @cached_property
     def rejected(self) -> Bools:
         """Whether the token's statistic lies outside the bounds, both inclusive; nan rejects everything."""
-        inside = self.statistic <= self.upper
-        return ~(inside if self.lower is None else inside & (self.statistic >= self.lower))
+        return ~((self.statistic <= self.upper) & (self.statistic >= self.lower))
 
     @cached_property
     def rejection(self) -> Floats:
