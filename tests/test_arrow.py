@@ -56,7 +56,7 @@ def test_a_copy_gives_the_same_result(tmp_path, new):
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd", None])
-@pytest.mark.parametrize("name", ["a.arrow", "a.feather", "a.ipc", "a"])
+@pytest.mark.parametrize("name", ["a.arrow", "a.arrows", "a.feather", "a.ipc", "a"])
 def test_buffers_and_names(tmp_path, compression, name):
     source = write(tmp_path / "p/a.parquet", wide((3, 0, 2), step=[1, 1, 2], prompt_id=["x", None, "y"]), rows=2)
     assert read(copied(source, tmp_path / name, compression)) == read(source)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mismatchctl.render.document import Document
 
-_READ_IN_FOLDERS = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".jsonl", ".pt", ".pkl", ".npz")
+_READ_IN_FOLDERS = (".parquet", ".pq", ".arrow", ".arrows", ".feather", ".ipc", ".jsonl", ".pt", ".pkl", ".npz")
 PIPED_WIDTH = 140
 """Columns where the width of the terminal is not known."""
 LEAST_WIDTH = 40

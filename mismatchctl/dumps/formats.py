@@ -10,7 +10,7 @@ from mismatchctl.dumps.contents import Contents
 from mismatchctl.dumps.parquet import Parquet
 from mismatchctl.stores import Store
 
-_PARQUET_SUFFIXES, _ARROW_SUFFIXES = (".parquet", ".pq"), (".arrow", ".feather", ".ipc")
+_PARQUET_SUFFIXES, _ARROW_SUFFIXES = (".parquet", ".pq"), (".arrow", ".arrows", ".feather", ".ipc")
 _PARQUET_MAGIC = b"PAR1"
 SUFFIXES = _PARQUET_SUFFIXES + _ARROW_SUFFIXES
 
