@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
         "tinker-cookbook", {"clip": (None, 1.5)}, [],
     ),
     "trl, in Python": ("train.py", TRL, "trl", {"level": "token", "clip": (0.1, 2.0)}, []),
+    "trl, without vLLM": (
+        "grpo.yaml", "use_vllm: false\nvllm_importance_sampling_mode: token_mask\n", "trl", None, [],
+    ),
+    "areal, what only its later version knows": (
+        "run.sh", "python train.py actor.rejection_sampling.metric=binary_kl actor.rejection_sampling.upper=2\n",
+        "areal@2026-08", {"level": "token"}, [{"statistic": "binary_kl_max", "keep": (None, 2.0)}],
+    ),
     "trl, switched off": (
         "run.sh", "accelerate launch train.py --use_vllm --no_vllm_importance_sampling_correction\n", "trl", None, [],
     ),
@@ -155,6 +163,12 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
         ("train.py", "GRPOConfig('o', vllm_importance_sampling_clip_max=CAP)", "vllm_importance_sampling_clip_max"),
         ("loss.yaml", "loss_fn: {truncated_importance_sampling_typ: tis}", "truncated_importance_sampling_type"),
         ("roll.yaml", "train_infer_correction: {is_weight: null}", "is_weight takes keys and values, not None"),
+        (
+            "trl.yaml",
+            "{vllm_importance_sampling_mode: token_truncate, vllm_importance_sampling_clip_max: null}",
+            "needs",
+        ),
+        ("open.yaml", "use_rho_correction: true\nuse_vllm_logprobs: true", "refuses use_vllm_logprobs"),
         ("skyrl.yaml", "off_policy_correction: {strange: 1}", "off_policy_correction.strange"),
     ],
 )
@@ -162,6 +176,13 @@ def test_what_cannot_be_read_is_named(name: str, text: str, says: str, tmp_path:
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=says):
         read_native(tmp_path / name)
+
+
+def test_what_a_later_version_has_not_any_more_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rl.toml").write_text('[trainer.loss]\ntype = "ipo"\nipo_threshold = 0.1\n')
+    assert read_native(tmp_path / "rl.toml")[0].title == "prime-rl@2026-08"
+    with pytest.raises(ConfigError, match=r"ipo_threshold: use type ipo with eps"):
+        read_native(tmp_path / "rl.toml", "prime-rl@2026-10")
 
 
 def test_words_of_a_script() -> None:
@@ -180,6 +201,13 @@ def test_words_of_a_script() -> None:
         "loss_fn": "ppo", "x": {"y-z": [0.5, 5.0]}, "--on": True, "--n": [-1, 3], "q": 1, "a": {"b": 2.5}, "k": 2.5,
         "--names": "a",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])
+def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught: bool, tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text(f"vllm_importance_sampling_mode: token_mask\nloss_type: cispo\n{high}\n")
+    done = CliRunner().invoke(app, ["lint", str(tmp_path / "grpo.yaml"), "--json"])
+    assert any(found["place"] == "epsilon_high" for found in json.loads(done.stdout)["findings"]) == caught
 
 
 @pytest.mark.parametrize(

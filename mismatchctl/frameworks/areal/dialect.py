@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
@@ -108,6 +109,15 @@ class ArealDialect(PlainFramework):
             "set use_decoupled_loss true",
         ),
     )
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """The later one where a configuration says what only it knows."""
+        said = {name: value for _, name, value in cls("2026-08").spelling.find(native)}
+        rule = said.get("rejection_sampling")
+        kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"
+        later = kpop or said.get("use_cispo_loss") or said.get("prox_logp_method") == "reuse_train_logp"
+        return "2026-08" if later else ""
 
     def read(self, native: Any) -> Options:
         """As every shelf; the retired options are refused with what says the same."""

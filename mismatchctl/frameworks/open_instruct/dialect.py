@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options
 
@@ -19,6 +20,7 @@ class OpenInstructDialect(PlainFramework):
 
     options = {
         "use_rho_correction": True,
+        "use_vllm_logprobs": False,
         "rho_clamp_lower_bound": 0.0,
         "rho_clamp_upper_bound": 2.0,
         "rho_mask_lower_bound": 0.0,
@@ -73,6 +75,8 @@ class OpenInstructDialect(PlainFramework):
         """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""
         if not options["use_rho_correction"]:
             return None, ()
+        if options["use_vllm_logprobs"]:
+            raise ConfigError("open-instruct refuses use_vllm_logprobs beside use_rho_correction, its default")
         means = options["rho_mask_sequence_level"] and not options["rho_mask_tv_divergence"]
         level: Any = "geometric" if means else "token"
         common: dict[str, Any] = {"clamp": "token", "limit": 10.0}

@@ -12,6 +12,9 @@ from mismatchctl.frameworks.run import Options
 
 _LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 
+_GONE = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
+"""What the later states have not any more."""
+
 
 class PrimeRlDialect(PlainFramework):
     """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
@@ -43,6 +46,13 @@ class PrimeRlDialect(PlainFramework):
             "kl_tau",
             "the penalty on squared log ratios is taken on dropped tokens too",
             "set kl_tau 0 to leave them out",
+        ),
+        Trap(
+            lambda o: o["type"] == "default",
+            "info",
+            "type",
+            "type default, dppo_mask_low and _high are gone after 2026-08-27 (pull request 3418): IPO follows",
+            "use type ipo there",
         ),
     )
 
@@ -83,12 +93,11 @@ class PrimeRlDialect(PlainFramework):
 
     def read(self, native: Any) -> Options:
         """As every shelf, and what left the schema is refused with the name of what came."""
-        levels = [inner for _, inner in self.spelling.levels(native)]
-        gone = any(
-            {"dppo_mask_low", "dppo_mask_high"} & set(inner) or inner.get("type") == "default" for inner in levels
-        )
-        if self.later and gone:
-            raise ConfigError(f"{self.title} has no type default and no dppo_mask_low or _high: use type ipo with eps")
+        given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
+        if self.later and (_GONE & set(given) or given.get("type") == "default"):
+            raise ConfigError(
+                f"{self.title} has no type default, nor {', '.join(sorted(_GONE))}: use type ipo with eps"
+            )
         return super().read(native)
 
     def rules(self, options: Options) -> Rules:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl.correction import Gate, Weight
@@ -40,7 +41,10 @@ class TrlDialect(PlainFramework):
         "level": "token",
         "loss_type": "dapo",
         "eps": (0.2, 0.2),
+        "epsilon": None,
+        "epsilon_high": None,
         "delta": None,
+        "use_vllm": True,
         "sapo": (1.0, 1.05),
         "vespo": {"positive": (2.0, 3.0), "negative": (3.0, 2.0)},
     }
@@ -76,16 +80,36 @@ class TrlDialect(PlainFramework):
             "0.2 every larger ratio becomes 0.2",
             "give the bound itself, such as 5.0",
         ),
+        Trap(
+            lambda o: bool(o["correct"]) and not o["use_vllm"],
+            "warning",
+            "use_vllm",
+            "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says",
+            "set use_vllm true",
+        ),
     )
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """As every shelf; epsilon stands for both of its bounds unless epsilon_high is given."""
+        options = super().read(native)
+        low = options["epsilon"]
+        if low is not None or options["epsilon_high"] is not None:
+            usual = options["eps"]
+            high = options["epsilon_high"]
+            low = usual[0] if low is None else low
+            options |= {"eps": (low, low if high is None else high), "epsilon": None, "epsilon_high": None}
+        return options
 
     def rules(self, options: Options) -> Rules:
         """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""
         gates: list[Gate] = []
         weight = None
-        if options["correct"]:
+        if options["correct"] and options["use_vllm"]:
             mode, keep = options["mode"], (options["cmin"], options["cmax"])
             if mode not in _MODES:
                 raise ConfigError(f"trl knows the modes {', '.join(_MODES)}, not {mode!r}")
+            if mode.endswith("truncate") and keep == (None, None):
+                raise ConfigError(f"trl: {mode} needs vllm_importance_sampling_clip_max or _clip_min")
             level: Any = mode.partition("_")[0]
             weight = Weight(level=level, clamp="none", clip=keep if mode.endswith("truncate") else None)
             if mode.endswith("mask"):
