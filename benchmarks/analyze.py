@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, report
+from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
 
 if TYPE_CHECKING:
     from mismatchctl.correction import Correction
@@ -194,13 +194,8 @@ def start(repeat: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=50e6)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--write", type=Path, help="write the tables here")
+    parser = parser_of(__doc__, 50e6, 5)
     parser.add_argument("--start", action="store_true", help="measure the start alone, and write that section alone")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, report
+from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
 
 Outputs = list[dict[str, float]]
 """The mismatch, then one row per correction."""
@@ -255,13 +255,8 @@ def table(folder: Path, tokens: int, number: int, repeat: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=20e6)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--write", type=Path, help="write the tables here")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser = parser_of(__doc__, 20e6, 5)
     parser.add_argument("--number", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
         run_case(given.case, given.number, given.folder)

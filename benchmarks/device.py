@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measure import Cost, make_dump, measure, report
+from measure import Cost, make_dump, measure, parser_of, report
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.model import Gate, Weight
@@ -129,14 +129,9 @@ def whole_table(devices: tuple[str, ...], folder: Path, tokens: int, repeat: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=200e6)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser = parser_of(__doc__, 200e6, 5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--write", type=Path, help="write the tables here")
-    parser.add_argument("--case", choices=("cpu", "cuda"), help=argparse.SUPPRESS)
     parser.add_argument("--corrections", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
         run_case(given.case, given.corrections, given.folder, given.threads)

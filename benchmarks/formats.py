@@ -7,7 +7,6 @@ Every case runs in a fresh process, the cases interleaved; one thread. Files com
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 from analyze import load_loops
-from measure import COLUMNS, Cost, make_dump, measure, report
+from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
 
 ROOT = Path(__file__).parent.parent
 PARQUET = "Parquet, as the recorder writes it"
@@ -108,13 +107,7 @@ def table(folders: dict[str, Path], tokens: int, repeat: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=30e6)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--write", type=Path, help="write the table here")
-    parser.add_argument("--case", choices=CASES, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser_of(__doc__, 30e6, 5).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return

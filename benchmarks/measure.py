@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -71,3 +72,14 @@ def report(wall: float, processor: float) -> None:
     status = Path("/proc/self/status").read_text()
     memory = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1000
     print(wall, processor, memory)
+
+
+def parser_of(about: str | None, tokens: float, repeat: int) -> argparse.ArgumentParser:
+    """What all take; `case` and `folder` are given by `measure` alone."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=float, default=tokens)
+    parser.add_argument("--repeat", type=int, default=repeat)
+    parser.add_argument("--write", type=Path, help="write the tables here")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    return parser

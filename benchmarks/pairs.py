@@ -7,7 +7,6 @@ Each case leaves something out, in a fresh process; cases are interleaved.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import make_dump, measure, report
+from measure import make_dump, measure, parser_of, report
 
 WITHOUT: dict[str, tuple[str, ...]] = {
     "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
@@ -51,13 +50,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=30e6)
-    parser.add_argument("--repeat", type=int, default=6, help="An even number.")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser_of(__doc__, 30e6, 6).parse_args()  # an even number of rounds
     if given.case:
         run_case(given.case, given.folder)
         return

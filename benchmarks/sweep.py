@@ -8,7 +8,6 @@ the table gives medians and their ratio to one `analyze` of the same round, and 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, report
+from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
 
 SINGLE_RUNS, PADDED_THRESHOLDS = 50, 5
 ANALYZE, RUNS, PADDED = "analyze, 1 correction", f"analyze, {SINGLE_RUNS} times", "padded torch loop"
@@ -100,13 +99,8 @@ def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=20e6)
+    parser = parser_of(__doc__, 20e6, 3)
     parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a dump each")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--write", type=Path, help="write the tables here")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.case:
         run_case(given.case, given.folder)

@@ -7,7 +7,6 @@ Each case is a fresh process of one thread; cases are interleaved, and compared 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import make_dump, measure, report
+from measure import make_dump, measure, parser_of, report
 
 CASES = ("analyze two", "analyze three", "decode two", "decode three")
 LIMIT = 0.40
@@ -69,13 +68,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=12e6)
-    parser.add_argument("--repeat", type=int, default=4, help="An even number.")
-    parser.add_argument("--write", type=Path)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = parser_of(__doc__, 12e6, 4).parse_args()  # an even number of rounds
     if given.case:
         run_case(given.case, given.folder)
         return
