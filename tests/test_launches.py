@@ -32,6 +32,7 @@ OPTIMIZER_ARGS=(
 ray job submit -- python3 -m openrlhf.cli.train_ppo_ray ${OPTIMIZER_ARGS[@]}
 """
 NEMO = """grpo:
+  async_grpo: {enabled: true}
   num_prompts_per_step: 32
   seq_logprob_error_threshold: 2
 loss_fn:
@@ -40,7 +41,7 @@ loss_fn:
   ratio_clip_c: null
   use_on_policy_kl_approximation: false
   kl_input_clamp_value: 20.0
-  use_importance_sampling_correction: true
+  use_importance_sampling_correction: ${grpo.async_grpo.enabled}
   truncated_importance_sampling_type: icepop
   truncated_importance_sampling_ratio: 5.0
   truncated_importance_sampling_ratio_min: 0.5
@@ -87,6 +88,10 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
     ),
     "openrlhf, dotted flags": (
         "run.sh", OPENRLHF, "openrlhf", {"clip": None}, [{"level": "token", "keep": (0.4, 4.0)}],
+    ),
+    "openrlhf, two numbers in a variable": (
+        "run.sh", 'THR="0.4 3"\npython train.py --algo.advantage.is_correction_threshold $THR\n',
+        "openrlhf", {"clip": (0.4, 3.0)}, [],
     ),
     "openrlhf, flags in an array": (
         "run.sh", OPENRLHF_0_9, "openrlhf", {"clip": None}, [{"level": "geometric", "keep": (0.5, 3.0)}],
@@ -168,6 +173,9 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
             "{vllm_importance_sampling_mode: token_truncate, vllm_importance_sampling_clip_max: null}",
             "needs",
         ),
+        ("open.yaml", "use_rho_correction: 'false'", "takes true or false, not the text 'false'"),
+        ("nemo.yaml", "loss_fn: {use_importance_sampling_correction: '${grpo.none}'}", "takes true or false, not"),
+        ("openrlhf.sh", "t.py --algo.advantage.is_correction_threshold 3", "takes two numbers, low and high, not 3"),
         ("open.yaml", "use_rho_correction: true\nuse_vllm_logprobs: true", "refuses use_vllm_logprobs"),
         ("skyrl.yaml", "off_policy_correction: {strange: 1}", "off_policy_correction.strange"),
     ],

@@ -14,6 +14,7 @@ from mismatchctl.frameworks.unread import Unread, nearest
 Place = tuple[str, ...]
 Found = tuple[Place, str, Any]
 """Where an option stands, its name, its value."""
+_POINTED = re.compile(r"\$\{([^{}]*)\}")
 _NEGATED = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 
@@ -96,7 +97,8 @@ class Spelling:
                 raise ConfigError(f"{title} has no option {item.key!r}{suggestion(item.key, self.options)}")
         made = dict(self.options)
         for place, name, value in self.find(native):
-            usual = self.options[name]
+            value, usual = _resolved(value, native), self.options[name]
+            _check_flag(value, usual, place, title)
             made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
         return made
 
@@ -109,6 +111,8 @@ class Spelling:
         for key in unknown:
             if name not in self.shared or nearest(key, usual):
                 raise ConfigError(f"{title} has no option {where}.{key}{suggestion(key, usual)}")
+        for key, one in value.items():
+            _check_flag(one, usual.get(key), (*place, str(key)), title)
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
@@ -121,6 +125,27 @@ class Spelling:
             for name, value in options.items()
             if value is not None or self.options.get(name) is not None
         }
+
+
+def _resolved(value: Any, native: Mapping[str, Any]) -> Any:
+    """A value with what it points to, `${a.b}`, put in where that is a plain value of the same configuration."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(one, native) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_resolved(one, native) for one in value]
+    pointed = _POINTED.fullmatch(value) if isinstance(value, str) else None
+    if pointed is None:
+        return value
+    found: Any = native
+    for key in pointed[1].split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return value if found is None or isinstance(found, (Mapping, list)) else found
+
+
+def _check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
+    """Refuse text for a flag: frameworks take "false" for true, or for false, each in its own way."""
+    if isinstance(usual, bool) and isinstance(value, str):
+        raise ConfigError(f"{title}: {'.'.join(place)} takes true or false, not the text {value!r}")
 
 
 def _less(value: Any, usual: Any) -> Any:

@@ -56,8 +56,9 @@ def parse_shell(text: str) -> dict[str, Any]:
             variables[variable[1]], flag = variable[2], []
             if of_command:
                 arguments[variable[1]] = scalar(variable[2])
-        elif flag and given and not _add(found, flag, scalar(given)):
-            flag = []
+        elif flag:
+            several = given.split() if given != word else [given]  # a variable may hold more than one word
+            flag = flag if given and all(_add(found, flag, scalar(one)) for one in several) else []
         flag = [] if closes else flag
     return arguments | found
 

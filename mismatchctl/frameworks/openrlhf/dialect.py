@@ -91,7 +91,10 @@ class OpenRlhfDialect(PlainFramework):
         """A weight for every token, bounded; or raw, with a mask."""
         if not options["correct"] or options["policy_loss_type"] == "gspo":
             return None, ()
-        kind, (low, high) = options["type"], options["threshold"]
+        kind, bounds = options["type"], options["threshold"]
+        if not isinstance(bounds, (list, tuple)) or len(bounds) != 2:
+            raise ConfigError(f"is_correction_threshold takes two numbers, low and high, not {bounds!r}")
+        low, high = bounds
         if kind not in _TYPES:
             raise ConfigError(f"openrlhf knows the types {', '.join(_TYPES)}, not {kind!r}")
         if kind == "tis":
