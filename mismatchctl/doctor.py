@@ -164,7 +164,7 @@ def dependencies() -> list[Dependency]:
     found = {}
     for needed in declared:
         always = needed.marker is None or needed.marker.evaluate({"extra": ""})
-        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in ("ray", "hf", "fast")):
+        if always or any(needed.marker and needed.marker.evaluate({"extra": extra}) for extra in ("ray", "hf")):
             found[needed.name] = Dependency(
                 needed.name, str(needed.specifier), _installed(needed.name), optional=not always
             )

@@ -23,7 +23,7 @@ from mismatchctl.measure.kernels.compiling import compiled
 
 try:
     from isal.isal_zlib import crc32
-except ImportError:  # an extra, as it is not built for every machine: checksums are then a twentieth of an analysis
+except ImportError:  # it is not built for every machine: checksums are then a twentieth of an analysis
     from zlib import crc32
 
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26

@@ -28,7 +28,7 @@ KEYS = ("sequence_id", "step", "run")
 """What names a sequence; where one of them changes, the next sequence begins."""
 
 _PIECE_ROWS = 1 << 21
-UNIT_TOKENS = 3 << 19
+UNIT_TOKENS = 3 << 20
 """Tokens up to which row groups are read together: what is done once per unit costs as much as many tokens do."""
 SMALL_TOKENS = 1 << 14
 """Tokens of a file, at most, that is read together with others, where there are many."""

@@ -210,5 +210,5 @@ COMPILED = Kernel(
     truncate,
     climb,
     correction_columns,
-    partial(TokenBatch.blocks, tokens=3 << 19),
+    partial(TokenBatch.blocks, tokens=3 << 20),
 )
