@@ -15,9 +15,9 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
-from mismatchctl.correction import Correction, apply
+from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import reaching
-from mismatchctl.measure.facts import COMPARED, Corrected, PairFacts
+from mismatchctl.measure.facts import COMPARED, SIDES, Corrected, PairFacts, Side, corrected
 from mismatchctl.measure.losses import LOSS_NAMES, Columns, TokenLoss
 from mismatchctl.ratios import Ratios
 
@@ -25,6 +25,7 @@ MISMATCH = "mismatch"
 """The pair of policies that the tool is about."""
 Facts = TypeVar("Facts")
 Made = Callable[[Facts], Float64s]
+Along = Literal["none", "weights", "kept", "all", "veto"] | int
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Column(Generic[Facts]):
         scope: what a value is a sum over, or a function of.
         merge: how values of sequences become that of a cluster; a smallest value is the largest of the negative.
         kept: whether tables hold it; else other columns alone are made of it.
+        along: of which bounds of a correction it depends on: none, those of its weights, those that decide what is
+            kept, all, or those of its veto or of the gate of that number.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Column(Generic[Facts]):
     scope: Literal["token", "sequence", "cluster"] = "sequence"
     merge: Literal["sum", "largest"] = "sum"
     kept: bool = True
+    along: Along = "kept"
 
 
 def _token(*names: str) -> tuple[Column[PairFacts], ...]:
@@ -94,59 +98,78 @@ TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 """Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
 
 
-def _of(*names: str) -> tuple[Column[Corrected], ...]:
-    return tuple(Column(name, lambda c, name=name: c.weight_sums[name]) for name in names)  # type: ignore[misc]
+def _weight(name: str, along: Along) -> Column[Corrected]:
+    return Column(name, lambda c: c.weight_sums[name], along=along)
 
 
 _WEIGHTS: tuple[Column[Corrected], ...] = (
-    *_of("raw_weight_excess", "weight_excess", "kept_excess", "weight_low", "weight_high"),
-    *_of("squared_raw_weight_excess", "squared_weight_excess"),
+    _weight("raw_weight_excess", "none"),
+    _weight("weight_excess", "weights"),
+    _weight("kept_excess", "all"),
+    _weight("weight_low", "weights"),
+    _weight("weight_high", "weights"),
+    _weight("squared_raw_weight_excess", "none"),
+    _weight("squared_weight_excess", "weights"),
     Column("kept", lambda c: c.kept),
-    Column("counted", lambda c: c.applied.counted.counts),
-    Column("kept_k3", Corrected.kept_k3),
-    Column("share", lambda c: c.share),
+    Column("counted", lambda c: c.counted),
+    Column("kept_k3", lambda c: c.kept_k3),
     Column("touched", lambda c: (c.kept < c.length).astype(np.float64)),
     Column("emptied", lambda c: ((c.kept == 0) & (c.length > 0)).astype(np.float64)),
-    Column("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n),
-    Column("sequence_weight", lambda c: c.sequence_weight),
-    Column("squared_sequence_weight", lambda c: c.sequence_weight**2),
-    Column("squared_kept_weight", Corrected.squared_kept_weight),
+    Column("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n, along="weights"),
+    Column("sequence_weight", lambda c: c.sequence_weight, along="all"),
+    Column("squared_sequence_weight", lambda c: c.sequence_weight**2, along="all"),
+    Column("squared_kept_weight", lambda c: c.squared_kept_weight, along="all"),
 )
-_EXTREMES: tuple[Column[Corrected], ...] = tuple(
-    Column(name, lambda c, name=name: c.extremes[name], merge="largest")  # type: ignore[misc]
-    for name in ("raw_weight", "-raw_weight", "weight", "-weight")
+
+
+def _extreme(name: str, along: Along) -> Column[Corrected]:
+    return Column(name, lambda c: c.extremes[name], merge="largest", along=along)
+
+
+_EXTREMES: tuple[Column[Corrected], ...] = (
+    _extreme("raw_weight", "none"),
+    _extreme("-raw_weight", "none"),
+    _extreme("weight", "weights"),
+    _extreme("-weight", "weights"),
 )
 _VETO: tuple[Column[Corrected], ...] = (
-    Column("catastrophic_tokens", lambda c: c.catastrophic),
-    Column("catastrophic_sequences", lambda c: (c.catastrophic > 0).astype(np.float64)),
+    Column("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), along="veto"),
+    Column("catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), along="veto"),
 )
+_OF_LOSS: dict[str, Along] = {
+    "loss_tokens": "none",
+    "loss_clipped": "kept",
+    "loss_kept": "kept",
+    "loss_counted": "kept",
+}
 _LOSS: tuple[Column[Corrected], ...] = tuple(
-    Column(name, lambda c, name=name: c.loss_sums[name])  # type: ignore[misc]
+    Column(name, lambda c, name=name: c.loss_sums[name], along=_OF_LOSS.get(name, "all"))  # type: ignore[misc]
     for name in LOSS_NAMES
 )
 
 
-def _gate(index: int, side: Literal["low", "high"]) -> tuple[Column[Corrected], ...]:
+def _gate(index: int, side: Side) -> tuple[Column[Corrected], ...]:
     return (
-        Column(f"gate{index}_tokens_{side}", lambda c: c.rejected(index, side)),
+        Column(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], along=index),
         Column(
             f"gate{index}_sequences_{side}",
-            lambda c: (c.rejected(index, side) > 0).astype(np.float64),
+            lambda c: (c.rejected[index, side] > 0).astype(np.float64),
+            along=index,
         ),
     )
 
 
 def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[Column[Corrected], ...]:
     return (
-        Column(f"{side}_{name}", lambda c: c.batch.outcomes[name][1] * c.part(side)),
-        Column(f"{side}_{name}_known", lambda c: c.batch.outcomes[name][0] * c.part(side)),
+        Column(f"{side}_{name}", lambda c: c.outcomes[name][1] * c.share[side]),
+        Column(f"{side}_{name}_known", lambda c: c.outcomes[name][0] * c.share[side]),
     )
 
 
 @cache
 def columns_of(correction: Correction, *, losses: bool) -> tuple[Column[Corrected], ...]:
     """The columns of a correction, before its weights are normalized; `losses`: with those of its loss."""
-    gates = (_gate(index, side) for index in range(len(correction.gates)) for side in ("low", "high"))
+    gates = (_gate(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison(name, side) for name in COMPARED for side in ("kept", "rejected"))
     return (
         *_WEIGHTS,
@@ -226,7 +249,7 @@ def whole_columns(
     calm: bool = False,
 ) -> tuple[Columns, Columns]:
     """As `correction_columns`, looking at every token; `calm`: as if none reached a bound of a rule on tokens."""
-    facts = Corrected(correction, apply(correction, ratios, batch, calm=calm), ratios, k3, batch, plain)
+    facts = corrected(correction, ratios, k3, batch, plain, losses=losses, calm=calm)
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in columns_of(correction, losses=losses):
         assert column.make is not None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, TokenBatch
-from mismatchctl.correction import Applied, Correction, Selection
+from mismatchctl.batch import Float64s, Segments, TokenBatch
+from mismatchctl.correction import Correction, Selection, apply
+from mismatchctl.correction.apply import Weights
 from mismatchctl.measure.losses import Columns, TokenLoss, loss_columns
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
 _CANCELLED = 1e-4  # a mean of w^2 below it has lost digits as 1 + 2 (w - 1) + (w - 1)^2
+Side = Literal["low", "high"]
+SIDES: tuple[Side, Side] = ("low", "high")
 COMPARED = ("reward", "advantage", "length")
 """What is compared between kept and rejected sequences: outcomes of a batch."""
 
@@ -71,43 +75,42 @@ class PairFacts:
         )
 
 
+@dataclass(frozen=True)
 class Corrected:
     """What a correction does to the sequences of a block, before its weights are normalized.
 
+    Or many that differ in bounds: then arrays are [S, ...], the further axes those of a grid.
+
     Attributes:
-        correction, applied: the rules and what they did.
-        ratios: one per source that the correction looks at.
-        k3: sum of the mismatch's K3 over each sequence [S].
-        batch: the block.
-        plain: its loss without any correction, where it is known.
         length: tokens of each sequence [S].
-        n: the same, 1 where there is none.
         kept: tokens that are left of each [S].
-        share: of its tokens [S].
+        counted: those that stay in the loss's denominator [S].
+        kept_k3: sum of K3 over the kept tokens [S].
+        weight_sums: of weights minus 1 and of their squares: before the bound, after it, and of kept tokens.
+        squared_kept_weight: sum of the squared weights of kept tokens [S].
+        extremes: largest and smallest (negated) weight of each sequence, before and after the bound.
+        rejected: tokens of each sequence that a gate rejects on one side.
+        catastrophic: those whose ratio is below the first veto; None where there is no veto.
+        outcomes: reward, advantage and length: where they are known, and what they are [S].
+        loss_sums: the loss with the correction, and its gradient, where they are asked for.
     """
 
-    def __init__(
-        self,
-        correction: Correction,
-        applied: Applied,
-        ratios: Mapping[str, Ratios],
-        k3: Float64s,
-        batch: TokenBatch,
-        plain: TokenLoss | None = None,
-    ) -> None:
-        self.correction, self.applied, self.ratios, self.k3 = correction, applied, ratios, k3
-        self.batch, self.plain = batch, plain
-        self.length = batch.segments.sizes
-        self.n = np.maximum(self.length, 1.0)
-        self.kept = applied.kept.counts
-        self.share: Float64s = self.kept / self.n
+    length: Float64s
+    kept: Float64s
+    counted: Float64s
+    kept_k3: Float64s
+    weight_sums: Columns
+    squared_kept_weight: Float64s
+    extremes: Columns
+    rejected: Mapping[tuple[int, Side], Float64s]
+    catastrophic: Float64s | None
+    outcomes: Mapping[str, tuple[Float64s, Float64s]]
+    loss_sums: Columns
 
-    def kept_k3(self) -> Float64s:
-        """Sum of K3 over the kept tokens."""
-        kept = self.applied.kept
-        if kept.tokens is None:
-            return np.where(kept.sequences, self.k3, 0.0)
-        return kept.sum(self.ratios["train/rollout"].k3)
+    @cached_property
+    def n(self) -> Float64s:
+        """Tokens of each sequence, 1 where there is none."""
+        return np.maximum(self.length, 1.0)
 
     @cached_property
     def sequence_weight(self) -> Float64s:
@@ -115,99 +118,120 @@ class Corrected:
         found: Float64s = (self.kept + self.weight_sums["kept_excess"]) / self.n
         return found
 
-    def squared_kept_weight(self) -> Float64s:
-        """Sum of the squared weights of kept tokens."""
-        weights, kept = self.applied.weights, self.applied.kept
-        return _squares(
-            self.kept,
-            self.weight_sums["kept_excess"],
-            self.weight_sums["squared_kept_excess"],
-            lambda: weights.total(weights.bounded**2, kept) if weights else self.kept,
-        )
-
     @cached_property
-    def weight_sums(self) -> Columns:
-        """Sums of weights minus 1 and of their squares: before the bound, after it, and of kept tokens."""
-        weights, kept = self.applied.weights, self.applied.kept
-        names = ("raw_weight_excess", "weight_excess", "kept_excess")
-        columns = dict.fromkeys(
-            (*names, *(f"squared_{name}" for name in names), "weight_low", "weight_high"), np.zeros_like(self.length)
-        )
-        if weights is None:
-            return columns
-        everything = Selection.everything(kept.segments)
-        if weights.are_ratios:
-            columns["raw_weight_excess"] = weights.ratios.excess_sum
-            columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
-        else:
-            columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
-            columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
-        if weights.per_token and weights.calm:
-            for name in ("weight_excess", "squared_weight_excess"):
-                columns[name] = columns[name.replace("weight", "raw_weight")]
-        else:
-            columns["weight_excess"] = weights.total(weights.excess, everything)
-            columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
-            for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
-                if flags.any():
-                    columns[name] = weights.total(flags, everything)
-        if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
-            columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
-            columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
-        else:
-            columns["kept_excess"] = weights.total(weights.excess, kept)
-            columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
+    def share(self) -> Columns:
+        """Share of each sequence's tokens that is kept, and rejected; 0 of an empty one."""
+        kept = self.kept / self.n
+        return {"kept": kept, "rejected": (self.length > 0) - kept}
+
+
+def corrected(
+    correction: Correction,
+    ratios: Mapping[str, Ratios],
+    k3: Float64s,
+    batch: TokenBatch,
+    plain: TokenLoss | None = None,
+    *,
+    losses: bool = False,
+    calm: bool = False,
+) -> Corrected:
+    """What one correction does to a block.
+
+    Args:
+        correction: the rules.
+        ratios: one per source that the correction looks at.
+        k3: sum of the mismatch's K3 over each sequence [S].
+        batch: the block.
+        plain: its loss without any correction, where it is known.
+        losses: whether the loss with it is asked for.
+        calm: as if no token reached a bound of a rule on tokens.
+    """
+    applied = apply(correction, ratios, batch, calm=calm)
+    weights, kept = applied.weights, applied.kept
+    sums = _weight_sums(weights, kept)
+    squares = _squares(
+        kept.counts,
+        sums["kept_excess"],
+        sums["squared_kept_excess"],
+        lambda: weights.total(weights.bounded**2, kept) if weights else kept.counts,
+    )
+    return Corrected(
+        length=batch.segments.sizes,
+        kept=kept.counts,
+        counted=applied.counted.counts,
+        kept_k3=kept.sum(ratios["train/rollout"].k3) if kept.tokens is not None else np.where(kept.sequences, k3, 0.0),
+        weight_sums=sums,
+        squared_kept_weight=squares,
+        extremes=_extremes(weights, batch.segments),
+        rejected={
+            (gate, side): getattr(outcome, side).counts for gate, outcome in enumerate(applied.gates) for side in SIDES
+        },
+        catastrophic=_catastrophic(correction, ratios),
+        outcomes=batch.outcomes,
+        loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
+    )
+
+
+def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:
+    names = ("raw_weight_excess", "weight_excess", "kept_excess")
+    columns = dict.fromkeys(
+        (*names, *(f"squared_{name}" for name in names), "weight_low", "weight_high"), np.zeros(len(kept.segments))
+    )
+    if weights is None:
         return columns
+    everything = Selection.everything(kept.segments)
+    if weights.are_ratios:
+        columns["raw_weight_excess"] = weights.ratios.excess_sum
+        columns["squared_raw_weight_excess"] = weights.ratios.squared_excess_sum
+    else:
+        columns["raw_weight_excess"] = weights.total(weights.raw_excess, everything)
+        columns["squared_raw_weight_excess"] = weights.total(weights.raw_excess**2, everything)
+    if weights.per_token and weights.calm:
+        for name in ("weight_excess", "squared_weight_excess"):
+            columns[name] = columns[name.replace("weight", "raw_weight")]
+    else:
+        columns["weight_excess"] = weights.total(weights.excess, everything)
+        columns["squared_weight_excess"] = weights.total(weights.excess**2, everything)
+        for name, flags in (("weight_low", weights.low), ("weight_high", weights.high)):
+            if flags.any():
+                columns[name] = weights.total(flags, everything)
+    if kept.tokens is None:  # whole sequences: the sums above hold wherever the sequence is kept
+        columns["kept_excess"] = np.where(kept.sequences, columns["weight_excess"], 0.0)
+        columns["squared_kept_excess"] = np.where(kept.sequences, columns["squared_weight_excess"], 0.0)
+    else:
+        columns["kept_excess"] = weights.total(weights.excess, kept)
+        columns["squared_kept_excess"] = weights.total(weights.excess * weights.excess, kept)
+    return columns
 
-    @cached_property
-    def extremes(self) -> Columns:
-        """Largest and smallest (negated) weight of each sequence, before and after the bound."""
-        weights, segments = self.applied.weights, self.batch.segments
-        empty = ~segments.nonempty
-        if weights is None:
-            ones = np.where(empty, -np.inf, 1.0)
-            lows = np.where(empty, -np.inf, -1.0)
-            return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
-        if not weights.per_token:
-            high = low = weights.raw
-        elif weights.are_ratios:
-            low, high = weights.ratios.range
-        else:
-            high, low = segments.max(weights.raw), segments.min(weights.raw)
-        result = {"raw_weight": high, "-raw_weight": -low}
-        if not weights.per_token:
-            result |= {"weight": weights.bounded, "-weight": -weights.bounded}
-        elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
-            bounds = weights.rule.bounds
-            result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
-        else:
-            result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
-        return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
-    def rejected(self, gate: int, side: Literal["low", "high"]) -> Float64s:
-        """Tokens of each sequence that a gate rejects on one side."""
-        outcome = self.applied.gates[gate]
-        return (outcome.low if side == "low" else outcome.high).counts
+def _extremes(weights: Weights | None, segments: Segments) -> Columns:
+    empty = ~segments.nonempty
+    if weights is None:
+        ones = np.where(empty, -np.inf, 1.0)
+        lows = np.where(empty, -np.inf, -1.0)
+        return {"raw_weight": ones, "-raw_weight": lows, "weight": ones, "-weight": lows}
+    if not weights.per_token:
+        high = low = weights.raw
+    elif weights.are_ratios:
+        low, high = weights.ratios.range
+    else:
+        high, low = segments.max(weights.raw), segments.min(weights.raw)
+    result = {"raw_weight": high, "-raw_weight": -low}
+    if not weights.per_token:
+        result |= {"weight": weights.bounded, "-weight": -weights.bounded}
+    elif weights.are_ratios and (weights.rule.zero is None or weights.calm):
+        bounds = weights.rule.bounds
+        result |= {"weight": np.clip(high, *bounds), "-weight": -np.clip(low, *bounds)}
+    else:
+        result |= {"weight": segments.max(weights.bounded), "-weight": -segments.min(weights.bounded)}
+    return {name: np.where(empty, -np.inf, values) for name, values in result.items()}
 
-    @cached_property
-    def catastrophic(self) -> Float64s:
-        """Tokens of each sequence whose ratio is below the veto; the first veto counts."""
-        veto = next(gate for gate in self.correction.gates if gate.is_veto)
-        limit, looked_at = np.log(veto.keep[0] or 0.0), self.ratios[veto.source]
-        if not looked_at.extent[0] < limit:
-            return np.zeros_like(self.length)
-        return looked_at.segments.sum(looked_at.log_ratio < limit)
 
-    def part(self, side: Literal["kept", "rejected"]) -> Float64s:
-        """Share of each sequence's tokens that is kept, or rejected; 0 of an empty one."""
-        return self.share if side == "kept" else self._rejected_share
-
-    @cached_property
-    def _rejected_share(self) -> Float64s:
-        left: Float64s = self.batch.segments.nonempty - self.share
-        return left
-
-    @cached_property
-    def loss_sums(self) -> Columns:
-        """The loss with the correction, and its gradient."""
-        return loss_columns(self.correction, self.applied, self.plain, self.batch)
+def _catastrophic(correction: Correction, ratios: Mapping[str, Ratios]) -> Float64s | None:
+    veto = next((gate for gate in correction.gates if gate.is_veto), None)
+    if veto is None:
+        return None
+    limit, looked_at = np.log(veto.keep[0] or 0.0), ratios[veto.source]
+    if not looked_at.extent[0] < limit:
+        return np.zeros(len(looked_at.segments))
+    return looked_at.segments.sum(looked_at.log_ratio < limit)

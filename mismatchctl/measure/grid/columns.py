@@ -8,16 +8,17 @@ sequences are products of matrices: a sequence adds its `passing` value where it
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, TokenBatch
+from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.facts import Corrected, Side
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
@@ -36,7 +37,6 @@ class BlockColumns:
         parts: the micro-batches of its cells.
         flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
         passing: columns by name where the sequence passes.
-        shared: of those, columns that are a factor per sequence [S, 1, ...] times another passing column, by name.
         failing: those that are not 0 where it does not.
         fixed: columns that do not depend on it.
         summed: the same of columns that are not kept by cluster, summed over each part [parts, ...].
@@ -46,7 +46,6 @@ class BlockColumns:
     parts: Parts
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)
-    shared: dict[str, tuple[NDArray[Any], str]] = field(default_factory=dict)
     failing: Arrays = field(default_factory=dict)
     fixed: Arrays = field(default_factory=dict)
     summed: Arrays = field(default_factory=dict)
@@ -54,37 +53,28 @@ class BlockColumns:
 
     def totals(self) -> Arrays:
         """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
-        of_all = [*self.passing, *self.shared]
-        if self.parts.count == 1 or self.parts.count * _FEW < len(self.parts.of):
-            each = [self._products(own) for own in self.parts.members]
-            sums: Arrays = {name: np.stack([made[name] for made in each]) for name in of_all}
-        else:
-            sums = {name: self.parts.sum(self._of_sequences(name)) for name in of_all}
-        return sums | self.summed | {name: self.parts.sum(values) for name, values in self.fixed.items()}
-
-    def _products(self, own: slice | Ints) -> Arrays:
-        """What depends on the flags, summed over the sequences of a part: products of matrices."""
-        flags = np.ones_like(self.fixed["tokens"][own]) if self.flags is None else self.flags[own]
-        sums: Arrays = {name: _product(flags, values[own]) for name, values in self.passing.items()}
-        for name, (factor, other) in self.shared.items():
-            sums[name] = _product(flags, self.passing[other][own], factor[own])
-        if self.flags is not None:
-            for name, values in self.failing.items():
-                sums[name] = sums[name] + _product(1.0 - flags, values[own])
-        return sums
+        return self.summed | self.by([*self.passing, *self.fixed], self.parts)
 
     def by(self, names: Iterable[str], parts: Parts) -> Arrays:
         """Some columns summed over other parts, [parts, weights, gate variants ...]."""
-        return {name: parts.sum(self.fixed[name] if name in self.fixed else self._of_sequences(name)) for name in names}
+        if parts.count == 1 or parts.count * _FEW < len(parts.of):
+            return {name: self._products(name, parts) for name in names}
+        return {name: parts.sum(self._of_sequences(name)) for name in names}
+
+    def _products(self, name: str, parts: Parts) -> NDArray[Any]:
+        """One column summed over each part: what depends on the flags as products of matrices."""
+        if self.flags is None or name in self.fixed:
+            return parts.sum(self._of_sequences(name))
+        passing, failing, flags = self.passing[name], self.failing.get(name), self.flags
+        sums = np.stack([_product(flags[own], passing[own]) for own in parts.members])
+        if failing is not None:
+            sums += np.stack([_product(1.0 - flags[own], failing[own]) for own in parts.members])
+        return sums
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
-        """One column of every sequence, of those that depend on the flags [S, weights, gate variants ...]."""
-        if name in self.passing:
-            values = self.passing[name]
-        else:
-            factor, other = self.shared[name]
-            values = self.passing[other] * factor
-        if self.flags is None:
+        """One column of every sequence [S, weights, gate variants ...]."""
+        values = self.fixed[name] if name in self.fixed else self.passing[name]
+        if self.flags is None or name in self.fixed:
             return values
         with np.errstate(invalid="ignore"):
             found: NDArray[Any] = values * self.flags
@@ -93,12 +83,10 @@ class BlockColumns:
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
-def _product(flags: Float64s, values: NDArray[Any], factor: NDArray[Any] | float = 1.0) -> NDArray[Any]:
-    """Sum over sequences of flags times values, times a factor per sequence; the two vary along different axes."""
+def _product(flags: Float64s, values: NDArray[Any]) -> NDArray[Any]:
+    """Sum over sequences of flags times values; the two vary along different axes."""
     shape = np.broadcast_shapes(flags.shape[1:], values.shape[1:])
     with np.errstate(invalid="ignore", over="ignore"):
-        if isinstance(factor, np.ndarray):
-            flags, values = (flags * factor, values) if flags.size < values.size else (flags, values * factor)
         product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
     if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
         with np.errstate(invalid="ignore", over="ignore"):
@@ -125,9 +113,23 @@ def block_columns(
         plain: its loss without any correction, where it is known.
         losses: whether the dump has current log-probs, so that there are columns of losses.
     """
-    if family.is_binned:
-        return _Binned(family, ratios, batch, parts, plain, losses).columns()
-    return _applied(family, ratios, batch, parts, plain, losses)
+    if not family.is_binned:
+        return _applied(family, ratios, batch, parts, plain, losses)
+    binned = _Binned(family, ratios, batch, parts, plain, losses)
+    passing, flags = binned.passing(), binned.flags
+    made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
+    failing = binned.failing(passing)
+    for column in family.columns(losses=losses):
+        if column.merge == "largest" or column.name in made.summed:
+            continue
+        assert column.make is not None
+        if column.along not in ("kept", "all"):
+            made.fixed[column.name] = column.make(passing)
+            continue
+        made.passing[column.name] = column.make(passing)
+        if flags is not None and (rest := column.make(failing)).any():
+            made.failing[column.name] = rest
+    return made
 
 
 def _applied(
@@ -150,7 +152,13 @@ def _applied(
 
 
 class _Binned:
-    """The points of a family read off bins."""
+    """The points of a family read off bins.
+
+    Attributes:
+        flags: as of BlockColumns.
+        rejected: tokens of each sequence that a gate rejects on one side, along the grid [S, ...].
+        summed, maxima: as of BlockColumns.
+    """
 
     def __init__(
         self,
@@ -164,8 +172,7 @@ class _Binned:
         self.family, self.ratios, self.batch, self.parts, self.losses = family, ratios, batch, parts, losses
         self.correction = family.correction
         self.segments = batch.segments
-        self.lengths = batch.segments.lengths.astype(np.float64)
-        self.n = np.maximum(self.lengths, 1.0)
+        self.length = self._wide(batch.segments.sizes)
         own = plain if self.correction.loss == "ppo" else token_loss(self.correction.loss, batch)
         self.loss = None if own is None or plain is None or not losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
@@ -173,16 +180,53 @@ class _Binned:
         measured = [measure(gate, ratios[gate.source], everything, batch) for gate in gates]
         rules = list(zip(measured, family.thresholds, strict=True))
         self.on_tokens, self.on_sequences = rules[: family.token_gates], rules[family.token_gates :]
-        self.made = BlockColumns(parts)
+        self.rejected: dict[tuple[int, Side], NDArray[Any]] = {}
+        self.summed: Arrays = {}
+        self.maxima: Arrays = {}
+        self.flags = self._sequence_gates()
 
-    def columns(self) -> BlockColumns:
-        made = self.made
-        self._sequence_gates()
+    def passing(self) -> Corrected:
+        """What the points do to sequences that pass the gates on whole sequences."""
         kept = self._kept_tokens()
-        self._weights(kept)
-        made.fixed |= self._catastrophic()
-        self._compare(kept["count"])
-        return made
+        made = self._weights(kept)
+        zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
+        counted = self.length if zeroes else kept["count"]
+        if self.losses:
+            zero, known = np.zeros_like(self.length), float(self.loss is not None)
+            made |= {"loss_clipped": kept.get("clipped", zero), "loss_kept": kept["count"] * known}
+            made |= {"loss_counted": counted * known, "loss_tokens": self.length * known}
+        wide = {name: (self._wide(known), self._wide(values)) for name, (known, values) in self.batch.outcomes.items()}
+        if self.parts.count == 1:
+            self.summed["mean_excess"] = np.tensordot(1 / self.segments.sizes, made["weight_excess"], 1)[None]
+        return Corrected(
+            length=self.length,
+            kept=kept["count"],
+            counted=counted,
+            kept_k3=kept["k3"],
+            weight_sums=made,
+            squared_kept_weight=made["squared_kept_weight"],
+            extremes={},
+            rejected=self.rejected,
+            catastrophic=self._catastrophic(),
+            outcomes=wide,
+            loss_sums=made,
+        )
+
+    def failing(self, passing: Corrected) -> Corrected:
+        """The same of sequences that do not: nothing is kept of them, and of their weights nothing else changes."""
+        none = np.zeros_like(self.length)
+        left, counted = dict.fromkeys(passing.weight_sums, none), none
+        if passing.counted is self.length:
+            left, counted = left | {"loss_counted": passing.loss_sums.get("loss_counted", none)}, self.length
+        return replace(
+            passing,
+            kept=none,
+            counted=counted,
+            kept_k3=none,
+            weight_sums=left,
+            squared_kept_weight=none,
+            loss_sums=left,
+        )
 
     def _wide(self, values: NDArray[Any], axis: int = 0) -> NDArray[Any]:
         """Values [S] or [S, V], V along one axis of the grid."""
@@ -194,23 +238,19 @@ class _Binned:
         missing = (1,) * len(self.on_sequences)
         return values.reshape(len(values), *(() if weights else (1,)), *values.shape[1:], *missing)
 
-    def _sequence_gates(self) -> None:
-        """Flags, and what each gate on whole sequences rejects by itself."""
-        some, flags = self.segments.nonempty[:, None], None
-        for number, (measured, thresholds) in enumerate(self.on_sequences):
-            axis = 1 + len(self.on_tokens) + number
-            low, high = (side & some for side in thresholds.sides(measured))
+    def _sequence_gates(self) -> Float64s | None:
+        """Flags; notes what each gate on whole sequences rejects by itself."""
+        flags = None
+        for axis, (measured, thresholds) in enumerate(self.on_sequences, 1 + len(self.on_tokens)):
+            low, high = thresholds.sides(measured)
             passes = self._wide(~(low | high), axis)
             flags = passes if flags is None else flags & passes
-            gate = self.family.order[axis - 1]
-            for side, rejected in (("low", low), ("high", high)):
-                self._note(gate, side, axis, rejected * self.lengths[:, None], rejected)
-        self.made.flags = None if flags is None else flags.astype(np.float64)
+            self._note(axis, low * self.segments.sizes[:, None], high * self.segments.sizes[:, None])
+        return None if flags is None else flags.astype(np.float64)
 
-    def _note(self, gate: int, side: str, axis: int, tokens: NDArray[Any], sequences: NDArray[Any]) -> None:
-        fixed = self.made.fixed
-        fixed[f"gate{gate}_tokens_{side}"] = self._wide(tokens, axis)
-        fixed[f"gate{gate}_sequences_{side}"] = self._wide(sequences.astype(np.float64), axis)
+    def _note(self, axis: int, low: NDArray[Any], high: NDArray[Any]) -> None:
+        gate = self.family.order[axis - 1]
+        self.rejected |= {(gate, "low"): self._wide(low, axis), (gate, "high"): self._wide(high, axis)}
 
     def _kept_tokens(self) -> Arrays:
         """Sums over the tokens that gates on tokens keep, weights aside; [S, variants of gates on tokens ...]."""
@@ -225,57 +265,23 @@ class _Binned:
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             others = tuple(1 + other for other in range(len(self.on_tokens)) if other != axis)
             counts = table[0].sum(axis=others)
-            for side, bins in (("low", thresholds.below), ("high", thresholds.above)):
-                rejected = bins.sums(counts)
-                self._note(self.family.order[axis], side, axis + 1, rejected, rejected > 0)
+            self._note(axis + 1, thresholds.below.sums(counts), thresholds.above.sums(counts))
         for axis, (_, thresholds) in enumerate(self.on_tokens):
             table = thresholds.inside.sums(table, axis=axis + 2)
-        kept: Arrays = {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
-        self._count(kept)
-        return kept
+        return {name: self._from_tokens(sums, False) for name, sums in zip(wanted, table, strict=True)}
 
-    def _count(self, kept: Arrays) -> None:
-        """Columns of how many tokens are kept."""
-        made, count = self.made, kept["count"]
-        length, some = self._wide(self.lengths), self._wide(self.segments.nonempty.astype(np.float64))
-        zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
-        made.passing |= {
-            "kept": count,
-            "kept_k3": kept["k3"],
-            "touched": (count < length).astype(np.float64),
-            "emptied": (count == 0) * some,
-        }
-        made.failing |= {"touched": some, "emptied": some}
-        (made.fixed if zeroes else made.passing)["counted"] = length if zeroes else count
-        if self.losses:
-            known = float(self.loss is not None)
-            (made.fixed if zeroes else made.passing)["loss_counted"] = (length if zeroes else count) * known
-            made.passing["loss_kept"] = count * known
-            made.fixed["loss_tokens"] = length * known
-            made.passing["loss_clipped"] = kept.get("clipped", np.zeros_like(length))
-
-    def _weights(self, kept: Arrays) -> None:
-        """Columns of weights, of all tokens and of kept ones."""
-        rule, made, zero = self.correction.weight, self.made, np.zeros_like(self._wide(self.lengths))
+    def _weights(self, kept: Arrays) -> Arrays:
+        """Sums of weights, of all tokens and of kept ones, and of losses; notes their extremes."""
+        rule, zero = self.correction.weight, np.zeros_like(self.length)
         if rule is None:
-            names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high")
-            made.fixed |= dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
-            made.passing |= {"kept_excess": zero, "squared_kept_weight": kept["count"]}
-            made.passing |= {name: kept.get(name, zero) for name in self._linear}
-            made.maxima = dict.fromkeys(("raw_weight", "weight"), self._along_weights(np.ones(self.parts.count)))
-            made.maxima |= {name: -made.maxima[name[1:]] for name in ("-raw_weight", "-weight")}
-        elif rule.level == "token":
-            self._token_weights(Weights(rule, self.ratios[rule.source]), zero)
-        else:
-            self._sequence_weights(Weights(rule, self.ratios[rule.source]), kept)
-        n = self._wide(self.n)
-        excess = made.fixed["weight_excess"]
-        if self.parts.count == 1:
-            made.summed["mean_excess"] = np.tensordot(1 / self.n, excess, 1)[None]
-        else:
-            made.fixed["mean_excess"] = excess / n
-        made.passing["sequence_weight"] = (kept["count"] + made.passing["kept_excess"]) / n
-        made.passing["squared_sequence_weight"] = made.passing["sequence_weight"] ** 2
+            names = ("raw_weight_excess", "weight_excess", "weight_low", "weight_high", "kept_excess")
+            made: Arrays = dict.fromkeys((*names, "squared_raw_weight_excess", "squared_weight_excess"), zero)
+            made |= {"squared_kept_weight": kept["count"], **{name: kept.get(name, zero) for name in self._linear}}
+            one = self._along_weights(np.ones(self.parts.count))
+            self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
+            return made
+        weights = Weights(rule, self.ratios[rule.source])
+        return self._token_weights(weights, zero) if rule.level == "token" else self._sequence_weights(weights, kept)
 
     @property
     def _linear(self) -> tuple[str, ...]:
@@ -285,9 +291,9 @@ class _Binned:
         """Values [parts] or [parts, W] along the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
-    def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> None:
+    def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> Arrays:
         """One weight per token: bins of the weight, and of gates on tokens."""
-        made, bounds = self.made, self.family.bounds
+        bounds = self.family.bounds
         excess, ratio, weight = weights.raw_excess, weights.raw_excess + 1.0, token_weights(weights)
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
         if self.loss is not None:
@@ -304,26 +310,26 @@ class _Binned:
         every = BoundedSums(bounds, of_all)
         whole = BoundedSums(bounds, {name: self.parts.sum(sums) for name, sums in of_all.items()})
         high = whole.sum_beyond("above", "count")
-        made.fixed["weight_excess"] = self._wide(every.sum("e", "count", origin=1.0))
-        made.summed |= {
+        made = {"weight_excess": self._wide(every.sum("e", "count", origin=1.0))}
+        self.summed |= {
             "raw_weight_excess": self._along_weights(whole.table["e"].sum(axis=1)),
             "squared_raw_weight_excess": self._along_weights(whole.table["ee"].sum(axis=1)),
             "squared_weight_excess": self._along_weights(whole.sum("ee", "count", power=2, origin=1.0)),
             "weight_low": self._along_weights(bounds.watched.sums(whole.table["count"])),
             "weight_high": self._along_weights(np.zeros(self.parts.count) if high is None else high),
         }
-        left, excess_left = every, made.fixed["weight_excess"]
+        left, made["kept_excess"] = every, made["weight_excess"]
         if self.on_tokens:
             left = BoundedSums(bounds, dict(zip(wanted, self._narrowed(table), strict=True)))
-            excess_left = self._kept(left.sum("e", "count", origin=1.0))
-        made.passing["kept_excess"] = excess_left
-        made.passing["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
+            made["kept_excess"] = self._kept(left.sum("e", "count", origin=1.0))
+        made["squared_kept_weight"] = self._kept(left.sum("ww", "count", power=2))
         for name in self._linear:
             power = 2 if name == "squared_gradient" else 1
             known = self.loss is not None
-            made.passing[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
+            made[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
         found = bounds.maxima(weights, self.segments, self.parts)
-        made.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        return made
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:
         """A table [columns, S, bins of the weight, bins of gates ...] over what gates keep that do not vary."""
@@ -337,41 +343,40 @@ class _Binned:
             sums = thresholds.inside.sums(sums, axis=axis + 2) if thresholds.variants > 1 else sums
         return self._from_tokens(sums, True)
 
-    def _sequence_weights(self, weights: Weights, kept: Arrays) -> None:
+    def _sequence_weights(self, weights: Weights, kept: Arrays) -> Arrays:
         """One weight per sequence."""
-        made, bounds = self.made, self.family.bounds
-        raw, lengths, some = weights.raw_excess[:, None], self.lengths[:, None], self.segments.nonempty[:, None]
+        bounds, raw, lengths = self.family.bounds, weights.raw_excess[:, None], self.segments.sizes[:, None]
         low, high = bounds.thresholds.sides(weights.raw_excess + 1.0)
         watched = bounds.thresholds.bin(weights.raw_excess + 1.0)[:, None] < bounds.watched.stops
-        excess = np.where(some, np.where(low, bounds.low - 1.0, np.where(high, bounds.high - 1.0, raw)), 0.0)
+        excess = np.where(low, bounds.low - 1.0, np.where(high, bounds.high - 1.0, raw))
         product = np.exp(np.clip(weights.log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))[:, None]
         weight = np.where(low, bounds.low, np.where(high, bounds.high, product))
-        made.fixed |= {
+        made = {
             "raw_weight_excess": self._wide(raw * lengths),
             "squared_raw_weight_excess": self._wide(raw * raw * lengths),
             "weight_excess": self._wide(excess * lengths),
             "squared_weight_excess": self._wide(excess * excess * lengths),
             "weight_low": self._wide(watched * lengths),
             "weight_high": self._wide(high * lengths),
+            "kept_excess": self._wide(excess) * kept["count"],
+            "squared_kept_weight": self._wide(weight * weight) * kept["count"],
         }
-        made.passing["kept_excess"] = self._wide(excess) * kept["count"]
-        made.passing["squared_kept_weight"] = self._wide(weight * weight) * kept["count"]
         for name in self._linear:
             power = 2 if name == "squared_gradient" else 1
-            made.passing[name] = self._wide(weight**power) * kept.get(name, np.zeros_like(kept["count"]))
-        of_all = np.where(some, 0.0, -np.inf)
+            made[name] = self._wide(weight**power) * kept.get(name, np.zeros_like(kept["count"]))
         found = {"raw_weight": product, "-raw_weight": -product, "weight": weight, "-weight": -weight}
-        made.maxima = {name: self._along_weights(self.parts.largest(values + of_all)) for name, values in found.items()}
+        self.maxima = {name: self._along_weights(self.parts.largest(values)) for name, values in found.items()}
+        return made
 
-    def _catastrophic(self) -> Arrays:
-        """Tokens below the first veto, and sequences that hold one."""
+    def _catastrophic(self) -> NDArray[Any] | None:
+        """Tokens below the first veto."""
         axis = self.family.veto
         if axis is None:
-            return {}
+            return None
         gates = self.family.gates[self.family.order[axis]]
         limits = np.log([gate.keep[0] or 0.0 for gate in gates])
         ratios = self.ratios[gates[0].source]
-        tokens = np.zeros((len(self.n), len(gates)))
+        tokens = np.zeros((len(self.segments), len(gates)))
         if ratios.extent[0] < limits.max():
             found = np.flatnonzero(ratios.log_ratio < limits.max())
             edges, place = np.unique(limits, return_inverse=True)
@@ -379,16 +384,4 @@ class _Binned:
             bins = sequences * len(edges) + np.searchsorted(edges, ratios.log_ratio[found], side="right")
             counts = np.bincount(bins, minlength=len(tokens) * len(edges)).reshape(len(tokens), -1)
             tokens = counts.cumsum(axis=1)[:, place].astype(np.float64)
-        return {
-            "catastrophic_tokens": self._wide(tokens, axis + 1),
-            "catastrophic_sequences": self._wide((tokens > 0).astype(np.float64), axis + 1),
-        }
-
-    def _compare(self, count: NDArray[Any]) -> None:
-        """Reward, advantage and length, by the share of tokens kept and rejected."""
-        made, n = self.made, self._wide(self.n)
-        made.passing |= {"kept_share": count / n, "rejected_share": (self._wide(self.lengths) - count) / n}
-        for name, (known, values) in self.batch.outcomes.items():
-            for key, column in ((name, values), (f"{name}_known", known)):
-                made.shared |= {f"{side}_{key}": (self._wide(column), f"{side}_share") for side in ("kept", "rejected")}
-                made.failing[f"rejected_{key}"] = self._wide(column)
+        return self._wide(tokens, axis + 1)

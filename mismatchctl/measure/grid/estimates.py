@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,6 +13,14 @@ from mismatchctl.batch import Float64s
 from mismatchctl.measure.grid.parts import Arrays
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.metrics.evaluate import STEP
+
+
+def asked_by(metric: Metric) -> list[str]:
+    """The columns that a metric is made of."""
+    assert metric.formula is not None
+    reader = Asked(defaultdict(lambda: np.ones(1)))
+    metric.formula(reader)
+    return [*reader.asked]
 
 
 class Asked(Mapping[str, Any]):
@@ -30,14 +39,6 @@ class Asked(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.totals)
-
-
-def asked_by(metric: Metric, totals: Arrays) -> list[str]:
-    """The columns that a metric is made of."""
-    assert metric.formula is not None
-    reader = Asked(totals)
-    metric.formula(reader)
-    return [*reader.asked]
 
 
 class _Perturbed(Asked):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,11 +12,14 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
+from mismatchctl.measure.columns import Along, Column, columns_of
+from mismatchctl.measure.facts import Corrected
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
 from mismatchctl.measure.kernels.kernel import Rungs
 
 LONG = 8
 """Variants of a gate from which they are a ladder."""
+_AGGREGATED = ("loss_mean", "loss_sequences")
 _MOST_CELLS = 1 << 14
 """Bins of a token table, over all its rules, beyond which points are applied one by one."""
 
@@ -100,6 +103,19 @@ class Family:
     def grid(self) -> tuple[int, ...]:
         """Variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
+
+    def columns(self, *, losses: bool) -> tuple[Column[Corrected], ...]:
+        """Its columns; those of other aggregations of a loss are no column of a sweep."""
+        return tuple(column for column in columns_of(self.correction, losses=losses) if column.name not in _AGGREGATED)
+
+    def shape(self, along: Along) -> tuple[int, ...]:
+        """The grid, with length 1 along axes that a column does not depend on."""
+        gates = range(1, len(self.grid))
+        axes: dict[Along, Iterable[int]] = {"none": (), "weights": (0,), "kept": gates, "all": (0, *gates)}
+        axes |= {gate: (axis,) for axis, gate in enumerate(self.order, 1)}
+        if self.veto is not None:
+            axes["veto"] = (self.veto + 1,)
+        return tuple(size if axis in axes[along] else 1 for axis, size in enumerate(self.grid))
 
     @property
     def longest(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.columns import BlockColumns, block_columns
 from mismatchctl.measure.grid.estimates import asked_by
@@ -20,7 +20,7 @@ from mismatchctl.measure.grid.ladders import LadderColumns, ladder_columns
 from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import as_slice
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
-from mismatchctl.measure.losses import TokenLoss, plain_loss_columns, token_loss
+from mismatchctl.measure.losses import PLAIN_LOSS, TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.reduce import Cell, cut_runs, gathered, ratios_of, scopes_of
 from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, RowsOfBatch, mix
@@ -52,11 +52,11 @@ Key = TypeVar("Key")
 class Layout:
     """How arrays along a grid lie side by side in the columns of a table."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.shapes = {name: values.shape for name, values in arrays.items()}
-        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in self.shapes.values())]).tolist()
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.shapes = shapes
+        ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
         self.width = ends[-1]
-        self._places = {name: slice(*place) for name, place in zip(self.shapes, pairwise(ends), strict=True)}
+        self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
 
     def flat(self, arrays: Mapping[str, NDArray[Any]]) -> Float64s:
         """Arrays [R, ...] side by side, [R, columns]; one that is the same along an axis may have length 1 there."""
@@ -89,21 +89,13 @@ class SweepPlan:
 
     @cached_property
     def layouts(self) -> tuple[Layouts, ...]:
-        """Of each family. What one token gives is what all give."""
-        return tuple(_layouts(made, BY_CLUSTER) for made in map(self._of_one_token, self.families))
+        """Of each family."""
+        return tuple(Layouts.of(family, self.base.losses, BY_CLUSTER) for family in self.families)
 
     @cached_property
     def sought_layouts(self) -> tuple[Layouts, ...]:
         """Of each family that is sought: the columns that its metric is made of."""
-        made = [(self._of_one_token(family), metric) for family, metric in self.sought]
-        return tuple(_layouts(one, asked_by(metric, one.totals())) for one, metric in made)
-
-    def _of_one_token(self, family: Family) -> Columns:
-        one, first = np.zeros(1), np.zeros(1, np.int64)
-        block = TokenBatch(Segments(np.array([0, 1])), one, one, current=one, advantages=one, rows=first)
-        plain = token_loss("ppo", block) if self.base.losses else None
-        part = Parts(first, 1)
-        return _columns(self, family, _Block(block, ratios_of(block, self.base), plain), part, part)
+        return tuple(Layouts.of(family, self.base.losses, asked_by(metric)) for family, metric in self.sought)
 
 
 @dataclass(frozen=True)
@@ -114,10 +106,14 @@ class Layouts:
     maxima: Layout
     rows: Layout
 
-
-def _layouts(made: Columns, by_cluster: Sequence[str]) -> Layouts:
-    rows = made.by(dict.fromkeys((*SHARED, *by_cluster)), made.parts)
-    return Layouts(*(Layout({name: one[0] for name, one in of.items()}) for of in (made.totals(), made.maxima, rows)))
+    @classmethod
+    def of(cls, family: Family, losses: bool, by_cluster: Iterable[str]) -> Layouts:
+        """Those of a family, of which some columns are kept by cluster."""
+        shapes = {"sum": dict.fromkeys((*SHARED, *(PLAIN_LOSS if losses else ())), (1,) * len(family.grid))}
+        for column in family.columns(losses=losses):
+            shapes.setdefault(column.merge, {})[column.name] = family.shape(column.along)
+        rows = {name: shapes["sum"][name] for name in dict.fromkeys((*SHARED, *by_cluster))}
+        return cls(Layout(shapes["sum"]), Layout(shapes["largest"]), Layout(rows))
 
 
 @dataclass(frozen=True)
