@@ -33,6 +33,8 @@ HEADLINE = "k3"
 NOT_RESAMPLED = "no interval: a maximum, a quantile, a count or a tail index does not follow from sums by cluster"
 FEW = "no interval: too few clusters"
 _RELATIVE_UNITS = ("nats", "nats/token")
+_SAME = 1e-12
+"""Relative difference up to which the same rows in another order, or split otherwise, may differ."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,12 @@ def _change(
     if reference.value is None or other.value is None:
         status = reference.status if reference.value is None else other.status
         return Tested(Change(reference=reference, other=other, status=status), None)
-    difference = other.value - reference.value
+    same = math.isclose(reference.value, other.value, rel_tol=_SAME)
+    difference = 0.0 if same else other.value - reference.value
     change = Change(reference=reference, other=other, difference=difference, status=NOT_RESAMPLED)
     if metric is None:
         return Tested(change, None)
-    change.better = _is_better(metric.metric, reference.value, other.value)
+    change.better = None if same else _is_better(metric.metric, reference.value, other.value)
     sized = metric.metric.unit in _RELATIVE_UNITS and metric.metric.better == "low"
     if sized and reference.value > 0:
         change.relative = finite(difference / reference.value)
@@ -145,8 +148,8 @@ def _change(
 
 
 def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
-    """Whether the other value is nearer to what is good; None where neither way is, or nothing changed."""
-    if reference == other or not metric.better:
+    """Whether the other value is nearer to what is good; None where neither way is."""
+    if not metric.better:
         return None
     if metric.better == "one":
         return abs(other - 1) < abs(reference - 1)
