@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -193,6 +194,16 @@ def test_one_command_is_built_where_nothing_asks_for_others(
     )
     assert done.stderr.splitlines()[-1] == str(others)
     assert says in done.stderr and bool(done.stdout) is not bool(says)
+
+
+def test_a_pandas_that_nobody_asked_for_is_not_loaded(dump: Path, tmp_path: Path) -> None:
+    """pyarrow loads it, where it is installed, before it converts an array: a third of a second, for nothing."""
+    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was loaded')")
+    command = [sys.executable, "-c", "from mismatchctl.cli.main import main; main()", "analyze", str(dump), "--json"]
+    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["runs"]
 
 
 def test_wrong_variables(dump: Path) -> None:

@@ -36,9 +36,9 @@ from mismatchctl.render.pages.correction_tables import (
     loss_table,
     selection_table,
 )
-from mismatchctl.render.pages.diagnose import sides_section
 from mismatchctl.render.pages.findings import card
 from mismatchctl.render.pages.provenance import provenance
+from mismatchctl.render.pages.sides import sides_section
 from mismatchctl.render.tables import Registry, measured, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import NOT_RECORDED, Finding, Result, RunResult, Value, story_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.frameworks.layers import LayerReport, Tensor
@@ -23,10 +23,9 @@ from mismatchctl.render.document import (
     Table,
 )
 from mismatchctl.render.pages.findings import card, folder_of
-from mismatchctl.result import Finding, Sides, SidesGroup, SideShare, Value
+from mismatchctl.render.pages.sides import sides_section
+from mismatchctl.result import Finding
 from mismatchctl.result.story import percent
-
-_MOST, _MOST_DRAWN = 12, 24
 
 
 def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
@@ -89,48 +88,6 @@ def _overview(runs: Mapping[str, Sequence[Finding]]) -> Table:
 def _unexplained(findings: Sequence[Finding]) -> float:
     """The share of K3 that no cause explains."""
     return sum(found.share_k3 or 0.0 for found in findings if found.cause == "unexplained")
-
-
-def sides_section(title: str, anchor: str, sides: Sides) -> Section:
-    """Which side is wrong, how sure that is, and where."""
-    shares = f"the rollout's share of the squared gap is {_share(sides.rollout_share)}"
-    rows = [("found", sides.summary), ("split", f"{shares}, of K3 {_share(sides.rollout_share_k3)}")]
-    ratio = sides.reference_over_rollout
-    if ratio.value is not None:
-        error = "" if ratio.se is None else f" ± {ratio.se:.1g}"
-        meaning = "1 where the rollout's column is what sampled"
-        rows.append(("sampled", f"E[reference/rollout] = {ratio.value:.5g}{error}, {meaning}"))
-    rows += [(f"by {name}", _groups(groups)) for name, groups in sides.groups.items()]
-    note = f"{sides.side}, {sides.confidence} confidence"
-    facts = Facts([*rows, *(("note", note) for note in sides.notes)], reach=BRIEF)
-    return Section(title, anchor, note=note).add(facts, Later(lambda: _clouds(sides, anchor)))
-
-
-def _clouds(sides: Sides, anchor: str) -> Iterator[Figures]:
-    """The errors of both sides side by side, by whatever they were taken apart."""
-    from mismatchctl.render.figures.dots import dots_figure, sides_dots  # draws: a terminal need not wait for it
-
-    for name, groups in sides.groups.items():
-        if 1 < len(groups) <= _MOST_DRAWN:
-            errors = {
-                own.label: {"rollout": Value(value=own.rollout_rms), "train": Value(value=own.train_rms)}
-                for own in groups
-            }
-            yield Figures([dots_figure(sides_dots(name), errors, f"{anchor}-{name}")])
-
-
-def _share(share: SideShare) -> str:
-    if share.value is None:
-        return f"undefined ({share.status})"
-    if share.status != "ok":
-        return share.status
-    interval = "" if share.interval is None else f" [{share.interval[0]:.0%}, {share.interval[1]:.0%}]"
-    return f"{share.value:.0%}{interval}"
-
-
-def _groups(groups: list[SidesGroup]) -> str:
-    told = (f"{own.label}: rollout {own.rollout_rms:.2g}, trainer {own.train_rms:.2g}" for own in groups[:_MOST])
-    return "; ".join(told) + ("; ..." if len(groups) > _MOST else "")
 
 
 def _layers(report: LayerReport, anchor: str, noise: Mapping[str, LogitNoise]) -> Section:
