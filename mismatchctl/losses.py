@@ -110,16 +110,15 @@ KL_KINDS = ("k1", "k2", "k3", "low_var")
 LOW_VAR_BOUND = 10.0
 
 
-def low_variance_kl(log_ratio: Floats, importance: Floats | None = None, bound: float = LOW_VAR_BOUND) -> Floats:
-    """K3 per token [T], bounded; unbiased (DeepSeek-V3.2) where it is weighted with current / anchor before the bound.
+def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
+    """K3 per token [T], bounded by LOW_VAR_BOUND; weighted with current / anchor before, unbiased (DeepSeek-V3.2).
 
     Args:
         log_ratio: policy minus reference log-prob [T].
         importance: ratio of the policy being updated to the one that sampled [T]; None: biased, as sampled.
-        bound: the estimate is clamped to plus and minus this.
     """
     estimate = kl_estimate(log_ratio, "k3")
-    return np.clip(estimate if importance is None else importance * estimate, -bound, bound)
+    return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
 
 
 def off_policy_masked(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:

@@ -187,7 +187,7 @@ class Ratios:
         return type(self)(policy, reference, self.segments.take(chosen))
 
 
-def ratios_of(batch: TokenBatch, sources: Iterable[str], kind: type[Ratios] = Ratios) -> dict[str, Ratios]:
+def ratios_of(batch: TokenBatch, sources: Iterable[str]) -> dict[str, Ratios]:
     """The ratios of a batch by source, as rules name them (`train/rollout`, ...).
 
     Raises:
@@ -198,7 +198,7 @@ def ratios_of(batch: TokenBatch, sources: Iterable[str], kind: type[Ratios] = Ra
         policy, reference = (batch.log_probs(name) for name in source.split("/"))
         if policy is None or reference is None:
             raise KeyError(source)
-        made[source] = kind(policy, reference, batch.segments)
+        made[source] = Ratios(policy, reference, batch.segments)
     return made
 
 

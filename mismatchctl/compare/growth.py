@@ -9,16 +9,14 @@ from mismatchctl.result import Growth, RunResult, growth_of
 from mismatchctl.result.growth import Label
 from mismatchctl.result.story import growth_of_run
 
-HEADLINE = "k3"
-
 _Step = tuple[float, float]
-"""Value of a metric at a step, and its standard error over it."""
+"""K3 at a step, and its standard error over it."""
 
 
-def growth(reference: RunResult, other: RunResult, key: str = HEADLINE) -> GrowthContrast:
-    """The growth of a metric on both sides, and of the other's over the reference's at the steps that both have."""
-    sides = [growth_of_run(run, key) for run in (reference, other)]
-    before, after = (_steps(run, key) for run in (reference, other))
+def growth(reference: RunResult, other: RunResult) -> GrowthContrast:
+    """The growth of K3 on both sides, and of the other's over the reference's at the steps that both have."""
+    sides = [growth_of_run(run) for run in (reference, other)]
+    before, after = (_steps(run) for run in (reference, other))
     common = [label for label in before if label in after]
     pairs = [(before[label], after[label]) for label in common]
     quotients = [value / base for (base, _), (value, _) in pairs]
@@ -27,14 +25,14 @@ def growth(reference: RunResult, other: RunResult, key: str = HEADLINE) -> Growt
         for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
     ]
     return GrowthContrast(
-        reference=sides[0], other=sides[1], quotient=growth_of(common, quotients, errors, key),
+        reference=sides[0], other=sides[1], quotient=growth_of(common, quotients, errors),
         onsets_differ=_apart(*sides),
     )  # fmt: skip
 
 
-def _steps(run: RunResult, key: str) -> dict[Label, _Step]:
-    """The steps at which a metric is above 0."""
-    series = run.groups.metrics.get(key)
+def _steps(run: RunResult) -> dict[Label, _Step]:
+    """The steps at which K3 is above 0."""
+    series = run.groups.metrics.get("k3")
     if series is None:
         return {}
     errors = series.se or [None] * len(series.value)

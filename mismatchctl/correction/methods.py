@@ -10,13 +10,13 @@ Rule = Weight | Gate
 _DIVERGENCES = ("k1", "k2", "k3", "k3_reversed")
 
 
-def _weights(level: str, *, over: str = "sequence") -> Callable[[Rule], bool]:
+def _weights(level: str) -> Callable[[Rule], bool]:
     """Weights of a level that a bound holds down."""
 
     def test(rule: Rule) -> bool:
         return (
             isinstance(rule, Weight)
-            and (rule.level, rule.over) == (level, over)
+            and (rule.level, rule.over) == (level, "sequence")
             and rule.zero is None
             and (rule.truncate is not None or rule.clip is not None)
         )

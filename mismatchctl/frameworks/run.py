@@ -154,11 +154,11 @@ class Run:
         """What multiplies the loss of each token: 0 where it is rejected."""
         return np.where(self.keep, self.raw_weights, 0).astype(self.step.dtype)
 
-    def mean(self, values: Array, where: Bools | None = None, empty: float = 0.0) -> float:
-        """Mean over tokens."""
+    def mean(self, values: Array, where: Bools | None = None) -> float:
+        """Mean over tokens; 0 where there are none."""
         chosen = values if where is None else values[where]
         with np.errstate(invalid="ignore", over="ignore"):
-            return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else empty
+            return float(np.mean(chosen, dtype=np.float64)) if len(chosen) else 0.0
 
     def row_means(self, values: Array, where: Bools | None = None) -> Array:
         """Mean of each row over some of its tokens [S]; 0 where it has none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
@@ -112,12 +112,7 @@ def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> S
 
 
 def sample_of(
-    paths: Sequence[str],
-    corrections: Sequence[Correction],
-    *,
-    rename: Mapping[str, str] | None = None,
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    paths: Sequence[str], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
 ) -> Sample:
     """Read a dump for predictions alone; arguments as of `analyze`.
 
@@ -133,12 +128,9 @@ def sample_of(
         run = unit.file.run
         return [collect(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
 
-    sample, done, expected = empty_sample(len(corrections)), 0, sum(unit.tokens for unit in dump.units)
-    for unit, parts in ordered_map(work, dump.readings, threads or default_threads()):
+    sample = empty_sample(len(corrections))
+    for _, parts in ordered_map(work, dump.readings, default_threads()):
         sample = reduce(add, parts, sample)
-        done += unit.tokens
-        if progress is not None:
-            progress(done, expected)
     dump.require_tokens(int(sample.tokens.sum()))
     return sample
 

@@ -124,11 +124,11 @@ def _matching(name: str, path: str, baseline: Result) -> tuple[str, RunResult] |
     return None if chosen is None else (path, chosen)
 
 
-def growth_of_run(run: RunResult, metric: str = "k3") -> Growth:
-    """How a metric of a run changed over its steps."""
-    series, count = run.groups.metrics.get(metric), len(run.groups.labels)
+def growth_of_run(run: RunResult) -> Growth:
+    """How K3 of a run changed over its steps."""
+    series, count = run.groups.metrics.get("k3"), len(run.groups.labels)
     none: list[float | None] = [None] * count
-    return growth_of(run.groups.labels, series.value if series else none, (series and series.se) or none, metric)
+    return growth_of(run.groups.labels, series.value if series else none, (series and series.se) or none)
 
 
 def standing_of(k3: Value | None) -> Standing:
