@@ -159,7 +159,7 @@ def corrected(
         length=batch.segments.sizes,
         kept=kept.counts,
         counted=applied.counted.counts,
-        kept_k3=kept.sum(ratios["train/rollout"].k3) if kept.tokens is not None else np.where(kept.sequences, k3, 0.0),
+        kept_k3=kept_k3(kept, ratios, k3),
         weight_sums=sums,
         squared_kept_weight=squares,
         extremes=_extremes(weights, batch.segments),
@@ -170,6 +170,11 @@ def corrected(
         outcomes=batch.outcomes,
         loss_sums=loss_columns(correction, applied, plain, batch) if losses else {},
     )
+
+
+def kept_k3(kept: Selection, ratios: Mapping[str, Ratios], k3: Float64s) -> Float64s:
+    """Sum of K3 over the kept tokens of each sequence, given those over all of them [S]."""
+    return np.where(kept.sequences, k3, 0.0) if kept.tokens is None else kept.sum(ratios["train/rollout"].k3)
 
 
 def _weight_sums(weights: Weights | None, kept: Selection) -> Columns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,7 +38,7 @@ class Axis:
     values: tuple[AxisValue, ...]
     log: bool = False
 
-    @property
+    @cached_property
     def is_numeric(self) -> bool:
         """Whether every value is a number, so that a curve can be drawn over them."""
         return all(isinstance(value, float) for value in self.values)
@@ -195,20 +196,15 @@ def _axis(path: Any, values: Any, where: str) -> Axis:
 
 def _placed(whole: Mapping[str, Any], values: Mapping[str, AxisValue], where: str) -> Correction:
     """A correction with `values` in place of what stands at their paths."""
-    data = _copied(whole)
+    data = {**whole}
     for path, value in values.items():
         _place(data, path, value, where)
     shown = ", ".join(f"{path}={value}" for path, value in values.items())
     return correction_from_mapping(data, f"{where} at {shown}")
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return [_copied(item) for item in value] if isinstance(value, list) else value
-
-
 def _place(data: dict[str, Any], path: str, value: AxisValue, where: str) -> None:
+    """Put a value at a path of `data`, whose own holders on the way there are copied, as others may share them."""
     parts = path.split(".")
     holder: Any = data
     for depth, part in enumerate(parts):
@@ -232,7 +228,7 @@ def _place(data: dict[str, Any], path: str, value: AxisValue, where: str) -> Non
             return
         if holder[key] is None and part in INTERVALS:
             holder[key] = [None, None]
-        holder = holder[key]
+        holder[key] = holder = copy(holder[key])
 
 
 def _entries(count: int) -> str:

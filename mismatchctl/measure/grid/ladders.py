@@ -19,6 +19,7 @@ from mismatchctl.correction import Correction, Gate, Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
+from mismatchctl.measure.facts import kept_k3
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.parts import Arrays, Parts
 from mismatchctl.measure.grid.thresholds import as_slice, token_weights
@@ -138,11 +139,15 @@ def _climbed(
     kernel: Kernel,
 ) -> tuple[Arrays, Arrays]:
     """What bounds of a gate move, by rung: of clusters [clusters, rungs], and of parts [parts, rungs]."""
-    own, segments, k3 = correction.gates[ladder.gate], batch.segments, ratios["train/rollout"].k3
+    own, segments, mismatch = correction.gates[ladder.gate], batch.segments, ratios["train/rollout"]
     left = _left_by((gate for number, gate in enumerate(correction.gates) if number != ladder.gate), ratios, batch)
     values = measure(own, ratios[own.source], Selection.everything(segments), batch)
     if own.level == "token":
-        items, kept = segments, None if left.tokens is None and left.sequences.all() else left.expanded()
+        items, k3, kept = (
+            segments,
+            mismatch.k3,
+            None if left.tokens is None and left.sequences.all() else left.expanded(),
+        )
         excess = np.zeros_like(k3) if weights is None else _of_tokens(weights.excess, weights, segments)
         square = np.ones_like(k3) if weights is None else _of_tokens(weights.bounded, weights, segments) ** 2
         count = None if kept is None else kept.astype(np.float64)
@@ -151,7 +156,7 @@ def _climbed(
     else:
         items = Segments(np.arange(len(batch) + 1))
         excess = np.zeros(len(batch)) if weights is None else weights.total(weights.excess, left)
-        count, k3 = left.counts, left.sum(k3)
+        count, k3 = left.counts, kept_k3(left, ratios, mismatch.k3_sum)
         square = count if weights is None else weights.total(weights.bounded**2, left)
     outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
     outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
