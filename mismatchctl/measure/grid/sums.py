@@ -38,11 +38,11 @@ BY_CLUSTER = (
     "squared_sequence_weight",
 )
 """Columns that are kept by cluster too: standard errors of the main metrics, and prompts left empty, need them."""
-BLOCK_TOKENS, BLOCK_SEQUENCES = 1 << 18, 256
+BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
-what a sequence has of every point should fit there."""
-LADDER_SEQUENCES = 1 << 10
-"""Of families that are ladders: their sequences have nothing of every point, only their clusters do."""
+what its sequences have of every point should fit there."""
+RUNGS = 4
+"""So many points of a ladder count for one: its sequences have nothing of every point, only their clusters do."""
 
 
 Columns = BlockColumns | LadderColumns
@@ -273,9 +273,9 @@ class _Block:
 
 
 def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> Iterator[tuple[int, _Block]]:
-    are_ladders = all(plan.ladder(family) is not None for family in families)
-    sequences = LADDER_SEQUENCES if are_ladders else BLOCK_SEQUENCES
-    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
+    points = [int(np.prod(family.grid)) // (1 if plan.ladder(family) is None else RUNGS) for family in families]
+    most = min(max(64, *points), 512)
+    for start, block in batch.blocks(BLOCK_TOKENS, BLOCK_VALUES // most):
         plain = token_loss("ppo", block) if plan.base.losses else None
         yield start, _Block(block, ratios_of(block, plan.base), plain)
 
