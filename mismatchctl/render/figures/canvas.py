@@ -106,7 +106,7 @@ class Canvas:
 
     def contour(self, values: Float64s, level: float, **style: Any) -> None:
         """Where a value over columns and rows [Y, X] crosses a level."""
-        from contourpy import contour_generator  # matplotlib's own
+        from contourpy import contour_generator
 
         lines = contour_generator(z=np.ma.masked_invalid(values)).lines(level)
         points = [np.vstack([np.asarray(line), [np.nan, np.nan]]) for line in lines]
