@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 STEPS, PER_PROMPT, LONGEST = 16, 8, 16384
 COLUMNS = ("rollout_log_probs", "train_log_probs")
@@ -25,28 +26,33 @@ def make_dump(folder: Path, tokens: int, mean: int) -> None:
         while sum(lengths) < tokens // STEPS:
             lengths.append(int(np.clip(rng.lognormal(np.log(mean) - 0.5, 1.0), 16, LONGEST)))
         count = len(lengths) // PER_PROMPT * PER_PROMPT
-        offsets = np.concatenate([[0], np.cumsum(lengths[:count])])
-        rollout = -rng.exponential(0.5, offsets[-1]).astype(np.float32)
-        train = np.minimum(rollout + 0.01 * rng.standard_t(3, offsets[-1]).astype(np.float32), 0).astype(np.float32)
-        element = pa.field("element", pa.float32(), nullable=False)
-        lists = [
-            pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values), type=pa.large_list(element))
-            for values in (rollout, train)
-        ]
-        columns = {
-            "step": pa.array(np.full(count, step)),
-            "prompt_id": pa.array(np.arange(count) // PER_PROMPT),
-            "sequence_id": pa.array(np.arange(count)),
-            "reward": pa.array(rng.random(count)),
-            **dict(zip(COLUMNS, lists, strict=True)),
-        }
-        required = pa.schema([pa.field(name, values.type, nullable=False) for name, values in columns.items()])
-        split = [f"{name}.list.element" for name in COLUMNS]
-        pq.write_table(
-            pa.table(columns, schema=required), folder / f"step_{step:05d}.parquet", row_group_size=512,
-            compression="zstd", compression_level=1, use_dictionary=False, use_byte_stream_split=split,
-            write_statistics=["step"], write_page_checksum=True,
-        )  # fmt: skip
+        known = np.array(lengths[:count], np.int64)
+        write_lists(folder / f"step_{step:05d}.parquet", known, rng, step, row_group_size=512)
+
+
+def write_lists(path: Path, lengths: NDArray[np.int64], rng: np.random.Generator, step: int, **options: int) -> None:
+    """One file as the recorder writes them, of sequences of these lengths."""
+    count, offsets = len(lengths), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    rollout = -rng.exponential(0.5, offsets[-1]).astype(np.float32)
+    train = np.minimum(rollout + 0.01 * rng.standard_t(3, offsets[-1]).astype(np.float32), 0).astype(np.float32)
+    element = pa.field("element", pa.float32(), nullable=False)
+    lists = [
+        pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values), type=pa.large_list(element))
+        for values in (rollout, train)
+    ]
+    columns = {
+        "step": pa.array(np.full(count, step)),
+        "prompt_id": pa.array(np.arange(count) // PER_PROMPT),
+        "sequence_id": pa.array(np.arange(count)),
+        "reward": pa.array(rng.random(count)),
+        **dict(zip(COLUMNS, lists, strict=True)),
+    }
+    required = pa.schema([pa.field(name, values.type, nullable=False) for name, values in columns.items()])
+    pq.write_table(
+        pa.table(columns, schema=required), path, compression="zstd", compression_level=1, use_dictionary=False,
+        use_byte_stream_split=[f"{name}.list.element" for name in COLUMNS], write_statistics=["step"],
+        write_page_checksum=True, **options,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
