@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from random_dumps import Files, Shape, make_rows, write
 from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
-from mismatchctl.batch import Segments
+from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
 from mismatchctl.frameworks import preset, presets
+from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.family import families
+from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
 from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
 from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
@@ -80,6 +83,23 @@ def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
     (study,) = studies([base], [Axis("gates.0.keep.0", (0.1, 0.5))])
     assert [family.is_binned for family in families(study.corrections)] == [False, False]
+
+
+def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
+    gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
+    axes = [Axis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
+    (study,) = studies([Correction(name="six", gates=gates)], axes)
+    (family,) = families(study.corrections)
+    assert (len(study.points), family.cells) == (64, 5**6)
+    x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
+    batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
+    plan = SweepPlan(Plan((family.correction,)), (family,))
+    tracemalloc.start()
+    sums = reduce_families(batch, "run", plan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sums.tokens == 3000
+    assert peak < 150e6  # 1,500 sequences have 190 MB of a single column
 
 
 def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:

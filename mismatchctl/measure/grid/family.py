@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -143,6 +144,14 @@ class Family:
         return WeightBounds([weight for weight in self.weights if weight is not None])
 
     @cached_property
+    def cells(self) -> int:
+        """Cells that the tokens of a sequence are counted in: bins of all rules on tokens, one within the other."""
+        weight, rules = self.correction.weight, list(self.thresholds[: self.token_gates])
+        if weight is not None and weight.level == "token":
+            rules.append(self.bounds.thresholds)
+        return math.prod(thresholds.bins for thresholds in rules)
+
+    @cached_property
     def ladder(self) -> Ladder | WeightLadder | None:
         """Where its points are many variants of a single gate that is no veto, or of the bound of a token weight."""
         axis, weight = self.longest, self.correction.weight
@@ -205,11 +214,7 @@ def _small_enough(family: Family, corrections: Sequence[Correction]) -> list[Fam
     """The family itself, or its points one by one where their bins would be too many."""
     if not family.is_binned:
         return [family]
-    cells = int(np.prod([thresholds.bins for thresholds in family.thresholds[: family.token_gates]]))
-    weight = family.correction.weight
-    if weight is not None and weight.level == "token":
-        cells *= family.bounds.thresholds.bins
-    return [family] if cells <= _MOST_CELLS else [_family([corrections[n]], [n]) for n in family.points.tolist()]
+    return [family] if family.cells <= _MOST_CELLS else [_family([corrections[n]], [n]) for n in family.points.tolist()]
 
 
 def _kind(correction: Correction) -> Any:

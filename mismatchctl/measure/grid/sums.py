@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,6 +42,8 @@ BY_CLUSTER = (
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
 what its sequences have of every point should fit there."""
+FEW_SEQUENCES, MOST_VALUES = 256, 1 << 20
+"""So many sequences pay for these calls where they do not fit, but memory has its bound: 8 MiB a column."""
 RUNGS = 4
 """So many points of a ladder count for one: its sequences have nothing of every point, only their clusters do."""
 
@@ -86,6 +89,13 @@ class SweepPlan:
     def ladder(self, family: Family) -> Ladder | WeightLadder | None:
         """Its ladder, where there is nothing beside that is measured of each point: no losses."""
         return None if self.base.losses else family.ladder
+
+    def width(self, family: Family) -> int:
+        """How many numbers a sequence has in each column of a family, about: one a point, or a cell of bins."""
+        points = math.prod(family.grid)
+        if self.ladder(family) is not None:
+            return points // RUNGS
+        return max(points, family.cells) if family.is_binned else points
 
     @cached_property
     def layouts(self) -> tuple[Layouts, ...]:
@@ -273,9 +283,9 @@ class _Block:
 
 
 def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> Iterator[tuple[int, _Block]]:
-    points = [int(np.prod(family.grid)) // (1 if plan.ladder(family) is None else RUNGS) for family in families]
-    most = min(max(64, *points), 512)
-    for start, block in batch.blocks(BLOCK_TOKENS, BLOCK_VALUES // most):
+    width = max((64, *(plan.width(family) for family in families)))
+    sequences = max(BLOCK_VALUES // width, min(FEW_SEQUENCES, MOST_VALUES // width), 1)
+    for start, block in batch.blocks(BLOCK_TOKENS, sequences):
         plain = token_loss("ppo", block) if plan.base.losses else None
         yield start, _Block(block, ratios_of(block, plan.base), plain)
 
