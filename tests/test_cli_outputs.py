@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from test_cli import run, write_dump
@@ -196,14 +197,15 @@ def test_one_command_is_built_where_nothing_asks_for_others(
     assert says in done.stderr and bool(done.stdout) is not bool(says)
 
 
-def test_a_pandas_that_nobody_asked_for_is_not_loaded(dump: Path, tmp_path: Path) -> None:
-    """pyarrow loads it, where it is installed, before it converts an array: a third of a second, for nothing."""
-    (tmp_path / "pandas.py").write_text("raise SystemExit('pandas was loaded')")
-    command = [sys.executable, "-c", "from mismatchctl.cli.main import main; main()", "analyze", str(dump), "--json"]
-    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["runs"]
+def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None:
+    """In a process of its own, where nothing made an array before: pyarrow looks for pandas at the first one."""
+    odd = dump.parent / "odd.parquet"
+    columns = {"sequence_id": ["a"], "rollout_log_probs": [[-1.0]], "train_log_probs": [[0.25]]}
+    pq.write_table(pa.table(columns | {"step": [0]}), odd)
+    command = [sys.executable, "-c", "from mismatchctl.cli.main import main; main()", "analyze", str(odd)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert "row 0, column train_log_probs: a log-prob can't be positive, and this is 0.25" in done.stderr
 
 
 def test_wrong_variables(dump: Path) -> None:

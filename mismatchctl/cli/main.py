@@ -188,7 +188,6 @@ def main() -> None:
     _open_streams()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]  # pyarrow would load it before it converts anything
     try:
         _leave_only(sys.argv[1:2])
         app()
