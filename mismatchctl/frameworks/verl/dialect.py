@@ -118,14 +118,14 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     weight, gates = None, []
     level, threshold = settings["rollout_is"], _number(settings, "rollout_is_threshold")
     if level is not None and threshold is not None:
-        _one_of("rollout_is", level, {"sequence", "token"})
+        _one_of("rollout_is", level, "sequence", "token")
         _positive("rollout_is_threshold", settings)
         weight = _made(Weight, level=level, truncate=threshold, source=source, normalize=_normalize(settings, level))
     if settings["rollout_rs"] is not None:
         upper = _number(settings, "rollout_rs_threshold")
         if upper is None:
             raise ValueError(_THRESHOLD_MISSING)
-        _one_of("rollout_rs", settings["rollout_rs"], {"sequence", "geometric", "token"})
+        _one_of("rollout_rs", settings["rollout_rs"], "sequence", "geometric", "token")
         lower = _number(settings, "rollout_rs_threshold_lower")
         keep = (1.0 / upper if lower is None else lower, upper)
         gates.append(_made(Gate, level=settings["rollout_rs"], keep=keep, source=source))
@@ -150,7 +150,7 @@ def _estimator(settings: Mapping[str, Any], version: Version) -> Correction:
     weight = None
     level = settings["rollout_is"]
     if level is not None and settings["rollout_is_threshold"] is not None:
-        _one_of("rollout_is", level, {"sequence", "token"})
+        _one_of("rollout_is", level, "sequence", "token")
         upper, lower = _is_threshold(settings["rollout_is_threshold"])
         bound: dict[str, Any] = {"truncate": upper} if lower is None else {"zero": (lower, upper)}
         weight = _made(Weight, level=level, source=source, normalize=_normalize(settings, level), **bound)
@@ -257,9 +257,9 @@ def _number(settings: Mapping[str, Any], key: str) -> float | None:
     raise TypeError(f"{key} must be a number, found {value!r}{hint}")
 
 
-def _one_of(key: str, value: object, allowed: set[str]) -> None:
+def _one_of(key: str, value: object, *allowed: str) -> None:
     if value not in allowed:
-        raise ValueError(f"Invalid {key}: {value}. Must be one of {allowed}.")
+        raise ValueError(f"Invalid {key}: {value}. Must be one of {sorted(allowed)}.")
 
 
 def _positive(key: str, settings: Mapping[str, Any]) -> None:
