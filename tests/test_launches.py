@@ -178,7 +178,7 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
         ("openrlhf.sh", "t.py --algo.advantage.is_correction_threshold 3", "takes two numbers, low and high, not 3"),
         ("open.yaml", "use_rho_correction: true\nuse_vllm_logprobs: true", "refuses use_vllm_logprobs"),
         ("skyrl.yaml", "off_policy_correction: {strange: 1}", "off_policy_correction.strange"),
-        ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of \['sequence', 'token'\]"),
+        ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )
 def test_what_cannot_be_read_is_named(name: str, text: str, says: str, tmp_path: Path) -> None:

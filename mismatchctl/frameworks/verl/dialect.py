@@ -259,7 +259,7 @@ def _number(settings: Mapping[str, Any], key: str) -> float | None:
 
 def _one_of(key: str, value: object, *allowed: str) -> None:
     if value not in allowed:
-        raise ValueError(f"Invalid {key}: {value}. Must be one of {sorted(allowed)}.")
+        raise ValueError(f"Invalid {key}: {value}. Must be one of {{{str(allowed)[1:-1]}}}.")
 
 
 def _positive(key: str, settings: Mapping[str, Any]) -> None:
