@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -189,17 +190,23 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages
     try:
-        _leave_only(sys.argv[1:2])
-        app()
+        with _only(sys.argv[1:2]):
+            app()
     except OSError as error:  # of what typer prints itself
         sys.exit(_explain(error))
 
 
-def _leave_only(verb: list[str]) -> None:
-    """Build no other command than the one that is called, unless settings name others."""
+@contextlib.contextmanager
+def _only(verb: list[str]) -> Iterator[None]:
+    """No other command is built than the one that is called, unless settings name others."""
+    all_of_them = app.registered_commands, app.registered_groups
     named = [command for command in app.registered_commands if [command.name] == verb]
     if named and not any_settings():
         app.registered_commands, app.registered_groups = named, []
+    try:
+        yield
+    finally:
+        app.registered_commands, app.registered_groups = all_of_them
 
 
 def _open_streams() -> None:
