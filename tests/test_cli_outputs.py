@@ -171,7 +171,7 @@ BUILT = """
 import contextlib, sys, typer.main
 from mismatchctl.cli.main import app, main
 built, build = [], typer.main.get_command_from_info
-typer.main.get_command_from_info = lambda info, **more: built.append(info) or build(info, **more)
+typer.main.get_command_from_info = lambda **info: built.append(info) or build(**info)
 with contextlib.suppress(SystemExit):
     main()
 assert len(app.registered_commands) > 1, "a second call has every command again"
