@@ -230,7 +230,7 @@ time, medians and ratios within rounds. Other work on the machine, which costs a
 made a load of {os.getloadavg()[0]:.1f} when it began. `analyze` computes everything that the report shows,
 findings included; only ratios mean something elsewhere. Lists are stored without nulls and byte-stream-split,
 as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
-`analyze` reads page by page, once its loops are loaded, in half to two thirds of pyarrow's time; other files, and
+`analyze` reads page by page, once its loops are loaded, in half of pyarrow's time; other files, and
 object stores, are left to pyarrow. Either decode reads the footer of a file once.
 Checksums of pages are verified by `isal` where it is built for the machine, a twentieth of an analysis faster than by
 zlib.
@@ -239,14 +239,14 @@ zlib.
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 2.4 without corrections, 2.7 with five |
-| the same in 3.5 at a mean length of 400 | met on one thread: 3.0, 3.4 with five; missed on two: 4.3, 4.6 |
+| everything that the report shows in 2.0 bare decodes | met without corrections: 1.9; missed with five: 2.1 |
+| the same in 3.5 at a mean length of 400 | met: 2.1, 2.3 with five on one thread; 2.6, 3.2 on two |
 | the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: about 2, histograms included |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
-| a small analysis with its report in 1.7 s of processor time | met: 1.6 at the least; see [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | missed: 2.1 to 2.5, 1.6 at the least; [Start](#start) |
 | speed over padded torch: 20, for 50 corrections 500, bucketed 4 | missed: [16, 106, 2.3](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | of one rule 1.1 to 1.4: met; grids 1.6: missed; [there](benchmarks-sweep.md) |
+| 1,000 thresholds in 1.5 analyses | of one rule at most 1.4: met; of two 1.7: missed; [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |

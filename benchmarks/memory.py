@@ -35,9 +35,9 @@ VERBS = {
 }
 GOAL = 600
 SHAPES: dict[str, tuple[int, Callable[[int], NDArray[np.int64]]]] = {
-    "one sequence of {:,} tokens": (4_000_000, lambda size: np.array([size])),
-    "{:,} sequences of one token": (500_000, lambda size: np.ones(size, np.int64)),
-    "{:,} sequences of 1 to 15 tokens": (500_000, lambda size: np.random.default_rng(0).integers(1, 16, size)),
+    "one sequence of {:,} tokens": (2_000_000, lambda size: np.array([size])),
+    "{:,} sequences of one token": (125_000, lambda size: np.ones(size, np.int64)),
+    "{:,} sequences of 1 to 15 tokens": (125_000, lambda size: np.random.default_rng(0).integers(1, 16, size)),
 }
 """What a dump has how many of, and the lengths of its sequences."""
 
@@ -88,27 +88,34 @@ def main(
     times: Annotated[list[int] | None, typer.Option(help="Dumps so many times as large; default 1, 10, 100.")] = None,
     write: Path | None = None,
     scratch: Annotated[Path | None, typer.Option(help="Where dumps are made; default: a temporary folder.")] = None,
+    shapes: Annotated[bool, typer.Option("--shapes", help="Measure odd shapes, and write that section alone.")] = False,
 ) -> None:
-    """Measure, print, and write the table."""
-    costs = {}
+    """Measure, print, and write the tables."""
+    grows = write.read_text(encoding="utf-8").partition("\n## Odd shapes\n")[0] if shapes and write else ""
     with tempfile.TemporaryDirectory(dir=scratch) as made:
-        smallest = Path(made) / "dump"
-        smallest.mkdir()
-        make_dump(smallest, tokens, 2500)
-        for count in times or [1, 10, 100]:
-            costs[count * tokens] = of(grown(smallest, count, Path(made) / f"dump_{count}"))
-        shapes = {
-            about.format(size): of(shaped(Path(made) / f"{size}_{number}", lengths(size)))
-            for number, (about, (half, lengths)) in enumerate(SHAPES.items())
-            for size in (half, 2 * half)
-        }
-    text = _document(costs) + _of_shapes(shapes)
+        text = grows if shapes else _of_growth(_growing(Path(made), tokens, times or [1, 10, 100]))
+        text += _of_shapes(_shapes(Path(made)))
     typer.echo(text)
     if write is not None:
         write.write_text(text, encoding="utf-8")
 
 
-def _document(costs: dict[int, dict[str, Cost]]) -> str:
+def _growing(made: Path, tokens: int, times: list[int]) -> dict[int, dict[str, Cost]]:
+    smallest = made / "dump"
+    smallest.mkdir()
+    make_dump(smallest, tokens, 2500)
+    return {count * tokens: of(grown(smallest, count, made / f"dump_{count}")) for count in times}
+
+
+def _shapes(made: Path) -> dict[str, dict[str, Cost]]:
+    return {
+        about.format(size): of(shaped(made / f"{size}_{number}", lengths(size)))
+        for number, (about, (half, lengths)) in enumerate(SHAPES.items())
+        for size in (half, 2 * half)
+    }
+
+
+def _of_growth(costs: dict[int, dict[str, Cost]]) -> str:
     most = max(cost.memory for found in costs.values() for cost in found.values())
     lines = [
         "# Memory as dumps grow",
