@@ -244,7 +244,7 @@ zlib.
 | the core (K3, k1, chi2, sums by sequence, five corrections) in 1.3 | missed: about 2, histograms included |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
-| a small analysis with its report in 1.7 s of processor time | missed: 2.1 to 2.5, 1.6 at the least; [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | missed: 2.5 in a slow hour; see [Start](#start) |
 | speed over padded torch: 20, for 50 corrections 500, bucketed 4 | missed: [16, 106, 2.3](benchmarks-baselines.md) |
 | 1,000 thresholds in 1.5 analyses | of one rule at most 1.4: met; of two 1.7: missed; [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
