@@ -12,7 +12,7 @@ from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array
 
 if TYPE_CHECKING:
-    from mismatchctl.frameworks.areal.replay import Areal
+    from mismatchctl.frameworks.areal.framework import Areal
 
 
 def _summary(name: str, values: Array, where: Bools) -> dict[str, float]:

@@ -4,7 +4,7 @@ The later ones come from texts of one file without a commit: weaker evidence tha
 """
 
 from mismatchctl.frameworks.plain import shelf_of
+from mismatchctl.frameworks.prime_rl.framework import PrimeRl
 from mismatchctl.frameworks.prime_rl.layout import LAYOUT
-from mismatchctl.frameworks.prime_rl.replay import PrimeRl
 
 SHELF = shelf_of(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))

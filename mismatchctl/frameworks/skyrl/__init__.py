@@ -1,7 +1,7 @@
 """SkyRL of 2026-08 (a9564572eb8e)."""
 
 from mismatchctl.frameworks.plain import shelf_of
+from mismatchctl.frameworks.skyrl.framework import SkyRl
 from mismatchctl.frameworks.skyrl.layout import LAYOUT
-from mismatchctl.frameworks.skyrl.replay import SkyRl
 
 SHELF = shelf_of(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))

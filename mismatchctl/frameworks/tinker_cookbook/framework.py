@@ -1,16 +1,19 @@
-"""tinker-cookbook: options as a Correction."""
+"""tinker-cookbook: its options as a Correction, and what it computes and logs for the rows of a step."""
 
 from __future__ import annotations
 
-from mismatchctl.correction import Weight
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
-from mismatchctl.frameworks.run import Options
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
 
 _CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
-class TinkerCookbookDialect(PlainFramework):
+class TinkerCookbook(PlainFramework):
     """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
 
     name = "tinker-cookbook"
@@ -30,6 +33,8 @@ class TinkerCookbookDialect(PlainFramework):
         lambda low, high: {"loss_fn": "importance_sampling"},
         lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
     )
+
+    loss_key = None
 
     source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
     traps = (
@@ -57,3 +62,30 @@ class TinkerCookbookDialect(PlainFramework):
         low, high = _CLIPS[options["loss_fn"]]
         given = options["clip_low_threshold"], options["clip_high_threshold"]
         return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """The policy that it holds against the sampler."""
+        wanted = options["training"]
+        return Run(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
+
+    def shown_weights(self, run: Run) -> Array:
+        """The ratio, bounded where the loss does."""
+        return run.weights
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """Sums over tokens, as the server takes them."""
+        kind, ones = run.options["loss_fn"], run.each(1.0)
+        if kind == "importance_sampling":
+            return [(surrogates.weighted(run.advantages, run.v), ones)]
+        low, high = self._clips(run.options)
+        if kind == "ppo":
+            return [(surrogates.ppo(run.advantages, run.v, low, high), ones)]
+        return [(surrogates.cispo(run.advantages, run.v, run.current, low, high), ones)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Two KL estimates and the sampler's entropy, flat over tokens."""
+        return {
+            "optim/kl_sample_train_v1": run.mean(-run.d),
+            "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),
+            "optim/entropy": run.mean(-run.rollout),
+        }

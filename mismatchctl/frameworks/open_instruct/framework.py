@@ -1,16 +1,22 @@
-"""open-instruct: options as a Correction."""
+"""open-instruct: its options as a Correction, and what it computes and logs for the rows of a step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mismatchctl.correction import Gate, Weight
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
-from mismatchctl.frameworks.run import Options
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.losses import exp
+from mismatchctl.surrogates import Array, Term
 
 
-class OpenInstructDialect(PlainFramework):
+class OpenInstruct(PlainFramework):
     """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
 
     name = "open-instruct"
@@ -53,6 +59,9 @@ class OpenInstructDialect(PlainFramework):
         lambda low, high: {"use_rho_correction": False},
     )
 
+    loss_key = None  # the sum over tokens is what is differentiated, the mean what is logged
+    weighs_always = True
+
     source = "allenai/open-instruct@e6c3044aa620"
     traps = (
         Trap(
@@ -90,3 +99,54 @@ class OpenInstructDialect(PlainFramework):
         else:
             gate = Gate(level=level, keep=keep, effect="zero", **common)
         return weight, (gate,)
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """A log-prob that is NaN is 1 there, which its guard against NaN then does not see."""
+        return Run(step, options, correction, unknown=1.0)
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, or CISPO without a lower bound."""
+        options = run.options
+        low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
+        if options["loss_fn"] == "cispo":
+            term = surrogates.cispo(run.advantages, run.u, run.current, -np.inf, high)
+        else:
+            term = surrogates.ppo(run.advantages, run.u, low, high)
+        return [(term, run.weights)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Differences of the current policy, and what the correction drops and clamps."""
+        d = np.nan_to_num(run.d)
+        apart = np.abs(d)
+        logged = {
+            "debug/vllm_vs_local_logprob_diff_mean": float(np.mean(apart)),
+            "debug/vllm_vs_local_logprob_diff_max": float(apart.max(initial=0)),
+            "debug/vllm_vs_local_logprob_diff_std": float(np.std(apart, ddof=1)),
+            "debug/vllm_local_reverse_kl": run.mean(exp(run.rollout) * -d),
+        }
+        if run.correction.weight is not None:
+            none = np.zeros(run.tokens, np.bool_)
+            low, high = none, none
+            for outcome in run.applied.gates:
+                low, high = outcome.low.expanded(), outcome.high.expanded()
+            raw = run.applied.weights.raw if run.applied.weights else none
+            raw = raw if len(raw) == run.tokens else run.segments.spread(raw)
+            clamped = run.raw_weights != raw.astype(run.step.dtype)
+            logged |= {
+                "val/rho_drop_frac": run.mean(~run.keep),
+                "val/rho_drop_low_frac": run.mean(low),
+                "val/rho_drop_high_frac": run.mean(high),
+                "val/rho_weight": run.mean(run.weights),
+                "val/rho_clipfrac": run.mean(clamped),
+            }
+        if run.has_loss:
+            ratio = exp(run.u)
+            low_bound, high_bound = 1 - run.options["clip_lower"], 1 + run.options["clip_higher"]
+            if run.options["loss_fn"] == "cispo":
+                flags = ratio > high_bound
+            else:
+                flags = -run.advantages * ratio.clip(low_bound, high_bound) > -run.advantages * ratio
+            flags = flags & run.keep
+            logged["policy/clipfrac_avg"] = run.mean(flags)
+            logged["loss/policy_avg"] = surrogates.total(self.terms(run))[0] / max(run.tokens, 1)
+        return logged

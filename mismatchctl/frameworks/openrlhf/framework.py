@@ -1,20 +1,23 @@
-"""OpenRLHF: options as a Correction."""
+"""OpenRLHF: its options as a Correction, and what it computes and logs for the rows of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
-from mismatchctl.frameworks.run import Options
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.losses import exp
+from mismatchctl.surrogates import Array, Term
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 
 
-class OpenRlhfDialect(PlainFramework):
+class OpenRlhf(PlainFramework):
     """Weights within two bounds; masks leave the denominators alone."""
 
     name = "openrlhf"
@@ -53,6 +56,8 @@ class OpenRlhfDialect(PlainFramework):
     forms = tuple(
         (lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}) for kind in _TYPES
     ) + (lambda low, high: {"correct": False},)
+
+    loss_key = "policy_loss"
 
     source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
     traps = (
@@ -101,3 +106,41 @@ class OpenRlhfDialect(PlainFramework):
             return Weight(clip=(low, high), clamp="none"), ()
         level: Any = "token" if kind == "icepop" else "geometric"
         return Weight(clamp="none"), (Gate(level=level, keep=(low, high), clamp="none", effect="zero"),)
+
+    def shown_weights(self, run: Run) -> Array:
+        """Ratio times mask, as it is written: an infinite ratio that is masked is NaN."""
+        return (run.raw_weights * run.keep).astype(run.step.dtype)
+
+    def shown_keep(self, run: Run) -> Any:
+        """What a weight of 0 leaves out is out."""
+        return self.shown_weights(run) != 0
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO on the update ratio, or GSPO on the ratio to the sampler."""
+        options = run.options
+        low, high = 1 - options["clip_eps_low"], 1 + options["clip_eps_high"]
+        some = float((run.lengths > 0).sum())
+        shares = run.by_rows(rows=some)
+        if options["policy_loss_type"] == "gspo":
+            x = run.segments.spread(run.row_means(run.v if options["correct"] else run.u))
+            term = surrogates.ppo(run.advantages, x, low, high, mean_over=run.segments)
+            return [(term, shares)]
+        term = surrogates.ppo(run.advantages, run.u.clip(-20, 20), low, high, dual=options["dual_clip"])
+        if options["token_level_loss"]:
+            shares = run.each(1 / max(run.tokens, 1))
+        return [(term, self.shown_weights(run) * shares)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Clips, and two KL estimates that are differences of log-probs."""
+        logged: dict[str, float] = {}
+        low, high = 1 - run.options["clip_eps_low"], 1 + run.options["clip_eps_high"]
+        gspo = run.options["policy_loss_type"] == "gspo"
+        if run.has_loss:
+            x = run.segments.spread(run.row_means(run.v if run.options["correct"] else run.u)) if gspo else run.u
+            ratio = exp(x)
+            flags = -run.advantages * ratio.clip(low, high) > -run.advantages * ratio
+            logged["ppo_clip_ratio"] = run.mean(flags)
+            logged["ppo_kl"] = run.mean(-run.u)
+        if not gspo and run.options["correct"]:
+            logged["vllm_kl"] = run.mean(-run.d)
+        return logged
