@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from configurations import read_native
 from typer.testing import CliRunner, Result
 
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset, presets, titles
-from mismatchctl.frameworks.native import read_native
 from mismatchctl.frameworks.said import is_same, said
 from mismatchctl.recorder import Recorder
 

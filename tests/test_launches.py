@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configurations import read_native
 from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.native import read_native
 from mismatchctl.texts.shell_text import parse_shell
 
 OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray \\

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from configurations import read_native
 from test_cli import run, write_dump
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, recognize
-from mismatchctl.frameworks.native import read_native
 from mismatchctl.recorder import Recorder
 
 VERL = {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0", "rollout_rs": "token_k1", "rollout_rs_threshold": 3.0}

@@ -81,8 +81,3 @@ def rule_of(method: str, correction: Correction) -> Rule | None:
     """The rule of a Correction that makes it one of a method; None where there is none."""
     rules = ([] if correction.weight is None else [correction.weight]) + [*correction.gates]
     return next((rule for rule in rules if METHODS[method](rule)), None)
-
-
-def methods_of(correction: Correction) -> list[str]:
-    """All that it is."""
-    return [name for name in METHODS if rule_of(name, correction) is not None]

@@ -55,12 +55,6 @@ class Written:
         return is_same(ours, theirs)
 
 
-def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:
-    """The first configuration of a file, and the framework it is of: see `read_configurations`."""
-    found = read_configurations(path, framework)[0]
-    return found.framework, found.correction
-
-
 def read_configurations(path: str | Path, framework: str = "") -> list[Configuration]:
     """The configurations of a file in a framework's own keys: one, unless calls in Python make different corrections.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Segments, TokenBatch
-from mismatchctl.correction import Applied, Correction, apply
+from mismatchctl.correction import Applied, Correction, Gate, apply
 from mismatchctl.frameworks.step import Step
 from mismatchctl.ratios import Ratios, SingleRatios
 from mismatchctl.surrogates import Array
@@ -142,6 +143,14 @@ class Run:
     def counted(self) -> Bools:
         """Which tokens stay in denominators."""
         return self.applied.counted.expanded()
+
+    def passed(self, chosen: Callable[[Gate], bool]) -> Bools:
+        """Which tokens none of the chosen gates rejects."""
+        flags = np.ones(self.tokens, np.bool_)
+        for outcome in self.applied.gates:
+            if chosen(outcome.gate):
+                flags &= ~outcome.rejected
+        return flags
 
     @cached_property
     def raw_weights(self) -> Array:

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from mismatchctl import surrogates
-from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.areal.statistics import before, since
@@ -214,16 +213,12 @@ class Areal(PlainFramework):
         """Log ratio of the update, advantages, and the sequences through which the gradient passes (GSPO)."""
         if run.options["importance_sampling_level"] == "token":
             return run.u, run.advantages, None
-        kept = self.left(run)
+        kept = run.keep
         return (
             run.segments.spread(run.row_means(run.u, kept)).astype(run.step.dtype),
             run.segments.spread(run.row_means(run.advantages, kept)).astype(run.step.dtype),
             kept,
         )
-
-    def left(self, run: Run) -> Bools:
-        """Tokens in the loss mask after rejection."""
-        return run.keep
 
     def terms(self, run: Run) -> list[tuple[Term, Array]]:
         """PPO, dual clip, GSPO or CISPO over the count of tokens before rejection."""
@@ -234,7 +229,7 @@ class Areal(PlainFramework):
             term = surrogates.cispo(advantages, x, run.current, low, high)
         else:
             term = surrogates.ppo(advantages, x, low, high, dual=options["c_clip"])
-        factors = run.weights * self.left(run) / max(run.counted.sum(), 1)
+        factors = run.weights * run.keep / max(run.counted.sum(), 1)
         if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
             own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
             slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)

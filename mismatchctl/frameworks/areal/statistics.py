@@ -49,7 +49,7 @@ def _clips(shelf: Areal, run: Run) -> tuple[Array, Bools, Bools]:
     low, high = 1 - run.options["eps_clip"], shelf.high_of(run.options)
     clipped = np.clip(ratio, low, high)
     if run.options["use_cispo_loss"]:
-        return ratio, (clipped != ratio) & shelf.left(run), np.zeros(run.tokens, np.bool_)
+        return ratio, (clipped != ratio) & run.keep, np.zeros(run.tokens, np.bool_)
     plain, bounded = -advantages * ratio, -advantages * clipped
     dual = np.zeros(run.tokens, np.bool_)
     if run.options["c_clip"] is not None:
@@ -62,7 +62,7 @@ def before(shelf: Areal, run: Run) -> dict[str, float]:
     logged: dict[str, float] = {}
     if run.has_loss:
         _, clipped, _ = _clips(shelf, run)
-        logged["clip_ratio"] = float((clipped & shelf.left(run)).sum() / max(run.counted.sum(), 1))
+        logged["clip_ratio"] = float((clipped & run.keep).sum() / max(run.counted.sum(), 1))
     if run.correction.weight is not None:
         behave = _behave(run)
         logged["rs_filtered_fraction"] = _filtered(run)
@@ -74,7 +74,7 @@ def before(shelf: Areal, run: Run) -> dict[str, float]:
 
 def since(shelf: Areal, run: Run) -> dict[str, float]:
     """Since 2026-08: ratios and clips on the mask before rejection, log-probs, and counts."""
-    valid, left = run.counted, shelf.left(run)
+    valid, left = run.counted, run.keep
     logged: dict[str, float] = {"n_valid_tokens": float(valid.sum())}
     behave = _behave(run) if run.correction.weight is not None else valid
     if run.has_loss:

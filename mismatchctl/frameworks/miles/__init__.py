@@ -5,13 +5,13 @@ from pathlib import Path
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.miles.layout import DASHBOARD, LAYOUT
 from mismatchctl.frameworks.slime.arguments import recognize
-from mismatchctl.frameworks.slime.replay import load_miles
-from mismatchctl.frameworks.slime.versions import months
+from mismatchctl.frameworks.slime.replay import Slime
+from mismatchctl.frameworks.slime.versions import find_version, months
 
 SHELF = Shelf(
     name="miles",
     versions=months("miles"),
-    load=load_miles,
+    load=lambda version: Slime(find_version("miles", version)),
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
     layouts=(LAYOUT, DASHBOARD),

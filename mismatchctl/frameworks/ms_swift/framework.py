@@ -115,10 +115,7 @@ class MsSwift(PlainFramework):
 
     def shown_weights(self, run: Run) -> Array:
         """What multiplies the loss, before OPSM edits the mask."""
-        flags = np.ones(run.tokens, np.bool_)
-        for outcome in run.applied.gates:
-            if outcome.gate.effect == "zero":
-                flags &= ~outcome.rejected
+        flags = run.passed(lambda gate: gate.effect == "zero")
         by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
         made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
         return made.astype(run.step.dtype)

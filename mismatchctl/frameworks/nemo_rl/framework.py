@@ -147,13 +147,9 @@ class NemoRl(PlainFramework):
         """Kept tokens; what a weight of 0 leaves out is out."""
         return run.keep & (run.weights > 0)
 
-    def _sampled(self, run: Run) -> Any:
-        """Tokens that the filter of sequences leaves."""
-        return run.counted
-
     def terms(self, run: Run) -> list[tuple[Term, Array]]:
         """PPO, CISPO or GSPO, times the weights, over what the filter left."""
-        loss, left = run.options["loss"], self._sampled(run)
+        loss, left = run.options["loss"], run.counted
         sequences = run.segments if loss["sequence_level_importance_ratios"] else None
         x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
         low, high = 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"]
@@ -173,7 +169,7 @@ class NemoRl(PlainFramework):
         return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
 
     def _shares(self, run: Run) -> Array:
-        left = self._sampled(run)
+        left = run.counted
         if run.options["loss"]["token_level_loss"]:
             return run.each(1 / (left.sum() + 1e-8))
         rows = float(self._samples(run).sum())
@@ -181,15 +177,15 @@ class NemoRl(PlainFramework):
 
     def _samples(self, run: Run) -> Any:
         """Rows that the filter leaves, those without tokens included."""
-        return ~((run.lengths > 0) & (run.segments.sum(self._sampled(run)) == 0))
+        return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
 
     def _mean(self, run: Run, values: Array) -> float:
-        left = self._sampled(run)
+        left = run.counted
         return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
 
     def metrics(self, run: Run) -> dict[str, float]:
         """Errors of the sampler, weights, clips, and the filter of sequences."""
-        loss, left = run.options["loss"], self._sampled(run)
+        loss, left = run.options["loss"], run.counted
         d, samples = run.d, self._samples(run)
         logged: dict[str, float] = {}
         if run.has_loss:

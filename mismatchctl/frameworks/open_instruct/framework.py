@@ -16,6 +16,10 @@ from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
 
 
+def _mask(**more: Any) -> Any:
+    return lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0, **more}
+
+
 class OpenInstruct(PlainFramework):
     """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
 
@@ -40,22 +44,10 @@ class OpenInstruct(PlainFramework):
 
     forms = (
         lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
-        lambda low, high: {
-            "rho_mask_lower_bound": low or 0.0,
-            "rho_mask_upper_bound": high or 0.0,
-            "rho_clamp_upper_bound": 0.0,
-        },
-        lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0},
-        lambda low, high: {
-            "rho_mask_lower_bound": low or 0.0,
-            "rho_mask_upper_bound": high or 0.0,
-            "rho_mask_tv_divergence": True,
-        },
-        lambda low, high: {
-            "rho_mask_lower_bound": low or 0.0,
-            "rho_mask_upper_bound": high or 0.0,
-            "rho_mask_sequence_level": True,
-        },
+        _mask(rho_clamp_upper_bound=0.0),
+        _mask(),
+        _mask(rho_mask_tv_divergence=True),
+        _mask(rho_mask_sequence_level=True),
         lambda low, high: {"use_rho_correction": False},
     )
 

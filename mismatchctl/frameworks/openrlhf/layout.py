@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from mismatchctl.frameworks.layout import Layout
 
-from mismatchctl.frameworks.layout import File, Layout, Row
-
-
-def _rows(file: File) -> Iterator[Row]:
-    return file.batch({*LAYOUT.columns.values(), "attention_mask"})
-
-
-LAYOUT = Layout(
+LAYOUT: Layout = Layout(
     framework="openrlhf",
     columns={
         "rollout_log_probs": "rollout_log_probs",
@@ -24,7 +17,7 @@ LAYOUT = Layout(
     padding="right",
     mask="1 on sampled tokens",
     patterns=("*.pt",),
-    rows=_rows,
+    rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
     next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "advantages"}),
     recognizes=lambda file: file.holds("action_log_probs", "action_mask", "rollout_log_probs"),
 )

@@ -175,35 +175,16 @@ class SkyRl(PlainFramework):
         if options["policy_loss_type"] != "dppo":
             return ()
         dppo: Options = options["dppo"]
-        sides: Any = (("positive_advantage", dppo["delta_high"]), ("negative_advantage", dppo["delta_low"]))
-        if dppo["dppo_type"] == "binary_tv":
-            bounds = [(None, sides[0][1]), (-sides[1][1], None)]
-            return tuple(
-                Gate(statistic="prob_diff", source="current/rollout", keep=keep, when=when, nonfinite="keep", **common)
-                for keep, (when, _) in zip(bounds, sides, strict=True)
-            )
-        return tuple(
-            Gate(
-                statistic="binary_kl",
-                source="current/rollout",
-                keep=(None, delta),
-                when=when,
-                nonfinite="keep",
-                **common,
-            )
-            for when, delta in sides
-        )
+        moves = dppo["dppo_type"] == "binary_tv"  # by how far the probability moved, or by its KL
+        statistic: Any = "prob_diff" if moves else "binary_kl"
+        rise, fall = (None, dppo["delta_high"]), (-dppo["delta_low"], None) if moves else (None, dppo["delta_low"])
+        sides: Any = (("positive_advantage", rise), ("negative_advantage", fall))
+        common = {"source": "current/rollout", "nonfinite": "keep", **common}
+        return tuple(Gate(statistic=statistic, keep=keep, when=when, **common) for when, keep in sides)
 
     def _mask(self, run: Run) -> tuple[GateOutcome, ...]:
         """What the correction's own gates reject, apart from the loss's."""
-        own = [outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout"]
-        return tuple(own)
-
-    def _left(self, run: Run) -> Any:
-        flags = np.ones(run.tokens, np.bool_)
-        for outcome in self._mask(run):
-            flags &= ~outcome.rejected
-        return flags
+        return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
 
     def _loss_drops(self, run: Run) -> Any:
         """What a loss with a mask of its own leaves out: DPPO only where the ratio moves that way."""
@@ -220,7 +201,7 @@ class SkyRl(PlainFramework):
 
     def shown_keep(self, run: Run) -> Any:
         """The loss mask; what a loss of its own drops stays in it."""
-        return self._left(run)
+        return run.passed(lambda gate: gate.source == "train/rollout")
 
     def shown_weights(self, run: Run) -> Array:
         """Bounded weights, those of rejected tokens too."""
@@ -237,32 +218,25 @@ class SkyRl(PlainFramework):
         """The surrogate of policy_loss_type."""
         options, kind = run.options, run.options["policy_loss_type"]
         low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
-        share = run.each(1.0)  # the reduction stands in the advantages
-        factors = share * self.shown_weights(run) * self._left(run)
-        advantages = run.advantages
-        if kind == "rollout_is":
-            kept = ~self._loss_drops(run) & self._left(run)
-            return [(surrogates.factor(advantages, run.current, exp(run.v.clip(-20, 20))), share * kept)]
-        if kind == "dppo":
-            return [
-                (surrogates.weighted(advantages, run.v.clip(-20, 20)), share * ~self._loss_drops(run) * self._left(run))
-            ]
+        share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages
+        advantages, x, both = run.advantages, run.u.clip(-20, 20), run.v.clip(-20, 20)
+        if kind in ("rollout_is", "dppo"):  # with a mask of their own, without weights
+            of_ratio = surrogates.weighted(advantages, both)
+            term = of_ratio if kind == "dppo" else surrogates.factor(advantages, run.current, exp(both))
+            return [(term, share * (~self._loss_drops(run) & left))]
         if kind == "cispo":
-            x = self._cispo(run)
             bounds = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
-            return [(surrogates.cispo(advantages, x, run.current, *bounds), factors)]
-        if kind == "sapo":
-            return [
-                (surrogates.sapo(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"]), factors)
-            ]
-        if kind == "importance_sampling":
-            return [(surrogates.weighted(advantages, run.u), factors)]
-        x = run.u.clip(-20, 20)
-        if kind == "gspo":
-            left = self._left(run)
-            x = run.segments.spread(run.row_means(run.u, left)).clip(-20, 10)
-        dual = options["clip_ratio_c"] if kind == "dual_clip" else None
-        return [(surrogates.ppo(advantages, x, low, high, dual=dual), factors)]
+            term = surrogates.cispo(advantages, self._cispo(run), run.current, *bounds)
+        elif kind == "sapo":
+            term = surrogates.sapo(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"])
+        elif kind == "importance_sampling":
+            term = surrogates.weighted(advantages, run.u)
+        else:
+            if kind == "gspo":
+                x = run.segments.spread(run.row_means(run.u, left)).clip(-20, 10)
+            dual = options["clip_ratio_c"] if kind == "dual_clip" else None
+            term = surrogates.ppo(advantages, x, low, high, dual=dual)
+        return [(term, share * self.shown_weights(run) * left)]
 
     def _cispo(self, run: Run) -> Array:
         return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
@@ -329,7 +303,8 @@ class SkyRl(PlainFramework):
             left &= ~flags
         weights = self._weighed(run).applied.weights
         if weights is not None and given["tis_ratio_type"] == "token":
-            logged["tis_token_clip_high_ratio"] = self._beyond(run, weights.high)
+            before = run.passed(lambda gate: gate.source == "train/rollout" and gate.sees == "original")
+            logged["tis_token_clip_high_ratio"] = run.mean(weights.high, before)
         elif weights is not None:
             logged["tis_seq_clip_high_ratio"] = float(weights.high.mean())
         if given["sequence_mask_metric"] is not None:
@@ -343,17 +318,9 @@ class SkyRl(PlainFramework):
             }
         return logged
 
-    def _beyond(self, run: Run, flags: Any) -> float:
-        """Over the tokens that the stages before the weight left."""
-        left = np.ones(run.tokens, np.bool_)
-        for outcome in self._mask(run):
-            if outcome.gate.sees == "original":
-                left &= ~outcome.rejected
-        return run.mean(flags, left)
-
     def _loss_metrics(self, run: Run) -> dict[str, float]:
         options, kind = run.options, run.options["policy_loss_type"]
-        left = self._left(run)
+        left = self.shown_keep(run)
         if kind == "cispo":
             ratio = exp(self._cispo(run))
             low, high = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]

@@ -15,14 +15,14 @@ from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.slime.arguments import recognize
 from mismatchctl.frameworks.slime.columns import COLUMNS
 from mismatchctl.frameworks.slime.layout import LAYOUT
-from mismatchctl.frameworks.slime.replay import load_slime
+from mismatchctl.frameworks.slime.replay import Slime
 from mismatchctl.frameworks.slime.rollouts import LAYOUT as ROLLOUTS
-from mismatchctl.frameworks.slime.versions import months
+from mismatchctl.frameworks.slime.versions import find_version, months
 
 SHELF = Shelf(
     name="slime",
     versions=months("slime"),
-    load=load_slime,
+    load=lambda version: Slime(find_version("slime", version)),
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
     columns=COLUMNS,

@@ -172,7 +172,7 @@ _READ = frozenset(field.name for field in fields(Arguments)) | {
 """What bears on correction or loss, or on the advice about them."""
 
 _FLAGS = {field.name for field in fields(Arguments) if field.type == "bool"}
-_NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
+NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
 
 def arguments(native: Mapping[str, Any]) -> Arguments:
@@ -187,7 +187,7 @@ def arguments(native: Mapping[str, Any]) -> Arguments:
         if item.refused:
             raise ConfigError(f"no code reads {item.key!r}{item.hint}")
     named = _named(native)
-    known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | _NUMBERS | _WORDS.keys()}
+    known = {key: _checked(key, value) for key, value in named.items() if key in _FLAGS | NUMBERS | _WORDS.keys()}
     path = known["custom_tis_function_path"] = _function_path(known.get("custom_tis_function_path"), named)
     if path == MIS_PATH:
         # Nothing calls mis without use_tis but this flag; a file that turns use_tis off is read with it.
@@ -221,7 +221,7 @@ def with_custom_config(native: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ConfigError(f"custom_config_path {named}: there is no such file beside the flags, nor in this folder")
     if not isinstance(given, Mapping):
         raise ConfigError(f"{places[0]}: expected keys and values")
-    kept = {key: value for key, value in native.items() if _argument(str(key)) not in given}
+    kept = {key: value for key, value in native.items() if argument(str(key)) not in given}
     return kept | dict(given)
 
 
@@ -233,7 +233,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 def unread(native: Mapping[str, Any]) -> Iterator[Unread]:
     """Keys that nothing here reads: of a correction, or of what slime and Megatron read elsewhere, if anything does."""
     for key in map(str, native):
-        name = _argument(key)
+        name = argument(key)
         if name in DOCUMENTED_ONLY:
             yield Unread((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
         elif name not in _READ:
@@ -241,14 +241,14 @@ def unread(native: Mapping[str, Any]) -> Iterator[Unread]:
             yield Unread((key,), near or nearest(name, _READ), refused=bool(near) or is_of_corrections(name))
 
 
-def _argument(key: str) -> str:
+def argument(key: str) -> str:
     """A key or a flag under the name of the namespace: `--use-tis` is `use_tis`."""
     return key.lstrip("-").replace("-", "_")
 
 
 def _named(native: Mapping[str, Any]) -> dict[str, Any]:
     """Flags under the names of the namespace: `--use-tis` is `use_tis`."""
-    return {_argument(str(key)): value for key, value in native.items()}
+    return {argument(str(key)): value for key, value in native.items()}
 
 
 def _function_path(given: str | None, named: Mapping[str, Any]) -> str | None:
@@ -289,7 +289,7 @@ def _checked(key: str, value: Any) -> Any:
     if key in _FLAGS:
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{key} must be true or false, not {value!r}")
-    elif key in _NUMBERS and value is not None:
+    elif key in NUMBERS and value is not None:
         if isinstance(value, str):
             raise ConfigError(
                 f"{key} is the string {value!r}, which torch takes for no number: YAML reads 1e-4 as text, write 1.0e-4"

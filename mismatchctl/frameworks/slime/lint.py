@@ -19,12 +19,19 @@ from mismatchctl.frameworks.lint import (
     named_key,
     weight_findings,
 )
-from mismatchctl.frameworks.slime.arguments import DOCUMENTED_ONLY, MIS_FIELDS, Arguments, arguments, unread
+from mismatchctl.frameworks.slime.arguments import (
+    DOCUMENTED_ONLY,
+    MIS_FIELDS,
+    NUMBERS,
+    Arguments,
+    argument,
+    arguments,
+    unread,
+)
 from mismatchctl.frameworks.slime.dialect import correction_of
 from mismatchctl.frameworks.slime.versions import Version
 
 _KNOWN = tuple(field.name for field in fields(Arguments))
-_NUMBERS = {field.name for field in fields(Arguments) if str(field.type).startswith("float")}
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Written:
     @cached_property
     def keys(self) -> dict[str, str]:
         """How each argument is spelled there: `--use-tis` is `use_tis`."""
-        return {str(key).lstrip("-").replace("-", "_"): str(key) for key in self.root}
+        return {argument(str(key)): str(key) for key in self.root}
 
     @cached_property
     def given(self) -> dict[str, Any]:
@@ -53,7 +60,7 @@ class Written:
     @cached_property
     def texts(self) -> list[str]:
         """Arguments whose number YAML reads as text."""
-        return [name for name, key in self.keys.items() if name in _NUMBERS and is_text_of_number(self.root.get(key))]
+        return [name for name, key in self.keys.items() if name in NUMBERS and is_text_of_number(self.root.get(key))]
 
     @cached_property
     def arguments(self) -> Arguments | ConfigError:

@@ -26,7 +26,7 @@ from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
 from mismatchctl.frameworks.slime.metrics import metric as find_metric
 from mismatchctl.frameworks.slime.names import meanings
 from mismatchctl.frameworks.slime.reduce import Reducer
-from mismatchctl.frameworks.slime.versions import Version, find_version
+from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
 
@@ -121,10 +121,11 @@ class Slime(Framework):
         dtype = options.pop("dtype", "float64")
         size = options.pop("micro_batch_size", None)
         given = self._arguments(correction, options.pop("reducer", None))
-        unknown = sorted(set(options) - {field.name for field in fields(Arguments)} - {"entropy_coef"})
+        known = [field.name for field in fields(Arguments)]
+        unknown = sorted(set(options) - {*known, "entropy_coef"})
         if unknown:
-            raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], _option_names())}")
-        chosen = self._checked(_with_options(given, options))
+            raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], known)}")
+        chosen = self._checked(arguments({**given.native(), **options}))
         logged = _Run(self.about, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
@@ -160,7 +161,8 @@ class Slime(Framework):
         """
         wanted = find_metric(name)
         if wanted is None and name.removeprefix("train/") != "loss":
-            raise ConfigError(f"slime has no metric {name!r}{suggestion(name, [*_logged_names(), *DOCUMENTED])}")
+            known = [*(item.name for item in METRICS), *DOCUMENTED]
+            raise ConfigError(f"slime has no metric {name!r}{suggestion(name, known)}")
         given = self._arguments(correction or Correction(), None)
         if given.function == "none":
             given = replace(given, get_mismatch_metrics=True, custom_tis_function_path=MIS_PATH)
@@ -184,37 +186,6 @@ class Slime(Framework):
             raise ConfigError(f"{self.name} cannot do this: {'; '.join(unsaid)}")
         said = self._checked(said)
         return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
-
-
-def load_slime(version: str = "") -> Slime:
-    """slime at a version: `seed`, `head`, a month, a commit; the newest when empty.
-
-    Raises:
-        ConfigError: there is no such version.
-    """
-    return Slime(find_version("slime", version))
-
-
-def load_miles(version: str = "") -> Slime:
-    """Miles at a version, as `load_slime`.
-
-    Raises:
-        ConfigError: there is no such version.
-    """
-    return Slime(find_version("miles", version))
-
-
-def _logged_names() -> list[str]:
-    return [item.name for item in METRICS]
-
-
-def _option_names() -> list[str]:
-    return [field.name for field in fields(Arguments)]
-
-
-def _with_options(given: Arguments, options: Mapping[str, Any]) -> Arguments:
-    """Arguments with some of them given anew, checked as slime checks them."""
-    return arguments({**given.native(), **options})
 
 
 class _Run:

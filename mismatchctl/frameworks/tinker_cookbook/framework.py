@@ -68,10 +68,6 @@ class TinkerCookbook(PlainFramework):
         wanted = options["training"]
         return Run(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
 
-    def shown_weights(self, run: Run) -> Array:
-        """The ratio, bounded where the loss does."""
-        return run.weights
-
     def terms(self, run: Run) -> list[tuple[Term, Array]]:
         """Sums over tokens, as the server takes them."""
         kind, ones = run.options["loss_fn"], run.each(1.0)

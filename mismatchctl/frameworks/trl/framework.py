@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl import surrogates
+from mismatchctl.batch import Bools
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
@@ -139,12 +140,8 @@ class Trl(PlainFramework):
         return self._passed(run) & (self.shown_weights(run) != 0)
 
     @staticmethod
-    def _passed(run: Run) -> Any:
-        modes = [outcome for outcome in run.applied.gates if outcome.gate.statistic == "ratio"]
-        flags = np.ones(run.tokens, np.bool_)
-        for outcome in modes:
-            flags &= ~outcome.rejected
-        return flags
+    def _passed(run: Run) -> Bools:
+        return run.passed(lambda gate: gate.statistic == "ratio")
 
     def shown_weights(self, run: Run) -> Array:
         """What the mode makes of the ratio."""

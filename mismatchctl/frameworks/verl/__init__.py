@@ -20,13 +20,13 @@ from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
 from mismatchctl.frameworks.verl.layout import LAYOUT
 from mismatchctl.frameworks.verl.recognize import recognize
-from mismatchctl.frameworks.verl.replay import load
-from mismatchctl.frameworks.verl.versions import VERSIONS
+from mismatchctl.frameworks.verl.replay import Verl
+from mismatchctl.frameworks.verl.versions import VERSIONS, find_version
 
 SHELF = Shelf(
     name="verl",
     versions=tuple(version.name for version in reversed(VERSIONS)),
-    load=load,
+    load=lambda version: Verl(find_version(version)),
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
     columns=COLUMNS,

@@ -46,12 +46,8 @@ class Computed:
     def logged(self) -> dict[str, float]:
         """Every name that verl logs."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return logged(self.measured) | dict(self.factor)
-
-
-def logged(measured: Iterable[Measurement]) -> dict[str, float]:
-    """The values of all names."""
-    return {name: value for part in measured for name, value in compute(*part).items()}
+            values = {name: value for part in self.measured for name, value in compute(*part).items()}
+            return values | dict(self.factor)
 
 
 def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -> dict[str, float]:

@@ -20,13 +20,14 @@ from mismatchctl.frameworks.verl import dialect, losses
 from mismatchctl.frameworks.verl import plan as planning
 from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
-from mismatchctl.frameworks.verl.helper import Computed, compute_correction, logged, off_policy, over_micro_batches
+from mismatchctl.frameworks.verl.helper import Computed, compute_correction, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.lint import RULES
+from mismatchctl.frameworks.verl.metrics import compute
 from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import Sample
-from mismatchctl.frameworks.verl.versions import Version, find_version
+from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.frameworks.verl.written import Written
 
 
@@ -157,13 +158,10 @@ class Verl(Framework):
         """The debug metrics, which verl logs where it recomputes log-probs: not in bypass mode."""
         return self.debug_metrics(table, dtype) if correction.loss == "ppo" else {}
 
-    def actor_metrics(
-        self, table: pa.Table, dtype: Dtype = "float64", micro_batch_size: int | None = None
-    ) -> dict[str, float]:
+    def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
-        step = Step.read(table, dtype, COLUMNS)
-        samples = [_sample(step.take(rows), "current_log_probs") for rows in step.micro_batches(micro_batch_size)]
-        return over_micro_batches([logged([off_policy(sample, self.about)]) for sample in samples], self.about)
+        sample = _sample(Step.read(table, dtype, COLUMNS), "current_log_probs")
+        return compute(*off_policy(sample, self.about))
 
     def _replay(self, step: Step, plan: Plan) -> Replay:
         computed = self._compute(step, plan)
@@ -197,12 +195,3 @@ class Verl(Framework):
 
 def _sample(step: Step, policy: str) -> Sample:
     return Sample(step.values(policy), step.values("rollout_log_probs"), step.segments)
-
-
-def load(version: str = "") -> Verl:
-    """verl at a version: a name, a pull request, a month; the newest when empty.
-
-    Raises:
-        ConfigError: there is no such version.
-    """
-    return Verl(find_version(version))

@@ -1,0 +1,15 @@
+"""The configuration that a file of a test holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mismatchctl.correction import Correction
+from mismatchctl.frameworks import Framework
+from mismatchctl.frameworks.native import read_configurations
+
+
+def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:
+    """The first configuration of a file, and the framework that it is of."""
+    found = read_configurations(path, framework)[0]
+    return found.framework, found.correction
