@@ -83,7 +83,7 @@ def table(folders: dict[str, Path], tokens: int, repeat: int) -> str:
     ]
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     lines = [
-        f"{tokens / 1e6:g} M tokens, {repeat} rounds; load of the machine at the end: {load}", "",
+        f"{tokens / 1e6:.3g} M tokens, {repeat} rounds; load of the machine at the end: {load}", "",
         "| format | bytes per token | decode, against Parquet's | read, against its decode | read, against Parquet's "
         "| analyze, against Parquet's | analyze, peak memory, MB |",
         "|---|---|---|---|---|---|---|",
@@ -115,11 +115,11 @@ def main() -> None:
         folders = {name: Path(place) / kind for name, kind in FORMATS.items()}
         for folder in folders.values():
             folder.mkdir()
-        make_dump(folders[PARQUET], int(given.tokens), 2500)
+        tokens = make_dump(folders[PARQUET], int(given.tokens), 2500)
         for name, kind in FORMATS.items():
             if name != PARQUET:
                 convert(folders[PARQUET], folders[name], kind)
-        text = HEAD + table(folders, int(given.tokens), given.repeat)
+        text = HEAD + table(folders, tokens, given.repeat)
     print(text)
     if given.write:
         given.write.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +19,21 @@ STEPS, PER_PROMPT, LONGEST = 16, 8, 16384
 COLUMNS = ("rollout_log_probs", "train_log_probs")
 
 
-def make_dump(folder: Path, tokens: int, mean: int) -> None:
-    """Log-normal lengths, small noise with heavy tails; one file and one training step each."""
-    rng = np.random.default_rng(0)
+def make_dump(folder: Path, tokens: int, mean: int) -> int:
+    """About so many tokens: log-normal lengths, small noise with heavy tails; returns how many there are.
+
+    A file is a training step, of one prompt at least.
+    """
+    rng, made = np.random.default_rng(0), 0
     for step in range(STEPS):
         lengths: list[int] = []
-        while sum(lengths) < tokens // STEPS:
+        while sum(lengths) < tokens // STEPS or len(lengths) < PER_PROMPT:
             lengths.append(int(np.clip(rng.lognormal(np.log(mean) - 0.5, 1.0), 16, LONGEST)))
         count = len(lengths) // PER_PROMPT * PER_PROMPT
         known = np.array(lengths[:count], np.int64)
         write_lists(folder / f"step_{step:05d}.parquet", known, rng, step, row_group_size=512)
+        made += int(known.sum())
+    return made
 
 
 def write_lists(path: Path, lengths: NDArray[np.int64], rng: np.random.Generator, step: int, **options: int) -> None:
@@ -71,6 +77,13 @@ def measure(script: str, *words: str) -> Cost:
     done = subprocess.run([sys.executable, script, *words], check=True, capture_output=True, text=True, env=environment)
     wall, processor, memory = map(float, done.stdout.split()[-3:])
     return Cost(wall, processor, memory)
+
+
+def in_turns(cases: Iterable[str], rounds: int) -> Iterator[list[str]]:
+    """The cases of each round, every other one backwards: what a case leaves behind is not always the same one's."""
+    order = [*cases]
+    for number in range(rounds):
+        yield order[:: -1 if number % 2 else 1]
 
 
 def report(wall: float, processor: float) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import make_dump, measure, parser_of, report
+from measure import in_turns, make_dump, measure, parser_of, report
 
 WITHOUT: dict[str, tuple[str, ...]] = {
     "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
@@ -50,7 +50,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    given = parser_of(__doc__, 30e6, 6).parse_args()  # an even number of rounds
+    given = parser_of(__doc__, 30e6, 6).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
@@ -60,7 +60,7 @@ def main() -> None:
         add_current(folder)
         rounds = [
             {case: measure(__file__, "--case", case, "--folder", place).processor for case in cases}
-            for cases in ([*WITHOUT], [*WITHOUT][::-1]) * (given.repeat // 2)
+            for cases in in_turns(WITHOUT, given.repeat)
         ]
     lines = ["| analysis | processor time, of all |", "|---|---|"]
     for case in WITHOUT:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import make_dump, measure, parser_of, report
+from measure import in_turns, make_dump, measure, parser_of, report
 
 CASES = ("analyze two", "analyze three", "decode two", "decode three")
 LIMIT = 0.40
@@ -68,7 +68,7 @@ def run_case(case: str, folder: Path) -> None:
 
 
 def main() -> None:
-    given = parser_of(__doc__, 12e6, 4).parse_args()  # an even number of rounds
+    given = parser_of(__doc__, 12e6, 4).parse_args()
     if given.case:
         run_case(given.case, given.folder)
         return
@@ -82,7 +82,7 @@ def main() -> None:
                 case: measure(__file__, "--case", case, "--folder", str(three if "three" in case else two)).processor
                 for case in cases
             }
-            for cases in (CASES, CASES[::-1]) * (given.repeat // 2)
+            for cases in in_turns(CASES, given.repeat)
         ]
     machine = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
     head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat, **machine)

@@ -35,10 +35,10 @@ from mismatchctl.correction.model import Gate, Weight
 class Applied:
     """What became of the valid tokens of one sequence."""
 
-    raw: list[Decimal]
-    weight: list[Decimal]
-    low: list[bool]
-    high: list[bool]
+    raw: list[Decimal] = field(default_factory=list)
+    weight: list[Decimal] = field(default_factory=list)
+    low: list[bool] = field(default_factory=list)
+    high: list[bool] = field(default_factory=list)
     factor: Decimal = ONE
     kept: list[bool] = field(default_factory=list)
     counted: list[bool] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Applied:
 
 def apply(correction: Correction, group: Sequence[Sequence_]) -> list[Applied]:
     """Apply a correction to the sequences of one training step."""
-    applied = [_weigh(correction.weight or Weight(), sequence, correction.weight is None) for sequence in group]
+    applied = [_gated(correction, sequence) for sequence in group]
+    for sequence, own in zip(group, applied, strict=True):
+        _weigh(correction.weight or Weight(), sequence, own, correction.weight is None)
     if correction.weight is not None:
         _normalize(correction.weight, group, applied)
-    for sequence, own in zip(group, applied, strict=True):
-        _gate(correction, sequence, own)
     return applied
 
 
@@ -61,14 +61,17 @@ def _source(rule: Weight | Gate) -> tuple[str, str]:
     return upper, lower
 
 
-def _weigh(rule: Weight, sequence: Sequence_, nothing: bool) -> Applied:
+def _weigh(rule: Weight, sequence: Sequence_, own: Applied, nothing: bool) -> None:
+    """The weights of a sequence whose gates have judged; of units of which they left no token, 1."""
     x = log_ratios(sequence, *_source(rule)) if not nothing else [ZERO] * len(positions(sequence))
-    level = {
-        "token": lambda: x,
-        "sequence": lambda: [total(x)] * len(x),
-        "geometric": lambda: [total(x) / max(len(x), 1)] * len(x),
-    }[rule.level]
-    raw = [clamped(v).exp() for v in level()]
+    if rule.clamp == "token":
+        x = [clamped(v) for v in x]
+    logs = list(x)
+    for unit in [] if rule.level == "token" else _units(rule, sequence, len(x)):
+        seen = [x[token] for token in unit if rule.sees == "original" or own.kept[token]]
+        for token in unit:
+            logs[token] = total(seen) / (max(len(seen), 1) if rule.level == "geometric" else 1)
+    raw = [(clamped(v) if rule.clamp == "aggregate" else v).exp() for v in logs]
     interval = rule.clip or rule.zero or (None, rule.truncate)
     low = [interval[0] is not None and w < Decimal(interval[0]) for w in raw]
     high = [interval[1] is not None and w > Decimal(interval[1]) for w in raw]
@@ -78,7 +81,7 @@ def _weigh(rule: Weight, sequence: Sequence_, nothing: bool) -> Applied:
             bounded.append(w)
         else:
             bounded.append(ZERO if rule.zero else Decimal(interval[0 if below else 1]))  # type: ignore[arg-type]
-    return Applied(raw, bounded, low, high)
+    own.raw, own.weight, own.low, own.high = raw, bounded, low, high
 
 
 def _normalize(rule: Weight, group: Sequence[Sequence_], applied: list[Applied]) -> None:
@@ -101,9 +104,9 @@ def _normalize(rule: Weight, group: Sequence[Sequence_], applied: list[Applied])
             own.weight = [w / factor for w in own.weight]
 
 
-def _gate(correction: Correction, sequence: Sequence_, own: Applied) -> None:
-    n = len(own.raw)
-    own.kept, own.counted, own.catastrophic = [True] * n, [True] * n, [False] * n
+def _gated(correction: Correction, sequence: Sequence_) -> Applied:
+    n = len(positions(sequence))
+    own = Applied(kept=[True] * n, counted=[True] * n, catastrophic=[False] * n)
     veto = next((gate for gate in correction.gates if gate.is_veto), None)
     if veto is not None:
         floor = Decimal(veto.keep[0] or 0).ln()
@@ -115,6 +118,7 @@ def _gate(correction: Correction, sequence: Sequence_, own: Applied) -> None:
             if side:
                 own.kept[token] = False
                 own.counted[token] = own.counted[token] and gate.effect == "zero"
+    return own
 
 
 def _sides(gate: Gate, sequence: Sequence_, remaining: list[bool]) -> list[int]:
@@ -132,11 +136,11 @@ def _sides(gate: Gate, sequence: Sequence_, remaining: list[bool]) -> list[int]:
     return sides
 
 
-def _units(gate: Gate, sequence: Sequence_, n: int) -> list[list[int]]:
+def _units(rule: Weight | Gate, sequence: Sequence_, n: int) -> list[list[int]]:
     """The tokens that are decided on together."""
-    if gate.level == "token":
+    if rule.level == "token":
         return [[token] for token in range(n)]
-    if gate.over == "sequence":
+    if rule.over == "sequence":
         return [list(range(n))]
     places, units = positions(sequence), []
     for token in range(n):

@@ -214,8 +214,12 @@ def intervals(draw: st.DrawFn, bounds: Sequence[float], *, positive: bool) -> tu
 @st.composite
 def weights(draw: st.DrawFn, sources: Sequence[str]) -> dict[str, Any]:
     bound = draw(st.sampled_from(["none", "truncate", "clip", "zero"]))
+    level = draw(st.sampled_from(["token", "sequence", "geometric"]))
     rule: dict[str, Any] = {
-        "level": draw(st.sampled_from(["token", "sequence", "geometric"])),
+        "level": level,
+        "over": draw(st.sampled_from(["sequence", "segment"] if level == "geometric" else ["sequence"])),
+        "sees": draw(st.sampled_from(["original", "original", "remaining"])),
+        "clamp": draw(st.sampled_from(["aggregate", "aggregate", "token"])),
         "normalize": draw(st.sampled_from(["none", "token", "sequence"])),
         "normalize_over": draw(st.sampled_from(["group", "micro_batch"])),
         "source": draw(st.sampled_from(sources)),

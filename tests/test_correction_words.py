@@ -80,6 +80,23 @@ def test_a_weight_of_what_the_gates_left() -> None:
         np.testing.assert_allclose(weights[row], math.exp(sum(D[row][left[row]])), rtol=1e-12)
 
 
+def test_a_weight_of_what_the_gates_left_of_each_turn() -> None:
+    weight = Weight(level="geometric", over="segment", sees="remaining")
+    weights = applied(Correction(weight=weight, gates=(Gate(keep=(0.8, 1.25)),))).token_weights()
+    left = np.abs(D) <= np.log(1.25)
+    wanted = np.ones(len(D))  # of a turn that has none left
+    for run in (run for row in ROWS for run in runs(row) if left[run].any()):
+        wanted[run] = math.exp(D[run][left[run]].mean())
+    np.testing.assert_allclose(weights, wanted, rtol=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+def test_ratios_whose_mean_is_no_number_above_zero() -> None:
+    batch = TokenBatch(Segments(np.array([0, 2])), np.array([-1.0, -1.0]), np.array([-900.0, -900.0]))
+    outcome = applied(Correction(gates=(Gate(level="mean", clamp="none", keep=(0.5, None)),)), batch)
+    assert not outcome.kept.expanded().any()
+
+
 @pytest.mark.parametrize(("rule", "bound"), [({"limit": 0.2}, 0.2), ({"clamp": "none"}, math.inf)])
 def test_where_a_weight_is_clamped(rule: dict[str, Any], bound: float) -> None:
     batch = made(scale=15.0)

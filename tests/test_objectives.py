@@ -199,6 +199,15 @@ def test_routing_that_differs_is_counted(tmp_path: Path) -> None:
     assert "tokens routed otherwise" in text
 
 
+def test_routing_of_a_dump_that_has_a_file_without_valid_tokens(tmp_path: Path) -> None:
+    path, share, _ = routed(tmp_path / "a.parquet")
+    masked = pq.read_table(path).slice(0, 1)
+    mask = pa.array([[0] * len(masked["train_log_probs"][0])])
+    pq.write_table(masked.append_column("response_mask", mask), tmp_path / "b.parquet")
+    metrics = analyze([str(tmp_path)], findings=False).runs[tmp_path.name].overall.metrics
+    assert metrics["routing_differs"].value == pytest.approx(share, rel=1e-12)
+
+
 def test_replayed_routing_can_be_asserted(tmp_path: Path) -> None:
     path, _, _ = routed(tmp_path / "a.parquet")
     text = json.loads(invoke("gate", path, "--rule", "routing_differs:max=0", "--json", code=3))

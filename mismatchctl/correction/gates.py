@@ -34,7 +34,7 @@ class GateOutcome:
 def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> GateOutcome:
     """What `gate` rejects, aggregating over the tokens it has `seen`; empty sequences are never rejected."""
     segments = adjacent_runs(batch) if gate.over == "segment" else batch.segments
-    view = seen if gate.over != "segment" else Selection(segments, np.ones(len(segments), np.bool_), seen.expanded())
+    view = seen if gate.over != "segment" else seen.over(segments)
     measured = measure(gate, ratios, view, batch)
     if gate.over == "batch":
         dropped = _trimmed(gate, np.asarray(measured), view, batch)
@@ -111,7 +111,8 @@ def _aggregate(gate: Gate, ratios: Ratios, view: Selection) -> Float64s:
     if whole and gate.statistic == "ratio" and level in ("min", "max") and gate.over == "sequence" and calm:
         return ratios.lowest if level == "min" else ratios.highest
     if gate.statistic == "ratio" and level == "mean":
-        return np.log1p(_mean_excess(gate, ratios, view))
+        with np.errstate(divide="ignore"):  # ratios so small that their mean is 0
+            return np.log1p(_mean_excess(gate, ratios, view))
     if whole and level not in ("token", "min", "max") and gate.statistic in SUMS and gate.over == "sequence":
         total = SUMS[gate.statistic](ratios)
     else:

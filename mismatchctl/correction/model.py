@@ -76,8 +76,8 @@ class Gate(_Strict):
         description="what is measured on each token, train and rollout standing for the two policies of the source: "
         "k1 is rollout minus train, k3_reversed that of rollout over train, prob_diff train minus "
         "rollout, mult_error exp(|log ratio|), ratio_gap |ratio - 1|, binary_kl that of this token against all others "
-        "(rollout from train; binary_kl_max: the larger direction); of a sequence: age, the weight updates from "
-        "rollout_version to train_version",
+        "(rollout from train, no probability nearer to 0 or 1 than 1e-8; binary_kl_max: the larger direction); of a "
+        "sequence: age, the weight updates from its oldest rollout_version to train_version",
     )
     level: Literal["token", "sequence", "geometric", "sum", "mean", "min", "max"] = Field(
         default="token",
@@ -115,7 +115,7 @@ class Gate(_Strict):
     sees: Literal["original", "remaining"] = Field(
         default="original",
         description="aggregates over all valid tokens, or over those that earlier gates left, if any; what it "
-        "rejects, it rejects whole",
+        "rejects, it rejects whole; level token: judges those alone",
     )
     effect: Literal["mask", "zero"] = Field(
         default="mask",
@@ -219,7 +219,7 @@ class Weight(_Strict):
     )
     limit: float = _LIMIT
     sees: Literal["original", "remaining"] = Field(
-        default="original", description="aggregates over all valid tokens, or over those that the gates left"
+        default="original", description="aggregates over all valid tokens, or over those that the gates left (none: 1)"
     )
     nonfinite: Literal["keep", "one", "zero"] = Field(
         default="keep",

@@ -46,6 +46,10 @@ class Selection:
         spread = self.segments.spread(self.sequences)
         return spread if self.tokens is None else spread & self.tokens
 
+    def over(self, segments: Segments) -> Selection:
+        """The same tokens, of other segments."""
+        return Selection(segments, np.ones(len(segments), np.bool_), self.expanded())
+
     def without(self, rejected: Selection) -> Selection:
         """What is left when `rejected` is taken out."""
         if rejected.tokens is None:

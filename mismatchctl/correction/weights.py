@@ -52,7 +52,8 @@ class Weights:
         if rule.level == "token":
             return ratios.log_ratio
         if self.runs is not None:
-            return self.runs.spread(self.runs.mean(ratios.log_ratio))
+            view = Selection.everything(self.runs) if self.view is None else self.view.over(self.runs)
+            return self.runs.spread(view.sum_log_ratio(ratios.log_ratio) / np.maximum(view.counts, 1))
         view = self.view or Selection.everything(ratios.segments)
         total = ratios.log_ratio_sum if self.view is None else view.sum_log_ratio(ratios.log_ratio)
         return total / (np.maximum(view.counts, 1) if rule.level == "geometric" else 1)

@@ -156,10 +156,12 @@ def routing_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Column
 
 def _compared(rollout: NDArray[Any], train: NDArray[Any], width: int) -> tuple[Bools, Bools]:
     """Whether layers of so many experts choose none twice, and whether both sides chose the same sets [T] each."""
-    if rollout.shape[1] % width:
-        never = np.zeros(len(rollout), np.bool_)
+    tokens, chosen = rollout.shape
+    if chosen % width:
+        never = np.zeros(tokens, np.bool_)
         return never, never
-    a, b = (np.sort(side.reshape(len(side), -1, width), axis=2) for side in (rollout, train))
+    layers = tokens, chosen // width  # said: of no tokens numpy cannot tell
+    a, b = (np.sort(side.reshape(*layers, width), axis=2) for side in (rollout, train))
     return (np.diff(a, axis=2) != 0).all(axis=(1, 2)), (a == b).all(axis=(1, 2))
 
 

@@ -96,7 +96,7 @@ _COMMON: tuple[Metric, ...] = (
     Metric(
         "normalization_factor", "normalization factor", "ratio",
         "the mean weight that weights are divided by, over the group or micro-batch, mask before rejection; "
-        "averaged over tokens where there are several",
+        "averaged over tokens where there are several; 1 where that mean is at most 1e-8, as trainers do",
         "What normalization corrects; 1 changes nothing. Standard errors of weights take it as given.",
         "as trainers log",
         "weights are not normalized", formula=lambda t: t["factor"] / t["tokens"], better="one",

@@ -319,7 +319,8 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "k3_worst_share", "K3 in the worst 0.1 % of tokens", "fraction",
         "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold, part of a token counted in part",
-        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
+        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem. Read from a fixed histogram: "
+        "tokens that lie within 1.6 % of each other count by their mean.", "mismatchctl",
         "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
     ),
     Metric(
