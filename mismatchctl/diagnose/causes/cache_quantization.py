@@ -36,9 +36,8 @@ def _test(case: Case) -> Diagnosis | None:
         confidence = "high" if grows and z > _SURE and case.noise < _USUAL else "medium"
     return Diagnosis(
         confidence,
-        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that "
-        f"bfloat16 makes, not tied "
-        f"to tokens of the vocabulary"
+        f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
+        "makes, not tied to tokens of the vocabulary"
         + (f" and {np.exp(growth):.3g} times larger late in the response than in its middle" if grows else ""),
         evidence=(
             fact("noise", case.noise, f"of the logits, robust; bfloat16 stays below {BFLOAT16_NOISE:g}"),
@@ -97,10 +96,8 @@ CAUSE = Cause(
     title="The KV cache is quantized",
     shows="Noise above bfloat16's that belongs to no token; it may grow with the position.",
     test=_test,
-    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; "
-    "if fp8 is "
-    "wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
-    pointless="",
+    advice="Set the cache's dtype to that of the model: vLLM kv_cache_dtype=auto, SGLang --kv-cache-dtype auto; if "
+    "fp8 is wanted, calibrate its scales (k_scale, v_scale). fp8 attention kernels and activations look the same.",
     columns=("token_ids",),
     in_layers=True,
 )

@@ -71,9 +71,8 @@ def _test(case: Case) -> Diagnosis | None:
         confidence = "medium" if share > 3 * _SURE_SHARE and level[found].mean() > 1 else "low"
     return Diagnosis(
         confidence,
-        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and "
-        f"not after it "
-        f"({level[found].mean():.2g} nats): the response was changed after it was sampled",
+        f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
+        f"after it ({level[found].mean():.2g} nats): the response was changed after it was sampled",
         share=case.share(tokens),
         evidence=tuple(evidence),
         where={"sequences": percent(share), "positions": f"from {listed(at[examples], 3)} on in the examples"},

@@ -98,8 +98,7 @@ CAUSE = Cause(
     shows="The level of the mismatch changes at a step and stays up.",
     test=_test,
     advice="Look at what happened at the onset: a weight sync that stopped arriving, a resumed engine, a longer "
-    "context, a "
-    "changed setting. Compare weight checksums on both sides at that step. Stop the run if it goes on: "
+    "context, a changed setting. Compare weight checksums on both sides at that step. Stop the run if it goes on: "
     "corrections can only delay.",
     pointless="fixed thresholds: a bound that fits the first steps rejects more and more later",
 )

@@ -7,7 +7,6 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
-from mismatchctl.result import Confidence
 
 _ENOUGH, _SIZE, _STEADY, _Z = 6, 0.15, 0.35, 8.0
 _MOST, _HELD, _SURE = 0.2, 0.4, 0.6
@@ -33,10 +32,9 @@ def _test(case: Case) -> Diagnosis | None:
     size = float(np.median(mean[steady]))
     if held < _HELD or rest > 0.3 * abs(size):
         return None
-    confidence: Confidence = "high" if held > _SURE and steady.sum() >= 2 else "medium"
     tokens = case.marked(chosen)
     return Diagnosis(
-        confidence,
+        "high" if held > _SURE and steady.sum() >= 2 else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the logits of the rollout wherever they stand, and hold "
         f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",

@@ -8,7 +8,7 @@ from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.measures import fact, loudest
-from mismatchctl.result import Confidence, Fact
+from mismatchctl.result import Fact
 
 _Z, _SURE, _APART, _SURE_APART = 6.0, 10.0, 0.4, 0.6
 _ENOUGH, _OF_NOISE, _OF_OTHER = 100, 0.3, 0.1
@@ -48,9 +48,8 @@ def _test(case: Case) -> Diagnosis | None:
     often = before > 2
     steeper = float(np.median(case.scaled[often])) / up if often.sum() > _ENOUGH and up else None
     side = "rollout" if apart > 0 else "trainer"
-    confidence: Confidence = "high" if abs(z) > _SURE and abs(apart) > _SURE_APART else "medium"
     return Diagnosis(
-        confidence,
+        "high" if abs(z) > _SURE and abs(apart) > _SURE_APART else "medium",
         f"tokens that stood in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
         f"that did not ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "
         "the other side",

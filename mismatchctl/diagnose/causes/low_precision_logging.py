@@ -105,9 +105,8 @@ CAUSE = Cause(
     title="Log-probs are stored with few digits",
     shows="The low bits of nearly all values are 0 (bfloat16, float16), or all have few decimals.",
     test=_test,
-    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no "
-    "float16 tensors "
-    "between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
+    advice="Keep log-probs in float32 from log_softmax to the file: no .bfloat16() or autocast around it, no float16 "
+    "tensors between worker and trainer, no rounding in JSON. SGLang --enable-fp32-lm-head and float32 logits in the "
     "trainer help too.",
     pointless="thresholds finer than the rounding (geometric rejection at 1.001) reject by rounding alone",
 )

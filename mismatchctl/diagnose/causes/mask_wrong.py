@@ -101,9 +101,8 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
         return None
     return Diagnosis(
         "medium",
-        f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of "
-        f"{len(pairs)} prompts: "
-        "the mask covers the prompt",
+        f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of {len(pairs)} "
+        "prompts: the mask covers the prompt",
         share=case.share(prefix),
         evidence=(
             fact("prompts", len(hits) / len(pairs), "share of prompts whose responses begin with the same tokens"),

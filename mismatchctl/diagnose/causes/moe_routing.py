@@ -100,9 +100,8 @@ def _from_tails(case: Case) -> Diagnosis | None:
     tokens = case.marked(size > _FAR[0])
     return Diagnosis(
         "low",
-        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} "
-        f"of the K3, as "
-        "they do where experts are chosen differently",
+        f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
+        "K3, as they do where experts are chosen differently",
         share=case.share(tokens),
         evidence=(
             fact(
@@ -125,7 +124,6 @@ CAUSE = Cause(
     test=_test,
     advice="Replay the engine's routing in the trainer{settings}; compute the router in float32 on both sides. "
     "Record rollout_experts and train_experts to measure it.",
-    pointless="",
     columns=("rollout_experts", "train_experts"),
     in_layers=True,
 )

@@ -142,8 +142,6 @@ CAUSE = Cause(
     shows="Symmetric log ratios that scale with 1 - p, E[ratio] = 1, no structure by token, position, worker or step; "
     "size and tail are those of float32 or bfloat16.",
     test=_test,
-    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 "
-    "for the last "
-    "layer and the router lowers it (SGLang --enable-fp32-lm-head, batch-invariant kernels).",
-    pointless="",
+    advice="Nothing is broken. Other kernels, batch sizes and precisions on both sides make this much; float32 for "
+    "the last layer and the router lowers it (SGLang --enable-fp32-lm-head, batch-invariant kernels).",
 )

@@ -50,5 +50,4 @@ CAUSE = Cause(
     advice="Compare the sizes of both logits: a vocabulary padded to a multiple of 64 whose padding is not masked "
     "(Megatron --make-vocab-size-divisible-by), banned tokens (bad_words, min_tokens, structured output) that only the "
     "engine masks.",
-    pointless="",
 )

@@ -9,7 +9,6 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.levels import as_normal
 from mismatchctl.diagnose.measures import calibration, fact, loudest
-from mismatchctl.result import Confidence
 
 _FACTOR, _SURE, _Z, _SURE_Z = 2.0, 4.0, 5.0, 8.0
 _LONG, _ROWS = 24, 6
@@ -42,9 +41,8 @@ def _test(case: Case) -> Diagnosis | None:
     if z < _Z or factor < _FACTOR or size[1] / 0.6745 < _LARGE * BFLOAT16_NOISE:
         return None
     _, ratio_z, _, _ = calibration(case)
-    confidence: Confidence = "high" if factor > _SURE and z > _SURE_Z and abs(ratio_z) < 5 else "medium"
     return Diagnosis(
-        confidence,
+        "high" if factor > _SURE and z > _SURE_Z and abs(ratio_z) < 5 else "medium",
         f"the difference grows {factor:.3g}-fold from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "
         "where positions or the reach of attention differ",

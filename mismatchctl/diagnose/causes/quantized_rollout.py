@@ -8,7 +8,6 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
 from mismatchctl.diagnose.measures import TIED, along_drift, calibration, fact, loudest, percent, systematic
-from mismatchctl.result import Confidence
 
 _CLEAR, _TRACE, _Z, _FAR, _SLIGHT = 0.012, 0.04, 6.0, 6.0, 0.03
 _ALONG = 0.6
@@ -26,9 +25,8 @@ def _test(case: Case) -> Diagnosis | None:
     excess, ratio_z, _, _ = calibration(case)
     if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _TRACE):
         return None
-    confidence: Confidence = "high" if shared > TIED and case.noise < _COARSEST / 4 else "medium"
     return Diagnosis(
-        confidence,
+        "high" if shared > TIED and case.noise < _COARSEST / 4 else "medium",
         f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
         "along the direction in which the policy is learning: the engine's weights are not the trainer's",
         evidence=(
@@ -62,11 +60,8 @@ CAUSE = Cause(
     "direction of learning, which current_log_probs show; no more noise than 4 bits make.",
     test=_test,
     advice="If it is wanted (fp8 or int8 rollout), this is its price: truncated importance weights, or "
-    "quantization-aware "
-    "training. If not, look at the engine's --quantization, at the dtype of the checkpoint that it loads, and "
-    "at LoRA adapters "
-    "that one side has not merged.",
-    pointless="",
+    "quantization-aware training. If not, look at the engine's --quantization, at the dtype of the checkpoint that it "
+    "loads, and at LoRA adapters that one side has not merged.",
     columns=("token_ids", "current_log_probs"),
     in_layers=True,
 )

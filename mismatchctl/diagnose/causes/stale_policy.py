@@ -175,6 +175,5 @@ CAUSE = Cause(
     advice="Expected in asynchronous training: bound the lag{settings}, and check that every weight sync "
     "arrived. Where it is wanted, this is what importance weights are for: truncated token weights, or a "
     "decoupled three-policy loss.",
-    pointless="",
     columns=("rollout_version", "train_version", "advantages", "current_log_probs", "token_ids"),
 )

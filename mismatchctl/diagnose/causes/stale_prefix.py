@@ -107,6 +107,5 @@ CAUSE = Cause(
     test=_test,
     advice="Flush the prefix cache with every weight update (vLLM reset_prefix_cache, SGLang /flush_cache) and count "
     "its hits right after one: there should be none. Then compare the prompts' token ids of both sides.",
-    pointless="",
     columns=("prompt_id",),
 )

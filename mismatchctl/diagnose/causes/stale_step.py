@@ -56,5 +56,4 @@ CAUSE = Cause(
     test=_test,
     advice="Look at the logs of that step: a weight sync that came late or not at all, a restarted or resumed engine, "
     "another batch of prompts. If it was a sync, the next one has mended it.",
-    pointless="",
 )

@@ -36,9 +36,8 @@ def _of_column(case: Case, column: str) -> Diagnosis | None:
     others = [row for row in rows if row not in high]
     return Diagnosis(
         "high" if worst.z > _SURE else "medium",
-        f"{column} {listed(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as "
-        f"the others of the "
-        f"same steps: its weights or settings are its own",
+        f"{column} {listed(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as the "
+        "others of the same steps: its weights or settings are its own",
         share=case.share(tokens),
         evidence=(
             fact(
@@ -71,10 +70,9 @@ CAUSE = Cause(
     title="One worker differs from the others",
     shows="The level of one value of a column stands out from the others of the same steps.",
     test=_test,
-    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. "
-    "Compare weight checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and "
-    "restart it. Where all engines of a step are updated at once, one that missed NCCL's broadcast stays "
-    "behind without an error{settings}.",
+    advice="Look at that worker's log: a weight update that timed out, another engine version, dtype or GPU. Compare "
+    "weight checksums after a sync (SGLang /get_weights_by_name, vLLM collective_rpc), and restart it. Where all "
+    "engines of a step are updated at once, one that missed NCCL's broadcast stays behind without an error{settings}.",
     pointless="thresholds for the whole batch: they would reject this worker's data and hide that it is broken",
     columns=("worker",),
 )

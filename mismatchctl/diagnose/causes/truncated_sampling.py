@@ -66,8 +66,7 @@ def _test(case: Case) -> Diagnosis | None:
     return Diagnosis(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
-        f"probability "
-        f"had been cut off and the rest renormalized: {setting}",
+        f"probability had been cut off and the rest renormalized: {setting}",
         share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
         evidence=tuple(evidence),
         where={"tokens": percent(below)},

@@ -33,10 +33,9 @@ def _test(case: Case) -> Diagnosis | None:
     examples = loudest(case, sequences, case.sums(tokens[case.index]))
     return Diagnosis(
         "high" if len(long) >= 2 else "medium" if share > _MANY or quiet else "low",
-        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have "
-        f"the constant "
-        f"rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
-        f"sampled them",
+        f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
+        f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "
+        "sampled them",
         share=case.share(tokens),
         evidence=(
             fact("tokens", share, "share of valid tokens with a constant log-prob that the other side denies"),

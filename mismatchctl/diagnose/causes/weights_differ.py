@@ -75,7 +75,6 @@ CAUSE = Cause(
     advice="Compare checksums of the weights after a sync (SGLang /get_weights_by_name, vLLM collective_rpc). Did the "
     "last sync arrive? Is an adapter merged on one side only, a checkpoint quantized or another one? Record "
     "rollout_version and train_version, or current_log_probs: they tell these apart.",
-    pointless="",
     columns=("token_ids",),
     in_layers=True,
 )
