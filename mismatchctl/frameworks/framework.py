@@ -90,12 +90,14 @@ class Framework(ABC):
         name: as `load` takes it.
         version: what follows the @.
         reducers: how it can sum up a step, the default first, where it has a choice.
+        block: the keys that its configuration of corrections stands under in a full one.
         reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf.
     """
 
     name: str
     version: str
     reducers: tuple[str, ...] = ()
+    block: tuple[str, ...] = ()
     reads_yaml_1_1: bool = False
 
     @property
@@ -107,11 +109,6 @@ class Framework(ABC):
     def dated(self) -> str:
         """The title, with the day of that code where the version is no date itself."""
         return self.title
-
-    @property
-    def block(self) -> tuple[str, ...]:
-        """The keys that its configuration of corrections stands under in a full one."""
-        return ()
 
     def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A configuration with the files put in that it names, looked for beside it and in the working folder.

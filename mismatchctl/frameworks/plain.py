@@ -62,7 +62,7 @@ class PlainFramework(Framework):
     Attributes:
         options: name -> default; what is not given has it.
         aliases: other spellings -> name.
-        places: of a full configuration, the keys under which options stand; blocks: further ones.
+        blocks: keys beside `block` under which options stand in a full configuration.
         signs: what only its configurations have a key like, a dotted place, or one with its value: `loss.type=ipo`.
         shared: options that are blocks in which other things stand too.
         columns: its name of a column -> the contract's, where that means one thing wherever it is used.
@@ -76,7 +76,6 @@ class PlainFramework(Framework):
 
     options: Options
     aliases: Mapping[str, str] = {}
-    places: Place = ()
     blocks: tuple[Place, ...] = ()
     signs: str = ""
     shared: tuple[str, ...] = ()
@@ -91,15 +90,10 @@ class PlainFramework(Framework):
     def __init__(self, version: str) -> None:
         self.version = version
 
-    @property
-    def block(self) -> tuple[str, ...]:
-        """The keys that its options stand under in a full configuration."""
-        return self.places
-
     @cached_property
     def spelling(self) -> Spelling:
         """How its options are spelt."""
-        places = (self.places, *self.blocks) if self.places else self.blocks
+        places = (self.block, *self.blocks) if self.block else self.blocks
         return Spelling(self.options, self.aliases, places, self.signs, self.shared)
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -188,18 +182,19 @@ class PlainFramework(Framework):
 
     def _holds(self, options: Options, rule: Weight | Gate) -> bool:
         """Whether a rule is among those that options say, but for what it sees of earlier ones."""
-        try:
-            weight, gates = self.rules(self.read(options))
-        except (ValidationError, ConfigError, TypeError, KeyError):
-            return False
+        weight, gates = self._rules_of(options) or (None, ())
         given = [one.model_copy(update={"sees": rule.sees}) for one in (weight, *gates) if one is not None]
         return rule in given
 
     def _says(self, options: Options, correction: Correction) -> bool:
+        return self._rules_of(options) == (correction.weight, correction.gates)
+
+    def _rules_of(self, options: Options) -> Rules | None:
+        """What options say; None where they are refused."""
         try:
-            return self.rules(self.read(options)) == (correction.weight, correction.gates)
+            return self.rules(self.read(options))
         except (ValidationError, ConfigError, TypeError, KeyError):
-            return False
+            return None
 
     def lint(self, native: Mapping[str, Any]) -> list[Finding]:
         """The traps of a configuration."""
@@ -221,7 +216,7 @@ class PlainFramework(Framework):
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where each threshold stands: in the keys of the block."""
-        return [".".join(self.places)] * len(correction.gates)
+        return [".".join(self.block)] * len(correction.gates)
 
     def _run(self, table: pa.Table, correction: Correction, dtype: Dtype, **changes: Any) -> Run:
         said, unsaid = self.native(correction)

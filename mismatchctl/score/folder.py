@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import ArrayLike
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.contract import REFERENCE
@@ -104,7 +105,7 @@ class Folder:
         if made != mine:
             anew = "name another folder, or score anew with --force"
             raise ConfigError(f"{path}: was not scored from the same sequences with the same settings; {anew}")
-        return _count(piece, chosen)
+        return int(piece.log_ratios[0].lengths[chosen].sum())
 
     def write(self, piece: Piece, chosen: Bools, found: Sequence[Row]) -> int:
         """Write a piece with the log-probs of the chosen sequences; how many tokens these have."""
@@ -112,9 +113,8 @@ class Folder:
         kind = pa.list_(pa.field("element", pa.type_for_alias(self._settings.dtype), nullable=False))
         lengths = np.zeros(len(piece), np.int64)
         lengths[chosen] = [len(values) for values in sampled]
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         values = pa.array(np.concatenate([np.empty(0), *sampled]).astype(self._settings.dtype))
-        lists = pa.ListArray.from_arrays(offsets, values, type=kind, mask=pa.array(~chosen))
+        lists = pa.ListArray.from_arrays(_offsets(lengths), values, type=kind, mask=pa.array(~chosen))
         batch = _with(piece.batch, REFERENCE, lists)
         if any(values is not None for values in top):
             batch = _with(batch, REFERENCE_TOP, _nested(top, chosen, kind))
@@ -148,7 +148,7 @@ def _nested(top: Sequence[Float64s | None], chosen: Bools, kind: pa.DataType) ->
     return pa.ListArray.from_arrays(_offsets(tokens), inner, type=whole, mask=missing)
 
 
-def _offsets(lengths: Sequence[int]) -> pa.Array:
+def _offsets(lengths: ArrayLike) -> pa.Array:
     return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
 
 
@@ -156,7 +156,3 @@ def _with(batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
     if name in batch.schema.names:
         batch = batch.drop_columns([name])
     return batch.append_column(pa.field(name, column.type), column)
-
-
-def _count(piece: Piece, chosen: Bools) -> int:
-    return int(piece.log_ratios[0].lengths[chosen].sum())

@@ -68,10 +68,6 @@ class ObjectStore(Store):
         """The path itself."""
         return path
 
-    def same(self, path: str) -> str:
-        """The path itself."""
-        return path
-
     def version(self, location: str, file: pa.NativeFile) -> str:
         """The object's tag, which came with opening it; else when it was written."""
         tag = file.metadata().get("ETag")

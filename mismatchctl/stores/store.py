@@ -63,9 +63,9 @@ class Store(ABC):
     def location(self, path: str) -> str:
         """The path as it means the same everywhere."""
 
-    @abstractmethod
     def same(self, path: str) -> str:
         """A name that two paths share when they lead to the same place."""
+        return self.location(path)
 
     @abstractmethod
     def version(self, location: str, file: pa.NativeFile) -> str:

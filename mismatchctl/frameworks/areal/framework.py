@@ -80,7 +80,7 @@ class Areal(PlainFramework):
         "ppo_n_minibatches": 1,
     }
 
-    places = ("actor",)
+    block = ("actor",)
 
     forms = (
         lambda low, high: {},

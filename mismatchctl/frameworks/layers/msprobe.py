@@ -83,7 +83,7 @@ def table(cells: Sequence[Cells], file: str) -> Table:
     cells = [{_canonical(name): value for name, value in cell.items()} for cell in cells]
     value, measure = _measure(cells[0].keys() if cells else ())
     notes = Notes()
-    rows = [row for row in _rows(cells, value, notes, _flagged) if row is not None]
+    rows = list(_rows(cells, value, notes, _flagged))
     return Table(
         TOOL,
         f"{measure}; failed where Result says error or warning",
@@ -99,13 +99,10 @@ def ranks_table(document: Mapping[str, Any], file: str) -> Table:
     notes, rows = Notes(), []
     measure = "relative"
     for call in document.values():
-        items = (
-            [item for item in call["op_items"] if isinstance(item, Mapping)]
-            if isinstance(call["op_items"], list)
-            else []
-        )
+        given = call["op_items"] if isinstance(call["op_items"], list) else []
+        items = [item for item in given if isinstance(item, Mapping)]
         value, measure = _measure(items[0].keys() if items else ())
-        found = [row for row in _rows(items, value, notes, lambda _: "") if row is not None]
+        found = list(_rows(items, value, notes, lambda _: ""))
         if call["is_same"] is False and found:
             last = found[-1]
             found[-1] = Row(last.name, last.layer, None, last.value, True, "the call is not the same (is_same false)")
@@ -133,7 +130,7 @@ def first_tables(document: Mapping[str, Any]) -> list[Table]:
 
 def _rows(
     cells: Sequence[Cells], value: Callable[[Cells], float | None], notes: Notes, flagged: Callable[[Cells], str]
-) -> Iterator[Row | None]:
+) -> Iterator[Row]:
     for cell in cells:
         name = str(cell.get(TARGET))
         if cell.get(GOLDEN) in (None, "", "N/A"):

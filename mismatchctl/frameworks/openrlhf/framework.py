@@ -51,7 +51,7 @@ class OpenRlhf(PlainFramework):
         "enable_vllm_is_correction": "correct",
     }
 
-    places = ("algo", "advantage")
+    block = ("algo", "advantage")
 
     forms = tuple(
         (lambda low, high, kind=kind: {"correct": True, "type": kind, "threshold": (low, high)}) for kind in _TYPES

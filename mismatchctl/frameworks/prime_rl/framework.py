@@ -52,7 +52,7 @@ class PrimeRl(PlainFramework):
     own_columns = {"trainer_logprobs": "current_log_probs"}
 
     aliases = {"ipo_threshold": "eps"}
-    places = ("trainer", "loss")
+    block = ("trainer", "loss")
 
     source = "PrimeIntellect-ai/prime-rl@559b44772e47"
     traps = (

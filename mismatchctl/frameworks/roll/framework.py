@@ -65,7 +65,7 @@ class Roll(PlainFramework):
 
     options = {"is_weight": _WEIGHT, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
 
-    places = ("train_infer_correction",)
+    block = ("train_infer_correction",)
 
     forms = (
         lambda low, high: {},

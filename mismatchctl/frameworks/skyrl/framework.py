@@ -88,7 +88,7 @@ class SkyRl(PlainFramework):
         "dppo": {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2},
     }
 
-    places = ("trainer", "algorithm")
+    block = ("trainer", "algorithm")
 
     forms = (
         lambda low, high: {},

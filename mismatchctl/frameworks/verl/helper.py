@@ -85,7 +85,7 @@ def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
     low, high = plan.rejections[0].keep if plan.rejections else (weight.watch_low, weight.truncate)
     upper = math.inf if high is None else high
     subject = Weighted(sample, weight.level, 1.0 / upper if low is None else low, upper)
-    table = names.GEOMETRIC_WEIGHTS_2025_10 if weight.level == "geometric" else _table(weight.level)
+    table = names.WEIGHTS_2025_10[weight.level]
     veto = Vetoed(sample, plan.veto)
     if plan.rejections:
         table = (*table, *names.REJECTED)
@@ -115,13 +115,13 @@ def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, li
         else:
             low, high = gate.keep
             rule = Weighted(sample, gate.level, low or 0.0, math.inf if high is None else high)
-            measured.append(((*_table(gate.level), *names.REJECTED), rule, prefix))
+            measured.append(((*names.WEIGHTS[gate.level], *names.REJECTED), rule, prefix))
         kept &= ~rule.rejected
     if version.dialect == "ratio":
         veto = Vetoed(sample, plan.veto)
         return kept & ~veto.rejected, [*measured, (names.VETO, veto, version.prefix)]
     if plan.rejections:
-        measured.append((names.REJECTED_BY_ANY, Rejected(sample, ~kept), prefix))
+        measured.append((names.REJECTED, Rejected(sample, ~kept), prefix))
     return kept, measured
 
 
@@ -142,7 +142,7 @@ def _weights(
         measures_applied=version.dialect == "estimator",
     )
     prefix = f"{version.prefix}rollout_is_"
-    measured: list[Measurement] = [((*_table(weight.level), *(names.ICEPOP if zero else ())), subject, prefix)]
+    measured: list[Measurement] = [((*names.WEIGHTS[weight.level], *(names.ICEPOP if zero else ())), subject, prefix)]
     if weight.normalize == "none":
         return subject.applied, measured, {}
     name = names.NORMALIZATION_2025_11 if version.normalizes_empty else names.NORMALIZATION
@@ -150,7 +150,3 @@ def _weights(
     if not mean > _SMALLEST_MEAN:
         return subject.applied, measured, {key: 1.0}
     return subject.applied / np.asarray(mean, subject.applied.dtype), measured, {key: mean}
-
-
-def _table(level: str) -> tuple[names.Logged, ...]:
-    return names.TOKEN_WEIGHTS if level == "token" else names.ROW_WEIGHTS

@@ -10,6 +10,7 @@ from mismatchctl.frameworks.verl.sample import REDUCTIONS
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
 
 Subject = OffPolicy | Weighted | Vetoed | Estimated | Rejected
+Over = Literal["tokens", "rows", "filled"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Logged:
 
     name: str
     quantity: str
-    over: Literal["tokens", "rows", "filled"]
+    over: Over
     reduction: str = "mean"
 
 
@@ -67,29 +68,25 @@ _WEIGHTS: tuple[Logged, ...] = (
     Logged("seq_fraction_high", "row_high", "rows"),
     Logged("seq_fraction_low", "row_low", "rows"),
 )
-TOKEN_WEIGHTS: tuple[Logged, ...] = (
-    *_WEIGHTS,
-    Logged("max", "weight", "tokens", "max"),
-    Logged("min", "weight", "tokens", "min"),
-    Logged("ratio_fraction_high", "high", "tokens"),
-    Logged("ratio_fraction_low", "low", "tokens"),
-)
-_ROW_EXTREMES: tuple[Logged, ...] = (
-    Logged("max", "level_ratio_capped", "rows", "max"),
-    Logged("min", "level_ratio", "rows", "min"),
-)
-ROW_WEIGHTS: tuple[Logged, ...] = (
-    *_WEIGHTS,
-    *_ROW_EXTREMES,
-    Logged("ratio_fraction_high", "high", "rows"),
-    Logged("ratio_fraction_low", "low", "rows"),
-)
-GEOMETRIC_WEIGHTS_2025_10: tuple[Logged, ...] = (
-    *_WEIGHTS,
-    *_ROW_EXTREMES,
-    Logged("ratio_fraction_high", "token_high", "tokens"),
-    Logged("ratio_fraction_low", "token_low", "tokens"),
-)
+
+
+def _extremes(over: Over, largest: str, smallest: str) -> tuple[Logged, ...]:
+    return Logged("max", largest, over, "max"), Logged("min", smallest, over, "min")
+
+
+def _fractions(over: Over, prefix: str, flags: str = "") -> tuple[Logged, ...]:
+    return Logged(f"{prefix}_high", f"{flags}high", over), Logged(f"{prefix}_low", f"{flags}low", over)
+
+
+_ROWS = (*_WEIGHTS, *_extremes("rows", "level_ratio_capped", "level_ratio"))
+_OF_ROWS = (*_ROWS, *_fractions("rows", "ratio_fraction"))
+WEIGHTS: dict[str, tuple[Logged, ...]] = {
+    "token": (*_WEIGHTS, *_extremes("tokens", "weight", "weight"), *_fractions("tokens", "ratio_fraction")),
+    "sequence": _OF_ROWS,
+    "geometric": _OF_ROWS,
+}
+"""By level."""
+WEIGHTS_2025_10 = WEIGHTS | {"geometric": (*_ROWS, *_fractions("tokens", "ratio_fraction", "token_"))}
 """#3915 weights the geometric fractions by tokens; #3984 counts rows."""
 
 ICEPOP: tuple[Logged, ...] = (Logged("oob_ratio", "outside_raw", "tokens"),)
@@ -107,13 +104,8 @@ REJECTED: tuple[Logged, ...] = (
     Logged("masked_fraction", "rejected", "tokens"),
     Logged("seq_masked_fraction", "row_rejected", "rows"),
 )
-"""Until 2026; without the veto."""
-
-REJECTED_BY_ANY: tuple[Logged, ...] = (
-    Logged("masked_fraction", "rejection", "tokens"),
-    Logged("seq_masked_fraction", "row_rejected", "rows"),
-)
-"""Since 2026, over all options: other than each option's share, it counts the rows without valid tokens."""
+"""Until 2026, without the veto; since then over all options, other than each option's share, which leaves rows without
+valid tokens out."""
 
 _ESTIMATES: tuple[Logged, ...] = (
     Logged("mean", "statistic", "tokens"),
@@ -127,27 +119,14 @@ _ESTIMATES: tuple[Logged, ...] = (
     Logged("masked_fraction", "rejection", "tokens"),
     Logged("seq_masked_fraction", "row_rejection", "filled"),
 )
-TOKEN_ESTIMATES: tuple[Logged, ...] = (
-    *_ESTIMATES,
-    Logged("max", "statistic", "tokens", "max"),
-    Logged("min", "statistic", "tokens", "min"),
-    Logged("fraction_high", "high", "tokens"),
-    Logged("fraction_low", "low", "tokens"),
-)
-ROW_ESTIMATES: tuple[Logged, ...] = (
-    *_ESTIMATES,
-    Logged("max", "row_statistic", "filled", "max"),
-    Logged("min", "row_statistic", "filled", "min"),
-    Logged("fraction_high", "row_high", "filled"),
-    Logged("fraction_low", "row_low", "filled"),
-)
-K1_ESTIMATES: tuple[Logged, ...] = (Logged("seq_fraction_low", "row_low", "filled"),)
+_OF_TOKENS = (*_extremes("tokens", "statistic", "statistic"), *_fractions("tokens", "fraction"))
+_OF_FILLED = (*_extremes("filled", "row_statistic", "row_statistic"), *_fractions("filled", "fraction", "row_"))
+_K1 = (Logged("seq_fraction_low", "row_low", "filled"),)
 
 
 def estimates(statistic: str, level: str) -> tuple[Logged, ...]:
     """The names of one option of rollout_rs since 2026."""
-    table = TOKEN_ESTIMATES if level == "token" else ROW_ESTIMATES
-    return (*table, *K1_ESTIMATES) if statistic == "k1" else table
+    return (*_ESTIMATES, *(_OF_TOKENS if level == "token" else _OF_FILLED), *(_K1 if statistic == "k1" else ()))
 
 
 def compute(names: Iterable[Logged], subject: Subject, prefix: str) -> dict[str, float]:

@@ -22,7 +22,6 @@ _REDUCTIONS = {
     "spread": "standard deviation (n)",
     "ess": "1 / mean of the squares of the values over their mean",
 }
-_WEIGHT_TABLES = {"token": metrics.TOKEN_WEIGHTS, "sequence": metrics.ROW_WEIGHTS, "geometric": metrics.ROW_WEIGHTS}
 _LIKE = {
     (OffPolicy, "reference_minus_policy"): Quantity.K1,
     (OffPolicy, "k3"): Quantity.K3,
@@ -40,7 +39,7 @@ _LIKE = {
     (Weighted, "high"): Quantity.ABOVE,
     (Weighted, "rejected"): Quantity.REJECTED,
     (Weighted, "row_rejected"): Quantity.REJECTED,
-    (Rejected, "rejection"): Quantity.REJECTED,
+    (Rejected, "rejected"): Quantity.REJECTED,
     (Rejected, "row_rejected"): Quantity.REJECTED,
     (Vetoed, "catastrophic"): Quantity.CATASTROPHIC,
     (Vetoed, "row_vetoed"): Quantity.CATASTROPHIC,
@@ -96,25 +95,24 @@ def _tables(version: Version) -> Iterator[tuple[Iterable[Logged], type[Subject],
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     if version.dialect == "flat":
         yield metrics.OFF_POLICY, OffPolicy, f"{version.prefix}mismatch_", ""
-        tables = _WEIGHT_TABLES | {"geometric": metrics.GEOMETRIC_WEIGHTS_2025_10}
-        for level, table in tables.items():
+        for level, table in metrics.WEIGHTS_2025_10.items():
             yield table, Weighted, weights, f"rollout_is_level: {level}"
         yield metrics.REJECTED, Weighted, weights, "rollout_is_mode: mask"
     else:
         yield (*metrics.OFF_POLICY, *metrics.CHI2), OffPolicy, version.prefix, ""
         for level in ("token", "sequence"):
-            yield _WEIGHT_TABLES[level], Weighted, weights, f"rollout_is: {level}"
+            yield metrics.WEIGHTS[level], Weighted, weights, f"rollout_is: {level}"
     if version.normalizes:
         names = metrics.NORMALIZATION_2025_11 if version.normalizes_empty else metrics.NORMALIZATION
         for level, name in names.items():
             yield (name,), Weighted, weights, f"rollout_is: {level}, rollout_is_batch_normalize"
     if version.dialect == "ratio":
-        for level, table in _WEIGHT_TABLES.items():
+        for level, table in metrics.WEIGHTS.items():
             yield (*table, *metrics.REJECTED), Weighted, rejection, f"rollout_rs: {level}"
     if version.dialect == "estimator":
         yield metrics.ICEPOP, Weighted, weights, "rollout_is_threshold: lower_upper"
         for option, (statistic, level) in RS_OPTIONS.items():
             yield metrics.estimates(statistic, level), Estimated, f"{rejection}{option}_", f"rollout_rs: {option}"
-        yield metrics.REJECTED_BY_ANY, Rejected, rejection, "rollout_rs"
+        yield metrics.REJECTED, Rejected, rejection, "rollout_rs"
     else:
         yield metrics.VETO, Vetoed, version.prefix, ""

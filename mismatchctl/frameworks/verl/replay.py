@@ -39,16 +39,13 @@ class Verl(Framework):
     def __init__(self, version: Version) -> None:
         self.about = version
         self.version = version.name
+        # The flat keys stand among others in their section.
+        self.block = ("algorithm",) if version.dialect == "flat" else ("algorithm", "rollout_correction")
 
     @property
     def dated(self) -> str:
         """The title with the day of the commit."""
         return f"{self.title} ({self.about.date})"
-
-    @property
-    def block(self) -> tuple[str, ...]:
-        """The section of a full configuration: the flat keys stand among others there."""
-        return ("algorithm",) if self.about.dialect == "flat" else ("algorithm", "rollout_correction")
 
     def holds(self, native: Mapping[str, Any]) -> bool:
         """Whether a key at its root is one of rollout correction, a common word too."""

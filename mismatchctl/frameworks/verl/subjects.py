@@ -325,14 +325,14 @@ class Rejected:
     """What all rejections together leave out."""
 
     sample: Sample
-    rejected: Bools
+    flags: Bools
 
     @cached_property
-    def rejection(self) -> Floats:
+    def rejected(self) -> Floats:
         """1 where any option rejects the token, else 0, in the data's dtype."""
-        return self.rejected.astype(self.sample.policy.dtype)
+        return self.flags.astype(self.sample.policy.dtype)
 
     @cached_property
     def row_rejected(self) -> Bools:
         """Whether any option rejects any token of the row."""
-        return self.sample.any_in_row(self.rejected)
+        return self.sample.any_in_row(self.flags)
