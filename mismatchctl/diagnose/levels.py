@@ -30,13 +30,12 @@ class Levels:
     """Mean level of groups of sequences, at the same length and doubt.
 
     Attributes:
-        counts, sums: (step, value) -> sequences, and sum of their levels.
+        by_step: step -> value -> sequences, and sum of their levels.
         variance: of a sequence's level within groups.
         freedom: degrees of freedom of the variance; 0: nothing can be told.
     """
 
-    counts: dict[tuple[Value, Value], float]
-    sums: dict[tuple[Value, Value], float]
+    by_step: dict[Value, dict[Value, tuple[float, float]]]
     variance: float
     freedom: float
 
@@ -61,19 +60,10 @@ class Levels:
             freedom -= int(used.sum())
         left = within[0, 0] - 2 * slopes @ within[1:, 0] + slopes @ within[1:, 1:] @ slopes
         levels = table[:, 1] - table[:, 2 : 1 + len(LEVEL_TERMS)] @ slopes
-        return cls(
-            dict(zip(cells, table[:, 0].tolist(), strict=True)),
-            dict(zip(cells, levels.tolist(), strict=True)),
-            max(float(left), 1e-12) / max(freedom, 1),
-            max(freedom, 0),
-        )
-
-    def by_step(self) -> dict[Value, dict[Value, tuple[float, float]]]:
-        """step -> value -> (sequences, sum of levels)."""
         found: dict[Value, dict[Value, tuple[float, float]]] = {}
-        for (step, value), count in self.counts.items():
-            found.setdefault(step, {})[value] = (count, self.sums[step, value])
-        return found
+        for (step, value), count, total in zip(cells, table[:, 0].tolist(), levels.tolist(), strict=True):
+            found.setdefault(step, {})[value] = count, total
+        return cls(found, max(float(left), 1e-12) / max(freedom, 1), max(freedom, 0))
 
 
 def _within(table: Float64s, groups: Any) -> tuple[Float64s, float]:
@@ -157,7 +147,7 @@ def deviations(cells: Cells) -> list[Deviation]:
         return []
     levels = Levels.of(cells)
     found: dict[Value, list[float]] = {}
-    for values in levels.by_step().values():
+    for values in levels.by_step.values():
         count, total = (sum(row[part] for row in values.values()) for part in (0, 1))
         for value, (own, own_sum) in values.items():
             rest = count - own
@@ -195,7 +185,7 @@ def series(case: Case) -> Series:
         none = np.zeros(0)
         return Series([], none, none, none, 0.0)
     levels = Levels.of(cells)
-    steps = {step: np.sum(list(values.values()), axis=0) for step, values in levels.by_step().items()}
+    steps = {step: np.sum(list(values.values()), axis=0) for step, values in levels.by_step.items()}
     labels = sorted(steps, key=lambda step: float(step or 0))
     table = np.array([steps[label] for label in labels])
     counts = np.maximum(table[:, 0], 1)
@@ -208,7 +198,7 @@ def slope(cells: Mapping[tuple[Value, Value], Float64s]) -> tuple[float, float]:
     Within steps where the number varies there; else between steps, whose own scatter then counts.
     """
     levels = Levels.of(dict(cells))
-    rows = [(step, float(value or 0.0), *levels_of) for step, values in levels.by_step().items()
+    rows = [(step, float(value or 0.0), *levels_of) for step, values in levels.by_step.items()
             for value, levels_of in values.items()]  # fmt: skip
     steps = {step: number for number, step in enumerate(dict.fromkeys(row[0] for row in rows))}
     group = np.array([steps[row[0]] for row in rows])

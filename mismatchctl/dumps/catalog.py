@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.stores import ASKED_AT_ONCE, printable, remote
+from mismatchctl.stores import asked, printable, remote
 
 ALWAYS = ("response_mask", "run", "step", "sequence_id", "prompt_id", "reward", "micro_batch", "rollout_ids")
 """Optional columns that are read wherever they are."""
@@ -73,7 +72,7 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
 
 
 def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:
-    """The footers in order; many at once where each is a question over the network."""
+    """The footers in order."""
 
     def read(one: Found) -> Footer | DataError:
         try:
@@ -81,11 +80,7 @@ def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:
         except DataError as error:
             return error
 
-    if not any(remote(one.location) for one in found):
-        yield from map(read, found)
-        return
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        yield from pool.map(read, found)
+    return asked(read, found, over_network=any(remote(one.location) for one in found))
 
 
 def require(opened: Catalog, names: ColumnNames) -> None:

@@ -99,7 +99,7 @@ class DumpFile:
         """Whether a canonical column has a value per token here."""
         known = BY_NAME.get(column)
         if known is None or known.kind is not Kind.PER_TOKEN_OR_SCALAR:
-            return known is not None and known.per_token
+            return column == "position" or (known is not None and known.per_token)
         return self.layout == "long" or self.is_list(column)
 
 

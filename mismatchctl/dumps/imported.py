@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache
 from itertools import count, groupby
 from pathlib import Path
 
-from mismatchctl.dumps.foreign.batches import parquet_writer
+from mismatchctl.dumps.foreign.batches import write_batches
 from mismatchctl.dumps.foreign.reading import Source, left_out, read_file
 from mismatchctl.dumps.paths import Found
 from mismatchctl.errors import DataError
-from mismatchctl.files import replaced_when_done, scratch_folder
+from mismatchctl.files import scratch_folder
 
 Outcome = Path | DataError | None
 
@@ -84,14 +83,7 @@ def _convert(run: Sequence[Found], skip: bool) -> tuple[list[Outcome], list[str]
 
 def _write(source: Source, path: Path) -> Path | None:
     place = _folder() / f"{next(_numbers)}.parquet"
-    with ExitStack() as stack:
-        writer = None
-        for batch in source.read(path, read_file):
-            if writer is None:
-                temporary = stack.enter_context(replaced_when_done(place, at_once=True))
-                writer = stack.enter_context(parquet_writer(temporary, batch.schema))
-            writer.write_batch(batch)
-    return place if writer is not None else None
+    return place if write_batches(place, source.read(path, read_file)) else None
 
 
 @cache

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Ints
-from mismatchctl.contract import BY_NAME, REQUIRED, Kind
+from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps.arrays import changes, nulls, numbers, single, whole
 from mismatchctl.dumps.blocks import POSITION, Block
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
@@ -96,7 +96,8 @@ def _first_sequences(stretch: Stretch, rows: int) -> Stretch:
 def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> Block:
     columns = {column: array for column, array in stretch.columns.items() if column not in watched}
     unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
-    tokens = {column: array for column, array in columns.items() if _per_token(column)}
+    tokens = {column: array for column, array in columns.items() if file.is_per_token(column)}
+    beside = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
     starts = pa.array(stretch.starts)
     per_sequence = {column: array for column, array in columns.items() if column not in tokens}
     block = Block(
@@ -106,19 +107,14 @@ def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched:
         rows=stretch.first + stretch.starts,
         tokens={column: tokens[column] for column in dict.fromkeys((*REQUIRED, *tokens))},
         values={column: array.take(starts) for column, array in per_sequence.items()},
-        watched_tokens={column: array for column, array in unchecked.items() if _per_token(column)},
-        watched_values={column: array.take(starts) for column, array in unchecked.items() if not _per_token(column)},
+        watched_tokens=beside,
+        watched_values={column: array.take(starts) for column, array in unchecked.items() if column not in beside},
     )
     _check_whole(block, broken)
     _check_ids(block, stretch)
     _check_constant(block, per_sequence)
     _check_positions(block, stretch)
     return block
-
-
-def _per_token(column: str) -> bool:
-    known = BY_NAME.get(column)
-    return column == POSITION or (known is not None and (known.per_token or known.kind is Kind.PER_TOKEN_OR_SCALAR))
 
 
 def _check_whole(block: Block, broken: Mapping[int, str]) -> None:

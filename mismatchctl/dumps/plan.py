@@ -190,10 +190,12 @@ def apart(unit: Unit) -> list[Unit]:
 
 def _step_ranges(file: DumpFile) -> list[Span | None]:
     """The range of `step` in each group as the file tells it, or as the Hive folder says."""
-    if "step" in file.columns:
-        return file.spans("step")
+    return file.spans("step") if "step" in file.columns else [_folder_step(file)] * file.row_groups
+
+
+def _folder_step(file: DumpFile) -> Span | None:
     step = file.partition.get("step")
-    return [(step, step) if isinstance(step, int) else None] * file.row_groups
+    return (step, step) if isinstance(step, int) else None
 
 
 def _survey(file: DumpFile) -> _Survey:
@@ -241,8 +243,7 @@ def _long_units(file: DumpFile, survey: _Survey) -> Iterator[Unit]:
 
 def _steps(file: DumpFile, keys: pa.Table, begin: int, end: int) -> Span | None:
     if "step" not in file.columns:
-        step = file.partition.get("step")
-        return (step, step) if isinstance(step, int) else None
+        return _folder_step(file)
     import pyarrow.compute as pc
 
     extremes = pc.min_max(keys.column("step").slice(begin, end - begin)).as_py()

@@ -232,4 +232,4 @@ def _projection(file: DumpFile, columns: Sequence[str]) -> list[str]:
 
 
 def _has_place(file: DumpFile, name: str) -> bool:
-    return name not in BY_NAME or name in _TOKEN_FIELDS or not (file.is_per_token(name) or name == POSITION)
+    return name not in BY_NAME or name in _TOKEN_FIELDS or not file.is_per_token(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from mismatchctl.dumps.arrays import Lists, single
 from mismatchctl.dumps.blocks import Block
 from mismatchctl.dumps.files import DumpFile, Unit, failing, pieces
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
-from mismatchctl.stores import ASKED_AT_ONCE, printable, remote
+from mismatchctl.stores import asked, printable, remote
 
 BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
@@ -40,11 +39,7 @@ def _joined(unit: Unit, columns: Collection[str]) -> tuple[pa.Table, Ints, Ints]
     def read(one: Unit) -> pa.Table:
         return pa.concat_tables([table for _, table in wide_tables(one, columns)])
 
-    if remote(unit.file.location):  # each is a question over the network
-        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            tables = list(pool.map(read, unit.along))
-    else:
-        tables = list(map(read, unit.along))
+    tables = list(asked(read, unit.along, over_network=remote(unit.file.location)))
     lengths = [len(table) for table in tables]
     files = np.repeat([one.file.index for one in unit.along], lengths)
     rows = np.concatenate([np.arange(length) for length in lengths])

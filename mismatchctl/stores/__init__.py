@@ -10,7 +10,10 @@ import glob
 import os
 import posixpath
 import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
@@ -20,14 +23,16 @@ from mismatchctl.stores.failures import failure
 from mismatchctl.stores.objects import ObjectStore
 from mismatchctl.stores.store import Store, first_line, printable
 
-__all__ = ["ASKED_AT_ONCE", "Store", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
+__all__ = ["Store", "asked", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
 
-ASKED_AT_ONCE = 16
+_ASKED_AT_ONCE = 16
 """Questions over the network that wait for their answers at the same time."""
 MOST_BYTES = 1 << 30
 """Of a file that is read whole."""
 _REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://?(.*)", re.DOTALL)
 _DISK = Disk()
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 
 def remote(path: str) -> bool:
@@ -68,6 +73,15 @@ def store_of(path: str) -> Store:
         return ObjectStore(scheme, filesystem(scheme, bucket))
     except (OSError, ValueError) as error:
         raise failure(scheme, error, path) from error
+
+
+def asked(question: Callable[[Asked], Answer], of: Sequence[Asked], *, over_network: bool) -> Iterator[Answer]:
+    """The answers in order; many at once where each is a question over the network."""
+    if not over_network:
+        yield from map(question, of)
+        return
+    with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
+        yield from pool.map(question, of)
 
 
 def read_whole(path: str | Path) -> bytes:

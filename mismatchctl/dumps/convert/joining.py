@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatchctl.contract import PARTIAL, REQUIRED
-from mismatchctl.dumps.foreign.batches import parquet_writer
+from mismatchctl.dumps.foreign.batches import write_batches
 from mismatchctl.dumps.foreign.reading import read_file
 from mismatchctl.dumps.foreign.registry import candidates
 from mismatchctl.dumps.foreign.rows import NEEDED, PER_TOKEN, TYPES
@@ -65,14 +65,8 @@ def _decoding(place: Path, problem: str) -> Iterator[None]:
 def _converted(place: Path, folder: Path) -> Iterator[Path]:
     """One Parquet file of each file that a framework wrote; what they lack, others may have."""
     for number, path in enumerate(candidates(place)):
-        layout, batches = read_file(path)
         out = folder / f"{number}.parquet"
-        with ExitStack() as stack:
-            writer = None
-            for batch in batches if layout else ():
-                writer = writer or stack.enter_context(parquet_writer(out, batch.schema))
-                writer.write_batch(batch)
-        if writer is not None:
+        if write_batches(out, read_file(path)[1]):
             yield out
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ _REFER = (".pt", ".pkl")
 def parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
     """A writer with the recorder's settings, whose file is known again as mismatchctl's."""
     return pq.ParquetWriter(place, schema.with_metadata(signed(schema.metadata)), **parquet_settings(schema))
+
+
+def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
+    """Write batches of one schema as a file; whether there was any, and so a file."""
+    with ExitStack() as stack:
+        writer = None
+        for batch in batches:
+            writer = writer or stack.enter_context(parquet_writer(place, batch.schema))
+            writer.write_batch(batch)
+    return writer is not None
 
 
 def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:
