@@ -122,9 +122,8 @@ def load_loops() -> None:
     values.flags.writeable = False  # as a file's are, which loops are compiled for apart
     ratios = COMPILED.ratios(values, values, Segments(np.array([0, 8])))
     first = np.zeros(1, np.int64)
-    COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))
+    COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
-    COMPILED.outside(ratios, np.zeros(1), np.zeros(1))
     body = np.zeros(8, np.uint8)
     body.flags.writeable = False
     pages.zeros(body, 0, 0, 0, np.zeros(1, np.int64))

@@ -66,15 +66,17 @@ def arithmetic(device: str, repeat: int) -> list[float]:
     import torch
 
     from mismatchctl.batch import Segments, TokenBatch
-    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, RunTables
+    from mismatchctl.measure.kernels.kernel import BUCKETS, PairTables, Places, RunTables
     from mismatchctl.measure.kernels.tensors import to_device
+    from mismatchctl.measure.layers import table_of
 
     rng, place, kernel = np.random.default_rng(0), torch.device(device), kernel_on([device])
     offsets = np.append(np.arange(0, BLOCK_TOKENS, 2500), BLOCK_TOKENS)
     rollout = -rng.exponential(0.5, BLOCK_TOKENS).astype(np.float32)
     train = np.minimum(rollout + 0.01 * rng.standard_t(3, BLOCK_TOKENS), 0).astype(np.float32)
     batch = TokenBatch(Segments(offsets), rollout, train, rows=np.arange(len(offsets) - 1))
-    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables()
+    buckets, pair, run = np.arange(len(batch)) % BUCKETS, PairTables(), RunTables(table_of(len(batch)))
+    places = Places(buckets, buckets, np.arange(len(batch)))
     blocks = kernel.blocks(batch)  # as long as it lives, work is done on its stream
     _, block = next(blocks)
 
@@ -88,7 +90,7 @@ def arithmetic(device: str, repeat: int) -> list[float]:
 
     def sums(given: list[Correction]) -> None:
         ratios = kernel.ratios(block.train, block.rollout, block.segments)
-        kernel.reduce(ratios, None, buckets, buckets, pair, run)
+        kernel.reduce(ratios, None, places, pair, run)
         for correction in given:
             kernel.correct(correction, {"train/rollout": ratios}, ratios.k3_sum, block)
 

@@ -18,6 +18,13 @@ from mismatchctl.batch import Float64s, Floats, Ints, Segments, TokenBatch
 LOG_RATIO_BOUND = 20.0
 """Log ratios are clamped to +-20 before they become ratios, as trainers do."""
 
+BAND = (0.999, 1.002)
+"""Ratios that a recipe of parity takes for 1."""
+TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
+"""Factors that a ratio may be away from 1, in F(tau)."""
+INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
+"""Lower and upper ends of these as log ratios [2, 1 + TAUS]; each interval lies within the next one."""
+
 _SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
 
@@ -119,6 +126,15 @@ class Ratios:
     def extent(self) -> Float64s:
         """Smallest and largest log ratio of the block, [2]; +inf and -inf when there is no token."""
         return np.array([self.lowest.min(initial=np.inf), self.highest.max(initial=-np.inf)])
+
+    @cached_property
+    def outside(self) -> Float64s:
+        """Tokens of each sequence outside each of INTERVALS [1 + TAUS, S]; none is looked at where all are inside."""
+        found = np.zeros((INTERVALS.shape[1], len(self.segments)))
+        for tokens, low, high in zip(found, *INTERVALS, strict=True):
+            if self.extent[0] < low or self.extent[1] > high:
+                tokens += self.segments.sum((self.log_ratio < low) | (self.log_ratio > high))
+        return found
 
     @cached_property
     def range(self) -> tuple[Float64s, Float64s]:

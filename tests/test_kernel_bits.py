@@ -13,12 +13,13 @@ import numpy as np
 from mismatchctl.batch import Segments
 from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
+from mismatchctl.measure.layers import table_of
 
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
 policy = np.minimum(reference + (rng.standard_t(3, lengths.sum()) * 0.01).astype(np.float32), 0)
 ratios = COMPILED.ratios(policy, reference, Segments(np.concatenate([[0], np.cumsum(lengths)])))
-pair, run = PairTables(), RunTables()
+pair, run = PairTables(), RunTables(table_of(4))
 rows = np.arange(4)
 places = Places(rows, rows, rows)
 found = *COMPILED.reduce(ratios, None, places, pair, run), pair.tokens, pair.sums, *run.breakdowns.values()

@@ -40,16 +40,18 @@ class Reduced:
         self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
     ) -> None:
         self.segments = Segments(np.cumsum([0, *lengths]))
-        self.pair, self.run = PairTables(), RunTables()
+        self.pair, self.run = PairTables(), RunTables(table_of(len(lengths)))
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
         places = Places(buckets, buckets, np.arange(len(lengths)) // 2)
-        found, self.layers = [], table_of(len(lengths))
+        found, outside = [], []
         for start, block in kernel.blocks(batch):
             ratios = kernel.ratios(block.train, block.rollout, block.segments)
             within = places.part(start, start + len(block))
-            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run, self.layers))
+            found.append(kernel.reduce(ratios, block.position, within, self.pair, self.run))
+            outside.append(ratios.outside)
         self.sums, self.maxima = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        self.outside = np.concatenate(outside, axis=1)
 
 
 def policies(seed: int, tokens: int, scale: float, dtype: type) -> tuple[Floats, Floats]:
@@ -82,7 +84,7 @@ def compared(
     np.testing.assert_allclose(other.pair.sums[..., 1], plain.pair.sums[..., 1], rtol=1e-12)
     np.testing.assert_array_equal(plain.run.joint, other.run.joint)
     np.testing.assert_allclose(
-        close_layers(other.layers), close_layers(plain.layers), rtol=1e-6
+        close_layers(other.run.layers), close_layers(plain.run.layers), rtol=1e-6
     )  # of tokens beside an edge, the last bit decides
     for name in ("surprisal", "position"):
         expected_table, table = plain.run.breakdowns[name], other.run.breakdowns[name]
@@ -165,21 +167,18 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
 
 
 @settings(deadline=None, derandomize=True, max_examples=8)
-@given(seed=st.integers(0, 1000), count=st.integers(1, 7), scale=st.sampled_from([0.0, 0.01, 1.0]))
-def test_tokens_outside(kernel: Kernel, seed: int, count: int, scale: float) -> None:
-    policy, reference = policies(seed, 60, scale, np.float32)
-    offsets, bounds = np.array([0, 10, 10, 35, 60]), np.sort(np.random.default_rng(seed).exponential(0.05, count))
-    x = policy.astype(np.float64) - reference.astype(np.float64)
-    bounds[-1] = max(bounds[-1], x[3])  # a token on the edge is inside
-    low, high = -2 * bounds, bounds
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 0.01, 1.0]))
+def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
+    lengths, tau = [10, 0, 2100, 25], (None, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)
+    low, high = np.log([1 / each if each else 0.999 for each in tau]), np.log([each or 1.002 for each in tau])
+    policy, reference = policies(seed, sum(lengths), scale, np.float64)
+    policy[[3, 1500]], reference[[3, 1500]] = (0, low[2]), (-high[1], 0)  # a token on the edge is inside
+    x, ends = policy - reference, np.cumsum([0, *lengths])
     expected = [
-        [sum(not low[k] <= x[j] <= high[k] for j in range(*ends)) for ends in itertools.pairwise(offsets)]
-        for k in range(count)
+        [sum(not low[k] <= x[j] <= high[k] for j in range(*own)) for own in itertools.pairwise(ends)] for k in range(9)
     ]
-    batch = TokenBatch(Segments(offsets), reference, policy, rows=np.arange(4))
-    for own, (_, block) in ((each, found) for each in (PLAIN, kernel) for found in each.blocks(batch)):
-        ratios = own.ratios(block.train, block.rollout, block.segments)
-        np.testing.assert_array_equal(own.outside(ratios, low, high), expected)
+    for own in (PLAIN, kernel):
+        np.testing.assert_array_equal(Reduced(own, policy, reference, lengths, None).outside, expected)
 
 
 def test_half_precision_and_strides_are_read(kernel: Kernel) -> None:

@@ -85,7 +85,7 @@ def joined(first: Segments, second: Segments) -> Segments:
 def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
     ratios = COMPILED.ratios(*given)
     first = np.zeros(len(given[2]), np.int64)
-    return COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(), table_of(1))
+    return COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
 
 
 def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None:

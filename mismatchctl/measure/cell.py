@@ -13,6 +13,7 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.histogram import Histogram, Rows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, Places, RunTables
+from mismatchctl.measure.layers import table_of
 from mismatchctl.measure.losses import Columns
 from mismatchctl.measure.table import ClusterTable
 from mismatchctl.measure.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
@@ -66,10 +67,9 @@ class PairCollector:
         position: Ints | None,
         places: Places,
         run: RunTables | None = None,
-        layers: Float64s | None = None,
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS and TOKEN_MAXIMA of a block, which is taken note of; arguments as of Reduce."""
-        sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run, layers)
+        sums, maxima = self._kernel.reduce(ratios, position, places, self._tables, run)
         cells = self._rows.cells[places.rows]
         ends = np.flatnonzero(np.append(cells[1:] != cells[:-1], True)) + 1
         for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
@@ -153,11 +153,11 @@ class RunSums:
 
 
 class RunCollector:
-    """Builds RunSums of the mismatch in one run; the kernel adds to `tables`."""
+    """Builds RunSums of the mismatch in so many clusters of one run; the kernel adds to `tables`."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, clusters: int) -> None:
         self._kernel = kernel
-        self.tables = RunTables()
+        self.tables = RunTables(table_of(clusters))
         self._tokens, self._sequences = Worst(), Worst()
 
     def add(self, ratios: Ratios, batch: TokenBatch, columns: Columns, buckets: Ints) -> None:

@@ -1,7 +1,7 @@
 """Columns that add beside those of pairs: how ratios spread; versions, reference policy, experts where there are.
 
-Each function takes one block, the Ratios of its mismatch and the kernel, and gives one value per sequence and column,
-[S] each; a sequence that lacks what is measured counts in none of them.
+Each function takes one block and the Ratios of its mismatch, and gives one value per sequence and column, [S] each; a
+sequence that lacks what is measured counts in none of them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
 from mismatchctl.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.measure import distributions
-from mismatchctl.measure.kernels.kernel import Kernel
-from mismatchctl.ratios import Ratios, k3_of
+from mismatchctl.ratios import INTERVALS, TAUS, Ratios, k3_of
 
 Columns = dict[str, Float64s]
 
@@ -37,7 +36,7 @@ class Facet:
     name: str
     needs: frozenset[str]
     names: tuple[str, ...]
-    columns: Callable[[TokenBatch, Ratios, Kernel], Columns]
+    columns: Callable[[TokenBatch, Ratios], Columns]
     either: tuple[str, ...] = ()
 
     def is_of(self, has: Collection[str]) -> bool:
@@ -45,28 +44,24 @@ class Facet:
         return self.needs <= set(has) and (not self.either or any(name in has for name in self.either))
 
 
-BAND = (0.999, 1.002)
-"""Ratios that a recipe of parity takes for 1."""
-TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
-"""Factors that a ratio may be away from 1, in F(tau)."""
 BEYOND = tuple(f"beyond@{tau:g}" for tau in TAUS)
 SPREAD_NAMES = ("in_band", "means_in_band", "length^1.5", *BEYOND)
 
 
-def spread_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+def spread_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """Tokens and sequences whose ratio is nearly 1, tokens whose ratio is far from it, lengths to the power of 1.5."""
     lengths = block.segments.lengths.astype(np.float64)
-    low, high = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
+    low, high = INTERVALS[:, 0]
     mean = ratios.log_ratio_sum / np.maximum(lengths, 1)
-    near = (mean >= low[0]) & (mean <= high[0]) & (lengths > 0)
-    outside, *beyond = kernel.outside(ratios, low, high)
+    near = (mean >= low) & (mean <= high) & (lengths > 0)
+    outside, *beyond = ratios.outside
     return dict(zip(SPREAD_NAMES, (lengths - outside, near.astype(np.float64), lengths**1.5, *beyond), strict=True))
 
 
 VERSION_NAMES = ("behind", "aged", "stale", "mixed", "versioned")
 
 
-def version_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+def version_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """Updates that tokens are behind, tokens whose are known and above 0; sequences of several versions, and of any."""
     segments = Segments(block.segments.offsets)  # versions stay on the host
     unknown = np.full(len(block), np.nan)
@@ -92,7 +87,7 @@ KL_NAMES = (
 )  # fmt: skip
 
 
-def kl_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """KL estimates of the policy being updated (the trainer's recomputation without it) to the reference policy."""
     policy, reference = block.train if block.current is None else block.current, block.log_probs("ref")
     known = np.zeros(len(block)) if reference is None else block.scored("ref").astype(np.float64)
@@ -126,7 +121,7 @@ AT_WIDTH = ("repeats", "rerouted", "rerouted_k3", "rerouted_sequences")
 ROUTING_NAMES = ("routed", "routed_k3", "routed_sequences", *(f"{name}@{k}" for name in AT_WIDTH for k in WIDTHS))
 
 
-def routing_columns(block: TokenBatch, ratios: Ratios, kernel: Kernel) -> Columns:
+def routing_columns(block: TokenBatch, ratios: Ratios) -> Columns:
     """Tokens whose experts both sides tell, and their K3; of each width those that it does not fit, and those rerouted.
 
     A token is rerouted where the sets of experts differ in some layer.
@@ -175,7 +170,7 @@ FACETS = (
         TOP,
         frozenset({distributions.ROLLOUT_TOP}),
         distributions.NAMES,
-        lambda block, ratios, kernel: distributions.distribution_columns(block),
+        lambda block, ratios: distributions.distribution_columns(block),
         either=distributions.OTHERS,
     ),
 )

@@ -21,7 +21,7 @@ from mismatchctl.measure.hashes import Value, cluster_hashes, labels_of, plain
 from mismatchctl.measure.histogram import MOST_ROWS, Rows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.layers import LAYERS, close_layers, table_of
+from mismatchctl.measure.layers import LAYERS, close_layers
 from mismatchctl.measure.losses import PLAIN_LOSS, Columns, plain_loss_columns, token_loss
 from mismatchctl.measure.pairs import PAIRS, WHOLE, Pair, whole_names
 from mismatchctl.measure.table import (
@@ -257,7 +257,7 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints,
             batch.take(order), cells[order], clusters[order], scopes[order], buckets[order], rows[order],
         )  # fmt: skip
     table = TableOfBatch(cells, clusters, scopes, len(plan.of_sequences), len(plan.maxima))
-    worst, layers = RunCollector(plan.kernel), table_of(len(table))
+    worst = RunCollector(plan.kernel, len(table))
     pairs: list[dict[str, PairSums]] = [{} for _ in names]
     found: list[tuple[Float64s, Float64s]] = []
     for first in range(0, len(filled), MOST_ROWS):
@@ -265,14 +265,14 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints,
         start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
         places = Places(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
         collectors = {pair.name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for pair in plan.pairs}
-        for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, layers, plan):
+        for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, plan):
             table.add(sums, maxima)
             if plan.sequences:
                 found.append((np.stack(sums, axis=1), np.stack(maxima, axis=1)))
         for name, collector in collectors.items():
             for cell, pair in collector.sums().items():
                 pairs[cell][name] = pairs[cell][name] + pair if name in pairs[cell] else pair
-    tables = table.tables(len(names), close_layers(layers), plan.before_layers)
+    tables = table.tables(len(names), close_layers(worst.tables.layers), plan.before_layers)
     done = {(run, cell): CellSums(own, pair) for cell, own, pair in zip(names, tables, pairs, strict=True)}
     sequences = (_sequence_rows(batch, run, names, sizes, scopes, found),) if plan.sequences else ()
     return Sums(done, {run: worst.sums()}, sequences)
@@ -283,12 +283,11 @@ def _blocks(
     places: Places,
     collectors: dict[str, PairCollector],
     worst: RunCollector,
-    layers: Float64s,
     plan: Plan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
     """The columns of each sequence that add, and those of which the largest counts [S] each, block by block.
 
-    The collectors, and `layers`, take note of the tokens.
+    The collectors take note of the tokens.
     """
     scored = {pair: batch.scored(*pair.policies) for pair in plan.pairs}
     some = {
@@ -305,15 +304,16 @@ def _blocks(
                 added, largest = ({name: values[part] for name, values in each.items()} for each in some[pair])
             else:
                 own = ratios.get(pair.source) or _ratios(pair.source, block, plan)
-                beside = (worst.tables, layers) if pair.name == MISMATCH else ()
-                added, largest = pair_columns(own, *collectors[pair.name].reduce(own, block.position, within, *beside))
+                tables = worst.tables if pair.name == MISMATCH else None
+                sums = collectors[pair.name].reduce(own, block.position, within, tables)
+                added, largest = pair_columns(own, *sums)
                 added |= {f"mismatch_{name}": columns[MISMATCH][0][name] for name in WHOLE if whole_names(pair)}
             columns[pair.name] = added, largest
         mismatch = columns[MISMATCH][0]
         worst.add(ratios["train/rollout"], block, mismatch, within.buckets)
         made = [*columns.values()]
         for facet in plan.facets:
-            found = facet.columns(block, ratios["train/rollout"], plan.kernel)
+            found = facet.columns(block, ratios["train/rollout"])
             made.append(({name: found[name] for name in facet.names}, {}))
         plain = token_loss("ppo", block) if plan.losses and plan.corrections else None
         if plan.losses:

@@ -26,7 +26,7 @@ from mismatchctl.measure.kernels.kernel import (
     factors_of,
 )
 from mismatchctl.measure.layers import table_of
-from mismatchctl.ratios import Ratios
+from mismatchctl.ratios import INTERVALS, Ratios
 
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -117,7 +117,6 @@ def reduce_tokens(
     places: Places,
     pair: PairTables,
     run: RunTables | None = None,
-    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says; tables without a row are left as they are."""
     from mismatchctl.measure.kernels.loops import reduce_sequences
@@ -125,14 +124,16 @@ def reduce_tokens(
     assert isinstance(ratios, CompiledRatios)
     sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
     maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
-    tables = _NO_RUN if run is None else run
-    if layers is None:  # what nobody asks for
-        layers = table_of(0 if run is None else int(places.clusters.max(initial=-1)) + 1)
+    if run is None:
+        tables, joint, outside = _NO_RUN, _NOWHERE, _NO_VALUES.reshape(0, 0)
+    else:
+        tables, joint, outside = run, run.joint.reshape(-1), np.zeros((len(sums), INTERVALS.shape[1]))
+        ratios.outside = outside.T
     reduce_sequences(
         *ratios.given, _NOWHERE if position is None else np.ascontiguousarray(position), ratios.segments.offsets,
         np.argsort(places.rows, kind="stable"), places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
         pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
-        _NOWHERE if run is None else run.joint.reshape(-1), layers.reshape(-1),
+        joint, tables.layers.reshape(-1), outside,
     )  # fmt: skip
     ratios.sums = sums.T, maxima.T
     return ratios.sums
@@ -144,17 +145,6 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
     found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
     return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
-
-
-def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
-    """As the interface says."""
-    from mismatchctl.measure.kernels.searches import AT_ONCE, count_outside
-
-    wide = np.full(-len(low) % AT_ONCE, np.inf)
-    low, high = np.append(low, -wide), np.append(high, wide)
-    found = np.zeros((len(ratios.segments), len(low)))
-    count_outside(*ratios.given, ratios.segments.offsets, ratios.lowest, ratios.highest, low, high, found)
-    return found[:, : len(low) - len(wide)].T
 
 
 def truncate(
@@ -201,12 +191,11 @@ def climb(
 
 _NO_VALUES = np.zeros(0)
 _EVERY = np.zeros(0, np.bool_)
-_NO_RUN, _NO_PAIR = RunTables(), PairTables(_NOWHERE)
+_NO_RUN, _NO_PAIR = RunTables(table_of(0)), PairTables(_NOWHERE)
 COMPILED = Kernel(
     CompiledRatios,
     reduce_tokens,
     beyond,
-    outside,
     truncate,
     climb,
     correction_columns,

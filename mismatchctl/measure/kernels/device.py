@@ -23,7 +23,7 @@ from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import whole_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, Places, RunTables
-from mismatchctl.measure.kernels.plain import climb, outside, token_sums, truncate
+from mismatchctl.measure.kernels.plain import climb, token_sums, truncate
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, BINS, CAPS, FIRST
 from mismatchctl.ratios import Ratios
@@ -42,7 +42,7 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, outside, truncate, climb, whole_columns, blocks, title)
+    return Kernel(Ratios, reduce_tokens, beyond, truncate, climb, whole_columns, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:
@@ -117,7 +117,6 @@ def reduce_tokens(
     places: Places,
     pair: PairTables,
     run: RunTables | None = None,
-    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
     spread = ratios.segments.spread
@@ -125,8 +124,7 @@ def reduce_tokens(
     _tally_pair(pair, ratios, tensor_of(spread(places.rows)), tensor_of(spread(pair.cells[places.rows])))
     if run is not None:
         _tally_run(run, ratios, at, tensor_of(spread(places.buckets)))
-    if layers is not None:
-        _tally_layers(layers, ratios, tensor_of(spread(places.clusters)))
+        _tally_layers(run.layers, ratios, tensor_of(spread(places.clusters)))
     neighbours = map(as_array, _neighbours(ratios, at))
     return token_sums(ratios, [ratios.segments.sum(values) for values in neighbours])
 

@@ -53,11 +53,13 @@ class RunTables:
     """Counts over tokens of the mismatch, added to in place.
 
     Attributes:
+        layers: tokens and K3 by cluster, as `layers.table_of` makes them.
         breakdowns: by quantity, [BUCKETS, bins, SUMMED]: tokens, |log ratio| and K3; of SHIFTED ones also the log
             ratio and 1 minus the rollout's probability.
         joint: tokens by rollout and train probability, in JOINT equal steps each [JOINT, JOINT].
     """
 
+    layers: Float64s
     breakdowns: dict[str, Float64s] = field(
         default_factory=lambda: {
             name: np.zeros((BUCKETS, kind.count, SUMMED + 2 * (name in SHIFTED))) for name, kind in BREAKDOWNS.items()
@@ -95,7 +97,6 @@ class Reduce(Protocol):
         places: Places,
         pair: PairTables,
         run: RunTables | None = None,
-        layers: Float64s | None = None,
     ) -> tuple[Float64s, Float64s]:
         """TOKEN_SUMS [len, S] and TOKEN_MAXIMA [len, S] of a block; adds its tokens to the tables.
 
@@ -105,7 +106,6 @@ class Reduce(Protocol):
             places: where its sequences are counted.
             pair: sums of this pair of policies.
             run: sums of the mismatch in the run; None for another pair.
-            layers: tokens and K3 of the mismatch by cluster, as `layers.table_of` makes them; None for another pair.
         """
 
 
@@ -114,16 +114,6 @@ class Beyond(Protocol):
 
     def __call__(self, ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
         """Tokens [N] of some sequences whose log ratio is at or below `low`, or at or above `high`; in order."""
-
-
-class Outside(Protocol):
-    """The count of tokens outside intervals."""
-
-    def __call__(self, ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
-        """Tokens of each sequence whose log ratio is below `low` or above `high` [N]: [N, S].
-
-        Each of these intervals lies within the next one.
-        """
 
 
 TRUNCATED = (
@@ -280,7 +270,6 @@ class Kernel:
         ratios: makes Ratios from policy and reference log-probs [T] and their segments.
         reduce: the pass over the tokens.
         beyond: the search for tokens at the ends of the distribution.
-        outside: the count of tokens outside intervals.
         truncate: what a long row of upper bounds makes of token weights.
         climb: what a long row of bounds of a gate keeps.
         correct: what a correction does.
@@ -292,7 +281,6 @@ class Kernel:
     ratios: Callable[[Floats, Floats, Segments], Ratios]
     reduce: Reduce
     beyond: Beyond
-    outside: Outside
     truncate: Truncate
     climb: Climb
     correct: Correct

@@ -27,7 +27,7 @@ from mismatchctl.measure.kernels.compiling import (
 )
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST, PROBABILITIES
-from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.ratios import INTERVALS, LOG_RATIO_BOUND
 
 _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
@@ -102,8 +102,8 @@ def _ordered(bits: int) -> int:
 def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
-) -> None:  # fmt: skip
-    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA."""
+) -> tuple[float, float]:  # fmt: skip
+    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA; the extremes of x."""
     widen()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
     difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
@@ -137,9 +137,27 @@ def _add_sums(
     )  # fmt: skip
     for index, value in enumerate(found):
         sums[index] += value
-    maxima[0] = max(maxima[0], double(_ordered(high)))
-    maxima[1] = max(maxima[1], -double(_ordered(low)))
+    lowest, highest = double(_ordered(low)), double(_ordered(high))
+    maxima[0] = max(maxima[0], highest)
+    maxima[1] = max(maxima[1], -lowest)
     maxima[2] = max(maxima[2], double(farthest))
+    return lowest, highest
+
+
+_LOW, _HIGH = INTERVALS
+
+
+@compiled
+def _add_outside(x: Any, lowest: float, highest: float, outside: Any) -> None:
+    """Count tokens outside each of INTERVALS, of which those that hold the extremes need no look."""
+    for place in range(len(outside)):
+        low, high = _LOW[place], _HIGH[place]
+        if lowest >= low and highest <= high:
+            return
+        count = 0
+        for j in range(len(x)):
+            count += (x[j] < low) | (x[j] > high)
+        outside[place] += count
 
 
 @compiled_sums
@@ -312,7 +330,7 @@ _TILE = 1024
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, order: Any, rows: Any, cells: Any, buckets: Any,
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
-    joint: Any, layers: Any,
+    joint: Any, layers: Any, outside: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens, in an `order` of sequences in which those of a row lie together.
 
@@ -331,7 +349,7 @@ def reduce_sequences(
             own, k3_own, p_own, q_own = x[1 : n + 1], k3[:n], policy_prob[:n], reference_prob[:n]
             make_terms(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own)
             mend_unlikely(p, q, p_own)
-            _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
+            extremes = _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(tokens_by_row):
                 _tally_ratios(own, k3_own, rows[i], cells[rows[i]], tokens_by_row, sums_by_cell, where)
@@ -341,6 +359,7 @@ def reduce_sequences(
                 _place_joint(p_own, q_own, cell)
                 _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, clusters[i], layers, joint)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
+                _add_outside(own, *extremes, outside[i])
             x[0] = x[n]
         if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):
             _close_surprisal(lanes, by_surprisal[bucket])

@@ -33,14 +33,12 @@ def reduce_tokens(
     places: Places,
     pair: PairTables,
     run: RunTables | None = None,
-    layers: Float64s | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
     _tally_pair(pair, ratios, places.rows)
     if run is not None:
         _tally_run(run, ratios, position, places.buckets)
-    if layers is not None:
-        add_layers(layers, ratios.reference, ratios.k3, ratios.segments.spread(places.clusters))
+        add_layers(run.layers, ratios.reference, ratios.k3, ratios.segments.spread(places.clusters))
     return token_sums(ratios, _neighbours(ratios.log_ratio, ratios.segments, position))
 
 
@@ -118,14 +116,6 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     tokens = ratios.segments.members(sequences)
     x = ratios.log_ratio[tokens]
     return tokens[(x <= low) | (x >= high)]
-
-
-def outside(ratios: Ratios, low: Float64s, high: Float64s) -> Float64s:
-    """As the interface says: of intervals that no token of a block leaves, nothing is looked at."""
-    found, x = np.zeros((len(low), len(ratios.segments))), ratios.log_ratio
-    for index in np.flatnonzero((ratios.extent[0] < low) | (ratios.extent[1] > high)).tolist():
-        found[index] = ratios.segments.sum((x < low[index]) | (x > high[index]))
-    return found
 
 
 def truncate(
@@ -228,4 +218,4 @@ def _upto(values: Float64s, sequence: Ints) -> Float64s:
     return sums
 
 
-PLAIN = Kernel(Ratios, reduce_tokens, beyond, outside, truncate, climb, correction_columns, TokenBatch.blocks)
+PLAIN = Kernel(Ratios, reduce_tokens, beyond, truncate, climb, correction_columns, TokenBatch.blocks)

@@ -1,4 +1,4 @@
-"""Compiled loops over log-probs that look for tokens with a large log ratio, or count them."""
+"""Compiled loops over log-probs that look for tokens with a large log ratio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.measure.kernels.compiling import compiled, compiled_sums
+from mismatchctl.measure.kernels.compiling import compiled
 
 _TILE = 1024
 """Tokens that are looked at at once: what is noted of them stays in the processor's nearest cache."""
@@ -37,38 +37,3 @@ def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float
                             found[count] = start + place
                             count += 1
     return count
-
-
-AT_ONCE = 3
-"""Intervals that tokens are held against in one look at them."""
-
-
-@compiled_sums
-def _add_outside(policy: Any, reference: Any, low: Any, high: Any, found: Any) -> None:
-    low_a, low_b, low_c = low[0], low[1], low[2]
-    high_a, high_b, high_c = high[0], high[1], high[2]
-    a = b = c = 0.0  # numbers of their own type would keep this from becoming vector code
-    for j in range(len(policy)):
-        x = np.float64(policy[j]) - np.float64(reference[j])
-        a += 1.0 if (x < low_a) | (x > high_a) else 0.0
-        b += 1.0 if (x < low_b) | (x > high_b) else 0.0
-        c += 1.0 if (x < low_c) | (x > high_c) else 0.0
-    found[0] += a
-    found[1] += b
-    found[2] += c
-
-
-@compiled
-def count_outside(
-    policy: Any, reference: Any, offsets: Any, lowest: Any, highest: Any, low: Any, high: Any, found: Any
-) -> None:
-    """Add to `found` [S, N] the tokens of each sequence outside each interval, AT_ONCE of them and narrow ones first.
-
-    Intervals that hold the extremes of a sequence cost nothing.
-    """
-    for i in range(len(offsets) - 1):
-        own, other = policy[offsets[i] : offsets[i + 1]], reference[offsets[i] : offsets[i + 1]]
-        for first in range(0, len(low), AT_ONCE):
-            if lowest[i] < low[first] or highest[i] > high[first]:
-                few = slice(first, first + AT_ONCE)
-                _add_outside(own, other, low[few], high[few], found[i, few])
