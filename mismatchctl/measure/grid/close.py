@@ -139,8 +139,10 @@ class Closing:
         sums, cells, layout = _stacked([table.sums for table in tables]), _numbered(tables), self.layouts.rows
         factors = self._factors_of(groups[cells], tables)
         if factors is not None:
+            sums = sums.copy() if len(tables) == 1 else sums
             columns = layout.arrays(sums)
-            sums = layout.flat(columns | normalized(columns, factors, self.family.correction))
+            for name, values in normalized(columns, factors, self.family.correction).items():
+                columns[name][...] = values
         if scopes.any():  # of one cluster, the rows of all micro-batches lie together
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]

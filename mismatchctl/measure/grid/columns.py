@@ -21,7 +21,7 @@ from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import Corrected, Side
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
+from mismatchctl.measure.grid.thresholds import BoundedSums, as_slice, token_table, token_weights
 from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
@@ -65,10 +65,9 @@ class BlockColumns:
         """One column summed over each part: what depends on the flags as products of matrices."""
         if self.flags is None or name in self.fixed:
             return parts.sum(self._of_sequences(name))
-        passing, failing, flags = self.passing[name], self.failing.get(name), self.flags
-        sums = np.stack([_product(flags[own], passing[own]) for own in parts.members])
-        if failing is not None:
-            sums += np.stack([_product(1.0 - flags[own], failing[own]) for own in parts.members])
+        sums = _product(self.flags, self.passing[name], parts)
+        if name in self.failing:
+            sums += _product(1.0 - self.flags, self.failing[name], parts)
         return sums
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
@@ -83,15 +82,20 @@ class BlockColumns:
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
-def _product(flags: Float64s, values: NDArray[Any]) -> NDArray[Any]:
-    """Sum over sequences of flags times values; the two vary along different axes."""
-    shape = np.broadcast_shapes(flags.shape[1:], values.shape[1:])
-    with np.errstate(invalid="ignore", over="ignore"):
-        product: NDArray[Any] = values.reshape(len(values), -1).T @ flags.reshape(len(flags), -1)
-    if not np.isfinite(product).all():  # 0 times an infinite K3 is nothing, not undefined
+def _product(flags: Float64s, values: NDArray[Any], parts: Parts) -> NDArray[Any]:
+    """Flags times values summed over the sequences of each part; the two vary along different axes."""
+    sums: NDArray[Any] = np.empty((parts.count, *np.broadcast_shapes(flags.shape[1:], values.shape[1:])))
+    for own, members in parts.alike:
+        of = as_slice(members.ravel())
+        some, tall = (each[of].reshape(*members.shape, -1) for each in (flags, values))
         with np.errstate(invalid="ignore", over="ignore"):
-            product = np.where(flags == 0, 0.0, values * flags).sum(axis=0)
-    return product.reshape(shape)
+            products = tall.swapaxes(1, 2) @ some
+            for place in np.flatnonzero(~np.isfinite(products).all(axis=(1, 2))):
+                each = tall[place, :, :, None] * some[place, :, None]
+                # 0 times an infinite K3 is nothing, not undefined.
+                products[place] = np.where(some[place, :, None] == 0, 0.0, each).sum(axis=0)
+        sums[own] = products.reshape(len(own), *sums.shape[1:])
+    return sums
 
 
 def block_columns(

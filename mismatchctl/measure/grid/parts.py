@@ -55,6 +55,13 @@ class Parts:
             return [slice(*bounds) for bounds in zip(self.firsts.tolist(), ends, strict=True)]
         return [*np.split(self.order, self.firsts[1:])]
 
+    @cached_property
+    def alike(self) -> list[tuple[Ints, Ints]]:
+        """Parts of as many sequences together: which parts [P], and the sequences of each [P, number]."""
+        sizes = np.diff(self.firsts, append=len(self.of))
+        found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
+        return [(own, self.order[self.firsts[own, None] + places]) for own, places in found]
+
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values [S, ...] summed over each part [count, ...]."""
         if self.count > 1 and (values[0].size < _WIDE or self.count == len(values)):

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import Plan
@@ -60,13 +59,6 @@ class Layout:
         ends = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes.values())]).tolist()
         self.width = ends[-1]
         self._places = {name: slice(*place) for name, place in zip(shapes, pairwise(ends), strict=True)}
-
-    def flat(self, arrays: Mapping[str, NDArray[Any]]) -> Float64s:
-        """Arrays [R, ...] side by side, [R, columns]; one that is the same along an axis may have length 1 there."""
-        table = np.empty((len(next(iter(arrays.values()))), self.width))
-        for name, values in self.arrays(table).items():
-            values[...] = arrays[name]
-        return table
 
     def arrays(self, table: Float64s) -> Arrays:
         """The arrays of a table, [R, ...] each."""
