@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, preset, presets, titles
+from mismatchctl.frameworks import load, preset, presets, shelf
 from mismatchctl.frameworks.said import is_same, said
 from mismatchctl.recorder import Recorder
 
@@ -116,13 +116,13 @@ def keys_that_nothing_reads(folder: Path) -> None:
         assert done.exit_code == 2
         assert f"mis_{name}" in done.stderr and "the code reads" in done.stderr
     mis = yaml.safe_load((EXAMPLES / "slime-mis.yaml").read_text())
-    for title in titles("verl"):
+    for title in shelf("verl").titles:
         with pytest.raises(ConfigError, match=f"{title} knows no 'use_tis'"):
             load(title).correction(mis)
         assert [item.key for item in load(title).unread(mis)] == list(mis)
         assert {finding.place for finding in load(title).lint(mis)} >= set(mis)
         assert load(title).unread({"algorithm": {"rollout_correction": {}, "rollout_is_treshold": 2}, "lr": 1})
-    for title in (*titles("slime"), *titles("miles")):
+    for title in (*shelf("slime").titles, *shelf("miles").titles):
         with pytest.raises(ConfigError, match="did you mean 'tis_upper_bound'"):
             load(title).correction(mis | {"tis_uper_bound": 2})
         assert [item.key for item in load(title).unread(mis | {"my_own": 2})] == ["my_own"]
@@ -136,7 +136,7 @@ def what_is_written_is_read_back(folder: Path) -> None:
     """All presets in all frameworks at all versions: the same correction, or refused with the reason."""
     refused = 0
     for framework in ("verl", "slime", "miles"):
-        for title in (framework, *titles(framework)):
+        for title in (framework, *shelf(framework).titles):
             for name in presets():
                 try:
                     keys = said(preset(name), load(title))

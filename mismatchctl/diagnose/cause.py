@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from mismatchctl.batch import Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.evidence import Flags, Marks
-from mismatchctl.dumps import Rows
+from mismatchctl.diagnose.evidence import Flags
 from mismatchctl.frameworks import settings
 from mismatchctl.result import Confidence, Fact
 
@@ -28,8 +27,8 @@ class Diagnosis:
         summary: one sentence with the figures that matter.
         share: how much of the summed |log ratio| it explains, about.
         evidence: the numbers for and against.
-        where: what it concerns: steps, workers, positions, sequences.
-        examples: sequences of the sample that show it [N], most telling first.
+        where: what it concerns: steps, workers, positions, sequences; None: all tokens, if it acts `everywhere`.
+        examples: sequences of the sample that show it [N], most telling first; None: those that differ most.
         positions: where in them, where that matters [N].
         places: examples beyond the sample, from the pass.
         rivals: cause -> the column or experiment that would tell the two apart.
@@ -42,7 +41,7 @@ class Diagnosis:
     summary: str
     share: float = 1.0
     evidence: tuple[Fact, ...] = ()
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] | None = None
     examples: Ints | None = None
     positions: Ints | None = None
     places: tuple[Place, ...] = ()
@@ -50,11 +49,6 @@ class Diagnosis:
     leaves: Case | None = None
     k3: float | None = None
     everywhere: bool = False
-
-
-def no_flags(rows: Rows) -> dict[str, Marks]:
-    """A cause that counts nothing on all tokens."""
-    return {}
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Cause:
     advice: str
     pointless: str = ""
     columns: tuple[str, ...] = ()
-    flags: Flags = no_flags
+    flags: Flags = lambda rows: {}
     in_layers: bool = False
 
     @property

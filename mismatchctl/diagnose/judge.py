@@ -12,6 +12,7 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Diagnosis
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.evidence import Evidence
+from mismatchctl.diagnose.measures import loudest
 from mismatchctl.result import Example, Finding, Growth, Rival
 
 NOISE = "numerical_noise"
@@ -103,7 +104,7 @@ def _finding(found: _Found, files: Sequence[str]) -> Finding:
         share=round(diagnosis.share, 4),
         share_k3=None if found.share_k3 is None else round(found.share_k3, 4),
         evidence=list(diagnosis.evidence),
-        where=dict(diagnosis.where),
+        where={"tokens": "all"} if diagnosis.where is None and diagnosis.everywhere else dict(diagnosis.where or {}),
         examples=list(_examples(diagnosis, found.case, files)),
         advice=cause.advised,
         pointless=cause.pointless,
@@ -119,10 +120,9 @@ def _sentence(text: str) -> str:
 def _examples(diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Iterator[Example]:
     for file, row, position in diagnosis.places:
         yield Example(file=files[file], row=row, position=position)
-    if diagnosis.examples is None:
-        return
     positions = diagnosis.positions
-    for number, sequence in enumerate(diagnosis.examples.tolist()):
+    examples = loudest(case) if diagnosis.examples is None else diagnosis.examples
+    for number, sequence in enumerate(examples.tolist()):
         yield Example(
             file=files[int(case.rows.file[sequence])],
             row=int(case.rows.rows[sequence]),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from mismatchctl.contract import COLUMNS
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT
 from mismatchctl.dumps.catalog import Catalog, catalog
-from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer
+from mismatchctl.dumps.files import ColumnNames, DumpFile
 from mismatchctl.dumps.paths import Found, discover
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump
@@ -125,6 +127,8 @@ def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping
     scan = counted.get(found.path)
     columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
     ignored = scan.file.ignored if scan else {}
+    types = footer.types if footer else {}
+    used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
     return FileCheck(
         path=found.path,
         run=found.run,
@@ -135,21 +139,14 @@ def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping
         row_groups=len(footer.contents.rows) if footer else 0,
         sequences=scan.sequences if scan else 0,
         tokens=scan.tokens if scan else 0,
-        recognized=_recognized(footer, columns),
+        recognized=tuple(
+            RecognizedColumn(name, printable(actual), printable(str(types[actual]))) for name, actual in columns.items()
+        ),
         partition=scan.file.partition if scan else found.partition,
         absent=_absent(scan, columns) if footer else (),
         ignored=ignored,
-        unknown=_unknown(footer, {*columns.values(), *(names.rename.get(name, name) for name in ignored)}, names),
+        unknown=_unknown(types, used, names),
         bad=_bad(scan.problems) if scan else (),
-    )
-
-
-def _recognized(footer: Footer | None, columns: Mapping[str, str]) -> tuple[RecognizedColumn, ...]:
-    if footer is None:
-        return ()
-    return tuple(
-        RecognizedColumn(name, printable(actual), printable(str(footer.types[actual])))
-        for name, actual in columns.items()
     )
 
 
@@ -161,14 +158,12 @@ def _absent(scan: _Scan | None, columns: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name in optional if name not in held and not (wide and name == "position"))
 
 
-def _unknown(footer: Footer | None, used: set[str], names: ColumnNames) -> tuple[UnknownColumn, ...]:
-    if footer is None:
-        return ()
+def _unknown(types: Mapping[str, pa.DataType], used: set[str], names: ColumnNames) -> tuple[UnknownColumn, ...]:
     contract = {column.name for column in COLUMNS}
     known = sorted({*contract, *names.aliases} - used)
     return tuple(
         UnknownColumn(printable(name), printable(str(kind)), _hint(name, names, known))
-        for name, kind in footer.types.items()
+        for name, kind in types.items()
         if name not in used
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -94,26 +95,18 @@ class Rows:
         """The same rows in pieces of about so many tokens at most: views of whole sequences."""
         for start, stop in self.segments.blocks(most):
             tokens = slice(int(self.segments.offsets[start]), int(self.segments.offsets[stop]))
-            yield replace(
-                self,
-                segments=Segments(self.segments.offsets[start : stop + 1] - tokens.start),
-                rollout=self.rollout[tokens],
-                train=self.train[tokens],
-                mask=self.mask[tokens],
-                given_position=None if self.given_position is None else self.given_position[tokens],
-                tokens={name: values[tokens] for name, values in self.tokens.items()},
-                columns={name: values[start:stop] for name, values in self.columns.items()},
-                file=self.file[start:stop],
-                rows=self.rows[start:stop],
-                look=self.look and self.look.of(slice(start, stop)),
-            )
+            segments = Segments(self.segments.offsets[start : stop + 1] - tokens.start)
+            yield self._part(segments, itemgetter(tokens), slice(start, stop))
 
     def take(self, chosen: Ints) -> Rows:
         """Some of the sequences, in the order given."""
-        pick = self.segments.picker(chosen)
+        return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
+
+    def _part(self, segments: Segments, pick: Callable[[Any], Any], chosen: Ints | slice) -> Rows:
+        """Some of the sequences: `pick` takes their tokens."""
         return replace(
             self,
-            segments=self.segments.take(chosen),
+            segments=segments,
             rollout=pick(self.rollout),
             train=pick(self.train),
             mask=pick(self.mask),

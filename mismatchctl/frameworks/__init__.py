@@ -35,7 +35,6 @@ __all__ = [
     "recognize",
     "settings",
     "shelf",
-    "titles",
 ]
 
 _FOLDERS = (
@@ -99,11 +98,6 @@ def load(name: str) -> Framework:
     """
     framework, _, version = name.partition("@")
     return shelf(framework).load(version)
-
-
-def titles(framework: str) -> list[str]:
-    """A framework at each of its versions, the newest first."""
-    return shelf(framework).titles
 
 
 def load_for(native: Mapping[str, Any], name: str) -> Framework:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import SHELVES, load, titles
-from mismatchctl.frameworks.framework import Framework, Meaning
+from mismatchctl.frameworks import SHELVES, load
+from mismatchctl.frameworks.framework import Meaning, Shelf
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, other_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
 from mismatchctl.numbers import COUNTS
@@ -66,7 +66,7 @@ def find_meanings(name: str) -> dict[Meaning, list[str]]:
     """What a logged or documented name means, and in which frameworks; its prefix (`train/`) may be left out."""
     found: dict[Meaning, list[str]] = {}
     for shelf in SHELVES:
-        for title, meanings in _newest_with(shelf.name, name):
+        for title, meanings in _newest_with(shelf, name):
             for meaning in meanings:
                 found.setdefault(meaning, []).append(title)
     return found
@@ -142,7 +142,7 @@ def resolve(name: str, framework: str = "", correction: Correction | None = None
 def _candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """What a name means in one framework at one version, or in the newest of each that has it."""
     if not framework:
-        return [found for shelf in SHELVES for found in _newest_with(shelf.name, name)]
+        return [found for shelf in SHELVES for found in _newest_with(shelf, name)]
     title = load(framework).title
     meanings = _called(title, name)
     return [(title, meanings)] if meanings else []
@@ -186,9 +186,9 @@ def _registry() -> Iterator[Metric]:
     yield from (*_OF_ANY, *other_metrics(), *MISMATCH_METRICS)
 
 
-def _newest_with(framework: str, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
+def _newest_with(shelf: Shelf, name: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """The newest version that has a name, with what it means there; empty if none has."""
-    return next(([(title, found)] for title in titles(framework) if (found := _called(title, name))), [])
+    return next(([(title, found)] for title in shelf.titles if (found := _called(title, name))), [])
 
 
 def _called(title: str, name: str) -> tuple[Meaning, ...]:
@@ -206,5 +206,4 @@ def _all_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
 
 @cache
 def _meanings(title: str) -> tuple[Meaning, ...]:
-    source: Framework = load(title)
-    return tuple(source.meanings())
+    return tuple(load(title).meanings())

@@ -313,6 +313,12 @@ def _meanings(place: Path, version: str) -> tuple[Meaning, ...]:
     return tuple(found)
 
 
+def off_policy_mask(limit: float, **more: Any) -> Gate:
+    """OPSM: sequences with a negative advantage that have drifted from the sampler further than a limit are dropped."""
+    keep = (None, limit)
+    return Gate(statistic="k1", level="mean", source="current/rollout", keep=keep, when="negative_advantage", **more)
+
+
 def _weight_bounds(weight: Weight) -> tuple[Any, Any]:
     return weight.clip or weight.zero or (None, weight.truncate)
 

@@ -7,7 +7,7 @@ from typing import Any
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import load, titles
+from mismatchctl.frameworks import load, shelf
 from mismatchctl.frameworks.framework import Framework
 
 
@@ -20,7 +20,7 @@ def said(correction: Correction, framework: Framework) -> dict[str, Any]:
     found, problems = _tried(correction, framework)
     if not problems:
         return found
-    others = [title for title in titles(framework.name) if not _tried(correction, load(title))[1]]
+    others = [title for title in shelf(framework.name).titles if not _tried(correction, load(title))[1]]
     able = f"; {others[0]} can" if others else ""
     raise ConfigError(f"{framework.title} cannot say {correction.name}: {'; '.join(problems)}{able}")
 

@@ -15,7 +15,8 @@ from mismatchctl.measure.table import hash_values
 from mismatchctl.resample import Sample, TableMetric, find_metric
 from mismatchctl.result import RunResult
 
-_ANY = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
+ANY = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
+"""Stands for a correction where it does not matter which: it has every kind of number."""
 PLAINEST = ("none", "token_is")
 """Presets beside which a framework logs what depends on no correction: some log more where tokens have weights."""
 _REMEDY = "name a correction beside which it does; what belongs to a loss needs current_log_probs and advantages"
@@ -70,11 +71,6 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
     if correction is not None and (found.source == "corrections" or not found.framework):
         return Target(found.key, find_metric(found.key, correction), correction.name, words=words)
     return Target(found.key, find_metric(found.key), words=words)
-
-
-def better_of(name: str, framework: str = "", *, of_correction: bool = False) -> str:
-    """Which way is good of what a name stands for, whatever the correction: "low", "high", "one" or ""."""
-    return find_target(name, framework, _ANY if of_correction else None).metric.better
 
 
 def _words(found: Resolved) -> str:

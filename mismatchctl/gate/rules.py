@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.gate.names import Target, better_of, find_target
+from mismatchctl.gate.names import ANY, Target, find_target
 from mismatchctl.gate.verdict import Kind
 from mismatchctl.measure.pairs import BY_SOURCE
 from mismatchctl.result import Result
@@ -170,7 +170,7 @@ def _completed(rule: Rule, where: str) -> Rule:
     """A rule without any bound gets the usual tolerance, in the direction that is worse."""
     if rule.bounds and rule.correction is not None:
         return rule
-    better = better_of(rule.name, rule.framework, of_correction=rule.correction is not None)
+    better = find_target(rule.name, rule.framework, ANY if rule.correction is not None else None).metric.better
     if rule.bounds:
         return rule
     if better not in ("low", "high"):

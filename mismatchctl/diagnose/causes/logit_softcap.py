@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, loudest
+from mismatchctl.diagnose.measures import fact
 from mismatchctl.diagnose.tempering import tempering
 
 
@@ -38,7 +38,6 @@ def _test(case: Case) -> Diagnosis | None:
             fact("unlikely", found.unlikely, "the same for unlikely tokens"),
         ),
         where={"tokens": "all", "side": side},
-        examples=loudest(case),
         rivals={
             "temperature": "the sampling temperature of both sides",
             "weights_differ": "checksums of the weights: a sharper policy looks similar",

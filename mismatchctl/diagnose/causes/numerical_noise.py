@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import calibration, fact, loudest, percent, systematic
+from mismatchctl.diagnose.measures import calibration, fact, percent, systematic
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result import Confidence
 
@@ -93,8 +93,6 @@ def _test(case: Case) -> Diagnosis | None:
                 "ratio_mean_z", z, "E[ratio] - 1 in standard errors: both sides are distributions", against=not balanced
             ),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={"moe_routing": "is this a mixture of experts? Record rollout_experts and train_experts"}
         if share >= _LIGHT
         else {},

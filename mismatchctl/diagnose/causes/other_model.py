@@ -5,7 +5,7 @@ from __future__ import annotations
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
-from mismatchctl.diagnose.measures import calibration, coherence, fact, loudest, related
+from mismatchctl.diagnose.measures import calibration, coherence, fact, related
 
 _NOISE, _Z, _SURE, _ZERO = 0.1, 6.0, 10.0, 4.0
 _ONE_WAY = 0.9
@@ -29,8 +29,6 @@ def _test(case: Case) -> Diagnosis | None:
             fact("inverse_ratio_mean_minus_one", inverse, "E[1 / ratio] - 1: 0 where the trainer's column sampled"),
             fact("inverse_z", inverse_z, "the same in standard errors"),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={"raw_logprobs": "a logits processor (penalty, bias, softcap) that acts before sampling and not before "
                 "recording: the engine's logprobs mode"},
         everywhere=True,

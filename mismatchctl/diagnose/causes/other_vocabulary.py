@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
-from mismatchctl.diagnose.measures import calibration, fact, greedy, loudest, percent
+from mismatchctl.diagnose.measures import calibration, fact, greedy, percent
 
 _Z, _LEAST, _MOST = 6.0, 2e-4, 0.3
 _NOISY, _INNER = 1.5 * BFLOAT16_NOISE, 12.0
@@ -32,8 +32,6 @@ def _test(case: Case) -> Diagnosis | None:
             fact("z", z, "the same in standard errors"),
             fact("ratio_mean_z", ratio_z, "of all ratios as they are", against=abs(ratio_z) < _Z),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={
             "truncated_sampling": "the engine's top_k, top_p and min_p: a light truncation looks the same",
             "logit_bias": "bad_words, allowed tokens and masks of structured output on the engine",

@@ -107,7 +107,7 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
         ),
         evidence=tuple(evidence),
         where=where,
-        examples=loudest(cleaned, rows) if len(ended) else None,
+        examples=loudest(cleaned, rows) if len(ended) else ended,
         places=places,
         rivals={"mask_wrong": "the mask beside token_ids: does it cover padding?"} if len(ended) else {},
         leaves=cleaned.without(tail),

@@ -35,7 +35,6 @@ def _test(case: Case) -> Diagnosis | None:
             fact("noise", case.noise, "of the logits, robust"),
             fact("along_learning", along, "correlation with where the weights move next: near 0 for quantization"),
         ),
-        where={"tokens": "all"},
         examples=loudest(case, case.counts > 0, case.means(np.abs(case.scaled))),
         rivals={"weights_differ": "checksums of the weights; an adapter that one side has not merged looks the same"}
         | (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import between, fact, loudest
+from mismatchctl.diagnose.measures import between, fact
 from mismatchctl.diagnose.tempering import tempering
 
 
@@ -35,8 +35,6 @@ def _test(case: Case) -> Diagnosis | None:
             fact("z", found.z, "E[ratio] - 1 in standard errors"),
             fact("inverse_z", found.inverse_z, "E[1 / ratio] - 1 in standard errors"),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={
             "temperature": "the engine's logprobs mode; a trainer at the wrong temperature would have E[ratio] = 1"
         },

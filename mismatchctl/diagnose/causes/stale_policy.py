@@ -13,7 +13,7 @@ from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.evidence import LAG, version_lag
 from mismatchctl.diagnose.levels import Cells, cells_of, slope
-from mismatchctl.diagnose.measures import along_drift, fact, loudest, stretch, systematic
+from mismatchctl.diagnose.measures import along_drift, fact, stretch, systematic
 from mismatchctl.result import Confidence, Fact
 
 _Z, _PERHAPS, _SYSTEMATIC, _ALONG = 4.0, 2.0, 0.02, 0.45
@@ -77,7 +77,6 @@ def _test(case: Case) -> Diagnosis | None:
         _summary(signs),
         evidence=(*_evidence(signs), *_advantage(case)),
         where={"sequences": f"{int(count):,}, those behind"} if count else {},
-        examples=loudest(case),
         rivals=_rivals(signs),
         everywhere=confidence != "low",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.distributions import COLUMNS
-from mismatchctl.diagnose.measures import between, fact, loudest
+from mismatchctl.diagnose.measures import between, fact
 from mismatchctl.diagnose.tempering import Tempering, tempering
 from mismatchctl.result import Fact
 
@@ -52,8 +52,6 @@ def _test(case: Case) -> Diagnosis | None:
                 "E[1 / ratio] - 1: 0 where the trainer's column is what sampled",
             ),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals=rivals,
         leaves=case.relabelled(reshaped=True),
         everywhere=True,

@@ -10,7 +10,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.distributions import COLUMNS, Cut, cut
-from mismatchctl.diagnose.measures import calibration, coherence, fact, loudest, percent
+from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.result import Fact
 
@@ -70,7 +70,6 @@ def _test(case: Case) -> Diagnosis | None:
         share=min(1.0, float(np.abs(case.x[case.x < 0]).sum() / max(np.abs(case.x).sum(), 1e-300))),
         evidence=tuple(evidence),
         where={"tokens": percent(below)},
-        examples=loudest(case),
         rivals={}
         if plain
         else {"other_vocabulary": "the sizes of both logits: a padded vocabulary or banned tokens look the same"},
@@ -95,8 +94,6 @@ def _read(case: Case, read: Cut) -> Diagnosis:
                 "ratio_mean_minus_one", excess, "E[ratio] - 1: minus the mass that the sampler cut off", against=z > _Z
             ),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={} if read.name else {"other_vocabulary": "which tokens have no probability: banned ones look the same"},
         leaves=case.relabelled(reshaped=True),
         everywhere=True,

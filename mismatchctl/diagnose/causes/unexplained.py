@@ -138,8 +138,6 @@ def _everywhere(case: Case) -> Diagnosis | None:
             fact("ratio_mean_z", z, "E[ratio] - 1 in standard errors: not 0 where another distribution sampled"),
             fact("inverse_ratio_mean_z", inverse_z, "the same of 1 / ratio: 0 where the trainer's column sampled"),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals=_rivals(case, broken),
         everywhere=True,
     )
@@ -156,8 +154,6 @@ def _unrelated(case: Case) -> Diagnosis:
             fact("correlation", together, "of the two columns; other weights and settings leave it above 0.6"),
             fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
-        where={"tokens": "all"},
-        examples=loudest(case),
         rivals={
             "swapped_rows": "join rollout and trainer by a sequence id, not by place",
             "misaligned": "compare lengths, offsets and padding of both sides beside token_ids",

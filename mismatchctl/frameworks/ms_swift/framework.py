@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
 from mismatchctl.losses import exp
@@ -93,16 +93,7 @@ class MsSwift(PlainFramework):
                 by: Any = "geometric" if sequences else "token"
                 gates.append(Gate(level=by, keep=(None, high), clamp="token", effect="zero"))
         if options["off_policy_sequence_mask_delta"] is not None:
-            gates.append(
-                Gate(
-                    statistic="k1",
-                    level="mean",
-                    source="current/rollout",
-                    keep=(None, options["off_policy_sequence_mask_delta"]),
-                    when="negative_advantage",
-                    nonfinite="keep",
-                )
-            )
+            gates.append(off_policy_mask(options["off_policy_sequence_mask_delta"], nonfinite="keep"))
         return weight, tuple(gates)
 
     def prepared(self, step: Step, options: Options, correction: Correction) -> Run:

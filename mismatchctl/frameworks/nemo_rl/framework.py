@@ -130,15 +130,8 @@ class NemoRl(PlainFramework):
             if None in keep:
                 raise ConfigError(f"nemo-rl: {kind} needs truncated_importance_sampling_ratio and _ratio_min")
             by: Any = level if kind == "icepop" else "geometric"
-            gates.append(
-                Gate(
-                    level=by,
-                    keep=keep,
-                    clamp="none",
-                    effect="zero",
-                    nonfinite="one" if kind == "seq-mask-tis" else "reject",
-                )
-            )
+            undefined: Any = "reject" if kind == "icepop" else "one"
+            gates.append(Gate(level=by, keep=keep, clamp="none", effect="zero", nonfinite=undefined))
         elif kind is not None:
             raise ConfigError(f"nemo-rl knows the types tis, icepop and seq-mask-tis, not {kind!r}")
         return Weight(**rule), tuple(gates)
@@ -219,8 +212,7 @@ class NemoRl(PlainFramework):
     def _mean_weight(self, run: Run) -> float:
         weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
         if not run.options["loss"]["use_importance_sampling_correction"]:
-            raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)  # logged, not used
-            weights = np.where(np.isfinite(raw), raw, 0)
+            weights = self._raw(run)  # logged, not used
         if not sequences:
             return self._mean(run, weights)
         each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
@@ -235,11 +227,15 @@ class NemoRl(PlainFramework):
             samples = self._samples(run)
             outside = (values < low) | (values > high)
             return float(outside[samples].sum() / (samples.sum() + 1e-8))
-        sequences = loss["sequence_level_importance_ratios"]
+        raw = self._raw(run)
+        return self._mean(run, (raw < low) | (raw > high))
+
+    @staticmethod
+    def _raw(run: Run) -> Array:
+        """Ratio of each token, or of its sequence; 0 where that is not finite."""
+        sequences = run.options["loss"]["sequence_level_importance_ratios"]
         raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
-        raw = np.where(np.isfinite(raw), raw, 0.0)
-        outside = (raw < low) | (raw > high)
-        return self._mean(run, outside)
+        return np.where(np.isfinite(raw), raw, 0.0)
 
     def _filter(self, run: Run, samples: Any) -> dict[str, float]:
         errors = run.row_means(exp(np.abs(run.d)))

@@ -76,17 +76,14 @@ class PrimeRl(PlainFramework):
         super().__init__(version)
         self.later = version in ("2026-09", "2026-10")
         newest = version == "2026-10"
-        self.options: Options = {"type": "ipo" if self.later else "default", "kl_tau": 1e-3, "adv_tau": 1.0}
-        self.options["eps"] = 0.3 if newest else 0.1
-        if newest:
-            self.options["kl_tau"] = 0.0
-            self.options |= {"max_importance_ratio": 1e4, "score_centering": False}
+        self.options: Options = {"type": "ipo" if self.later else "default", "kl_tau": 0.0 if newest else 1e-3}
+        self.options |= {"adv_tau": 1.0, "eps": 0.3 if newest else 0.1}
+        self.options |= {"max_importance_ratio": 1e4, "score_centering": False} if newest else {}
         if self.later:
             self.options |= {"ratio_low": None, "ratio_high": None}
+            self.aliases = {}  # the old name is gone
         else:
             self.options |= {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2}
-        if self.later:  # the old name is gone
-            self.aliases = {}
         self.forms = tuple(self._forms())
 
     def _forms(self) -> Any:

@@ -8,7 +8,7 @@ their chi-squares.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -123,15 +123,18 @@ def _factor(call: Call) -> NDArray[Any]:
 
 
 Logged = tuple[LoggedMetric, ...]
-Rows = Mapping[str, tuple[str, PerToken]]
-"""By name: formula and quantity."""
 
 
-def _of_weights(when: Condition, basis: Basis, like: Quantity | None, rows: Rows, within: str = "mean") -> Logged:
-    return tuple(
-        LoggedMetric(name, formula, quantity, "original", basis, when, like=like, within=within)
-        for name, (formula, quantity) in rows.items()
-    )
+def _of_weights(
+    name: str,
+    when: Condition,
+    basis: Basis,
+    like: Quantity | None,
+    formula: str,
+    quantity: PerToken,
+    within: str = "mean",
+) -> LoggedMetric:
+    return LoggedMetric(name, formula, quantity, "original", basis, when, like=like, within=within)
 
 
 _BELOW: tuple[str, PerToken] = ("1 where weight < lower bound", lambda c: c.raw_weights < c.weight_bounds[0])
@@ -140,8 +143,8 @@ _ABOVE: tuple[str, PerToken] = ("1 where weight > upper bound", lambda c: c.raw_
 
 def _fractions(mode: str) -> Logged:
     when, name = _in_mode(mode), f"mis_tis_{mode}_fraction"
-    low = _of_weights(when, "raw weights", Quantity.BELOW, {f"{name}_low": _BELOW})
-    return low + _of_weights(when, "raw weights", Quantity.ABOVE, {f"{name}_high": _ABOVE})
+    low = _of_weights(f"{name}_low", when, "raw weights", Quantity.BELOW, *_BELOW)
+    return low, _of_weights(f"{name}_high", when, "raw weights", Quantity.ABOVE, *_ABOVE)
 
 
 def _of_policies(name: str, like: Quantity, formula: str, quantity: PerToken) -> LoggedMetric:
@@ -176,49 +179,35 @@ _POLICIES = (
 )
 
 _WEIGHTS = (
-    *_of_weights(WEIGHED, "raw weights", Quantity.WEIGHT, {
-        "mis_tis_weight_before_bound": ("exp(clamp(d at its level, 20))", lambda c: c.raw_weights),
-    }),
-    *_of_weights(WEIGHED, "bounded weights", Quantity.WEIGHT, {
-        "mis_tis_weight_after_bound": ("weight", lambda c: c.bounded_weights),
-        "mis_is_ratio_mean_after_tis_rs": (
-            "weight; rejection does not enter, whatever the name says", lambda c: c.bounded_weights
-        ),
-    }),
-    *_of_weights(_in_mode("truncate"), "raw weights", Quantity.ABOVE, {"mis_tis_truncate_fraction": _ABOVE}),
+    _of_weights("mis_tis_weight_before_bound", WEIGHED, "raw weights", Quantity.WEIGHT,
+                "exp(clamp(d at its level, 20))", lambda c: c.raw_weights),
+    _of_weights("mis_tis_weight_after_bound", WEIGHED, "bounded weights", Quantity.WEIGHT,
+                "weight", lambda c: c.bounded_weights),
+    _of_weights("mis_is_ratio_mean_after_tis_rs", WEIGHED, "bounded weights", Quantity.WEIGHT,
+                "weight; rejection does not enter, whatever the name says", lambda c: c.bounded_weights),
+    _of_weights("mis_tis_truncate_fraction", _in_mode("truncate"), "raw weights", Quantity.ABOVE, *_ABOVE),
     *_fractions("clip"),
     *_fractions("mask"),
-    *_of_weights(REJECTS, "log-probs", None, {
-        "mis_rs_mask_fraction_low": (
-            "1 where ratio at rs_level < lower bound", lambda c: c.rejection_ratios < c.rejection_bounds[0]
-        ),
-        "mis_rs_mask_fraction_high": (
-            "1 where ratio at rs_level > upper bound", lambda c: c.rejection_ratios > c.rejection_bounds[1]
-        ),
-    }),
-    *_of_weights(VETOES, "log-probs", Quantity.CATASTROPHIC, {
-        "mis_rs_catastrophic_token_fraction": ("1 where d < log(veto)", lambda c: c.catastrophic),
-        "mis_rs_catastrophic_seq_fraction": (
-            "1 where any token of the sequence has d < log(veto)", lambda c: c.spread(c.vetoed)
-        ),
-    }),
-    *_of_weights(NORMALIZES, "bounded weights", None, {
-        "mis_batch_norm_factor": ("mean weight of the micro-batch before rejection", _factor),
-    }),
-    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
-        "mis_is_ratio_mean_final": ("m(weight)", lambda c: c.spread(c.mean(c.weights))),
-    }),
-    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
-        "mis_is_ratio_min_final": ("min of weight", _extreme("min")),
-    }, within="min"),
-    *_of_weights(WEIGHED, "final weights", Quantity.WEIGHT, {
-        "mis_is_ratio_max_final": ("max of weight", _extreme("max")),
-    }, within="max"),
-    *_of_weights(BUILT_IN, "raw weights", Quantity.WEIGHT, {"tis": ("exp(d), not clamped", lambda c: c.raw_weights)}),
-    *_of_weights(BUILT_IN, "raw weights", None, {"tis_abs": ("|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1))}),
-    *_of_weights(BUILT_IN, "bounded weights", None, {
-        "tis_clipfrac": ("1 where weight != exp(d)", lambda c: c.weights != c.raw_weights),
-    }),
+    _of_weights("mis_rs_mask_fraction_low", REJECTS, "log-probs", None,
+                "1 where ratio at rs_level < lower bound", lambda c: c.rejection_ratios < c.rejection_bounds[0]),
+    _of_weights("mis_rs_mask_fraction_high", REJECTS, "log-probs", None,
+                "1 where ratio at rs_level > upper bound", lambda c: c.rejection_ratios > c.rejection_bounds[1]),
+    _of_weights("mis_rs_catastrophic_token_fraction", VETOES, "log-probs", Quantity.CATASTROPHIC,
+                "1 where d < log(veto)", lambda c: c.catastrophic),
+    _of_weights("mis_rs_catastrophic_seq_fraction", VETOES, "log-probs", Quantity.CATASTROPHIC,
+                "1 where any token of the sequence has d < log(veto)", lambda c: c.spread(c.vetoed)),
+    _of_weights("mis_batch_norm_factor", NORMALIZES, "bounded weights", None,
+                "mean weight of the micro-batch before rejection", _factor),
+    _of_weights("mis_is_ratio_mean_final", WEIGHED, "final weights", Quantity.WEIGHT,
+                "m(weight)", lambda c: c.spread(c.mean(c.weights))),
+    _of_weights("mis_is_ratio_min_final", WEIGHED, "final weights", Quantity.WEIGHT,
+                "min of weight", _extreme("min"), "min"),
+    _of_weights("mis_is_ratio_max_final", WEIGHED, "final weights", Quantity.WEIGHT,
+                "max of weight", _extreme("max"), "max"),
+    _of_weights("tis", BUILT_IN, "raw weights", Quantity.WEIGHT, "exp(d), not clamped", lambda c: c.raw_weights),
+    _of_weights("tis_abs", BUILT_IN, "raw weights", None, "|exp(d) - 1|", lambda c: np.abs(c.raw_weights - 1)),
+    _of_weights("tis_clipfrac", BUILT_IN, "bounded weights", None,
+                "1 where weight != exp(d)", lambda c: c.weights != c.raw_weights),
 )  # fmt: skip
 
 _LOSS = (

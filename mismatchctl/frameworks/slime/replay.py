@@ -201,13 +201,10 @@ class _Run:
         lengths = self.step.segments.lengths
         self.reducer = Reducer.of(version, lengths, self._rollouts(), given.calculate_per_token_loss)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def replay(self) -> Replay:
         """Micro-batch by micro-batch."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._replay(self._policies())
-
-    def _replay(self, policies: Policies) -> Replay:
-        given = self.arguments, self.version
+        given, policies = (self.arguments, self.version), self._policies()
         chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or not each.needs_loss)]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)

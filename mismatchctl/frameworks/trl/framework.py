@@ -11,7 +11,7 @@ from mismatchctl import surrogates
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
@@ -123,16 +123,7 @@ class Trl(PlainFramework):
             if mode.endswith("mask"):
                 gates.append(Gate(level=level, keep=keep, clamp="none", effect="zero", nonfinite="keep"))
         if options["opsm"] is not None:
-            gates.append(
-                Gate(
-                    statistic="k1",
-                    level="mean",
-                    source="current/rollout",
-                    keep=(None, options["opsm"]),
-                    when="negative_advantage",
-                    effect="zero",
-                )
-            )
+            gates.append(off_policy_mask(options["opsm"], effect="zero"))
         return weight, tuple(gates)
 
     def shown_keep(self, run: Run) -> Any:
