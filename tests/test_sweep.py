@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from random_dumps import Files, Shape, make_rows, write
 from typer.testing import CliRunner
 
+import mismatchctl.sweep
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.cli.main import app
@@ -159,6 +160,20 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
     assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
     assert spilled.groups.collect().equals(at_once)
     assert at_once["group"].dtype == pl.Int64
+
+
+def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes = Axis.parse("weight.clip.1", "1.1:4:3"), Axis.parse("gates.0.keep.1", "1.001:1.1:4")
+    chosen, told = [Study(preset("miles-moe-2"), axes)], []
+    sweep([SAMPLE], chosen, notice=told.append)
+    assert told == []
+    monkeypatch.setattr(mismatchctl.sweep, "MUCH_MEMORY", 1000)
+    sweep([SAMPLE], chosen, notice=told.append, progress=lambda done, expected: told.append("read"))
+    assert told[0].startswith("12 points may take 0.0 GB of memory") and told[1] == "read"
+    (family,) = families(chosen[0].corrections)
+    numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
+    for sequences, rows in ((10, 10), (10**9, 6144)):
+        assert SweepPlan(Plan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
 
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]

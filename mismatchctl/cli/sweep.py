@@ -162,6 +162,7 @@ def sweep(
             on_bad=on_bad.value,
             engine=where,
             progress=progress,
+            notice=lambda sentence: say(f"warning: {sentence}", quiet),
             wishes=wishes,
             outlook=Outlook(batch, tuple(at_length or ()), at_step),
             micro_batch_size=micro_batch_size,

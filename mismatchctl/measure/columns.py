@@ -214,6 +214,7 @@ def correction_columns(
     plain: TokenLoss | None = None,
     *,
     losses: bool = False,
+    whole: bool = False,
 ) -> tuple[Columns, Columns]:
     """What a correction does to each sequence, before normalization: columns that add, and the largest of each.
 
@@ -226,30 +227,19 @@ def correction_columns(
         batch: the block.
         plain: its loss without any correction, where it is known.
         losses: whether the dump has current log-probs, so that there are columns of losses.
+        whole: whether every token is looked at, as it is for losses.
     """
-    if losses:
-        return whole_columns(correction, ratios, k3, batch, plain, losses=True)
-    reached = np.flatnonzero(reaching(correction, ratios))
-    found = whole_columns(correction, ratios, k3, batch, calm=len(reached) < len(batch))
-    if 0 < len(reached) < len(batch):
+    reached = np.arange(len(batch)) if whole or losses else np.flatnonzero(reaching(correction, ratios))
+    few = len(reached) < len(batch)
+    found = _columns(correction, corrected(correction, ratios, k3, batch, plain, losses=losses, calm=few), losses)
+    if few and len(reached):
         part, own = batch.take(reached), {source: each.take(reached) for source, each in ratios.items()}
-        anew = whole_columns(correction, own, k3[reached], part)
+        anew = _columns(correction, corrected(correction, own, k3[reached], part), losses)
         found = _replaced(found[0], reached, anew[0]), _replaced(found[1], reached, anew[1])
     return found
 
 
-def whole_columns(
-    correction: Correction,
-    ratios: Mapping[str, Ratios],
-    k3: Float64s,
-    batch: TokenBatch,
-    plain: TokenLoss | None = None,
-    *,
-    losses: bool = False,
-    calm: bool = False,
-) -> tuple[Columns, Columns]:
-    """As `correction_columns`, looking at every token; `calm`: as if none reached a bound of a rule on tokens."""
-    facts = corrected(correction, ratios, k3, batch, plain, losses=losses, calm=calm)
+def _columns(correction: Correction, facts: Corrected, losses: bool) -> tuple[Columns, Columns]:
     found: dict[str, Columns] = {"sum": {}, "largest": {}}
     for column in columns_of(correction, losses=losses):
         assert column.make is not None

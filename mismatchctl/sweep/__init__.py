@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -27,6 +28,9 @@ from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.outlook import NOTHING_ASKED, Outlook, corrections_of, forecasts
 from mismatchctl.sweep.study import USUAL, Axis, Study, studies
 from mismatchctl.sweep.targets import Found, Search, Wish, brackets, studies_of
+
+MUCH_MEMORY = 1_000_000_000
+"""Bytes that a sweep may take for its points before it says so."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def sweep(
     on_bad: Literal["error", "skip"] = "error",
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    notice: Callable[[str], None] | None = None,
     wishes: Sequence[Wish] = (),
     outlook: Outlook = NOTHING_ASKED,
     engine: Engine | None = None,
@@ -96,6 +101,7 @@ def sweep(
         on_bad: whether bad rows and files stop the sweep or are left out and counted.
         threads: units read at once in this process, which is where they are read unless an `engine` is given.
         progress: called with (tokens read, tokens expected).
+        notice: called with what should be known before the dump is read: that it will take much memory.
         wishes: what thresholds are to be solved for; takes a second pass.
         outlook: what is to be predicted at some points of each study.
         engine: where units are read; the sweep does not depend on it.
@@ -130,6 +136,12 @@ def sweep(
             if number >= len(chosen)
         ),
     )
+    needed = plan.most_bytes(sum(unit.sequences for unit in reading.dump.units))
+    if notice is not None and needed > MUCH_MEMORY:
+        notice(
+            f"{sum(math.prod(study.shape) for study in every):,} points may take {needed / 1e9:.1f} GB of memory "
+            "beside what reading takes, as sums of each are kept by cluster: with fewer values of an axis it is less"
+        )
     accumulator = SweepAccumulator(plan, every, [number for number, _ in parts])
 
     predicted = corrections_of(chosen) if outlook.needs_sequences else []

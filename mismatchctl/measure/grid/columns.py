@@ -7,6 +7,7 @@ sequences are products of matrices: a sequence adds its `passing` value where it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import Corrected, Side
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.thresholds import BoundedSums, as_slice, token_table, token_weights
+from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
 from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
@@ -86,8 +87,7 @@ def _product(flags: Float64s, values: NDArray[Any], parts: Parts) -> NDArray[Any
     """Flags times values summed over the sequences of each part; the two vary along different axes."""
     sums: NDArray[Any] = np.empty((parts.count, *np.broadcast_shapes(flags.shape[1:], values.shape[1:])))
     for own, members in parts.alike:
-        of = as_slice(members.ravel())
-        some, tall = (each[of].reshape(*members.shape, -1) for each in (flags, values))
+        some, tall = (each[members].reshape(len(own), -1, math.prod(each.shape[1:])) for each in (flags, values))
         with np.errstate(invalid="ignore", over="ignore"):
             products = tall.swapaxes(1, 2) @ some
             for place in np.flatnonzero(~np.isfinite(products).all(axis=(1, 2))):

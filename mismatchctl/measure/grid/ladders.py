@@ -21,8 +21,8 @@ from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import kept_k3
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
-from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.thresholds import as_slice, token_weights
+from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
+from mismatchctl.measure.grid.thresholds import token_weights
 from mismatchctl.measure.kernels.kernel import CLIMBED, CLIMBED_BY_ALL, TRUNCATED, Kernel
 from mismatchctl.ratios import Ratios
 

@@ -56,11 +56,11 @@ class Parts:
         return [*np.split(self.order, self.firsts[1:])]
 
     @cached_property
-    def alike(self) -> list[tuple[Ints, Ints]]:
-        """Parts of as many sequences together: which parts [P], and the sequences of each [P, number]."""
+    def alike(self) -> list[tuple[Ints, Ints | slice]]:
+        """Parts of as many sequences each together: which parts, and their sequences, part after part."""
         sizes = np.diff(self.firsts, append=len(self.of))
         found = [(np.flatnonzero(sizes == size), np.arange(size)) for size in np.unique(sizes)]
-        return [(own, self.order[self.firsts[own, None] + places]) for own, places in found]
+        return [(own, as_slice(self.order[self.firsts[own, None] + places].ravel())) for own, places in found]
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Values [S, ...] summed over each part [count, ...]."""
@@ -79,3 +79,9 @@ class Parts:
     def at(self, sequences: Ints) -> Ints:
         """The part of each of some sequences."""
         return np.zeros(len(sequences), np.int64) if self.count == 1 else self.of[sequences]
+
+
+def as_slice(places: Ints) -> Ints | slice:
+    """Adjacent places as a slice, which copies nothing."""
+    adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
+    return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places

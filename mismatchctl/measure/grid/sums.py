@@ -17,8 +17,7 @@ from mismatchctl.measure.grid.columns import BlockColumns, block_columns
 from mismatchctl.measure.grid.estimates import asked_by
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.ladders import LadderColumns, ladder_columns
-from mismatchctl.measure.grid.parts import Arrays, Parts
-from mismatchctl.measure.grid.thresholds import as_slice
+from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import PLAIN_LOSS, TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
@@ -88,6 +87,11 @@ class SweepPlan:
         if self.ladder(family) is not None:
             return points // RUNGS
         return max(points, family.cells) if family.is_binned else points
+
+    def most_bytes(self, sequences: int) -> int:
+        """What tables of clusters may come to take of a dump of so many sequences: a group's, and those of its run."""
+        columns: int = sum(layouts.rows.width for layouts in (*self.layouts, *self.sought_layouts))
+        return 8 * columns * min(sequences, GROUP_CAP + 2 * OVERALL_CAP)
 
     @cached_property
     def layouts(self) -> tuple[Layouts, ...]:

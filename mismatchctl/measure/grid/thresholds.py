@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.correction.apply import Weights, gate_bounds
-from mismatchctl.measure.grid.parts import Parts
+from mismatchctl.measure.grid.parts import Parts, as_slice
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 _SAMPLE = 64
@@ -75,12 +75,6 @@ def _running(values: Float64s) -> Float64s:
 def _pick(values: Float64s, places: Ints) -> Float64s:
     """Entries along the last axis; one alone where all places are the same."""
     return values[..., places[:1]] if (places == places[0]).all() else values[..., as_slice(places)]
-
-
-def as_slice(places: Ints) -> Ints | slice:
-    """Adjacent places as a slice, which copies nothing."""
-    adjacent = len(places) > 0 and bool((np.diff(places) == 1).all())
-    return slice(int(places[0]), int(places[-1]) + 1) if adjacent else places
 
 
 @dataclass(frozen=True)

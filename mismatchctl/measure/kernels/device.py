@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
-from mismatchctl.measure.columns import whole_columns
+from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, BUCKETS, JOINT, Kernel, PairTables, Places, RunTables
 from mismatchctl.measure.kernels.plain import climb, token_sums, truncate
 from mismatchctl.measure.kernels.tensors import DeviceSegments, as_array, segment_reduce, tensor_of, to_device, to_host
@@ -42,7 +42,8 @@ def kernel_on(devices: Sequence[str]) -> Kernel:
     """The kernel that works on devices, of which each thread takes one."""
     blocks = partial(_blocks, devices=tuple(devices))
     title = f"{_models(devices)} with torch {torch.__version__}"
-    return Kernel(Ratios, reduce_tokens, beyond, truncate, climb, whole_columns, blocks, title)
+    correct = partial(correction_columns, whole=True)
+    return Kernel(Ratios, reduce_tokens, beyond, truncate, climb, correct, blocks, title)
 
 
 def _models(devices: Sequence[str]) -> str:
