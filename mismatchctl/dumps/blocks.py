@@ -257,18 +257,11 @@ def _check_values(block: Block, held: Bools) -> None:
             continue
         bad = nulls(array)
         bad = np.zeros(len(array), np.bool_) if bad is None else bad
-        if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
-            bad = bad | _not_finite(array)
+        if pa.types.is_floating(array.type):
+            bad = bad | ~np.isfinite(numbers(array))
         if column == ADVANTAGES:
             bad &= held
         block.fault_rows(column, f"{column}: missing", bad, "the value is missing or not finite")
-
-
-def _not_finite(array: pa.Array) -> Bools:
-    if not pa.types.is_floating(array.type):
-        return np.zeros(len(array), np.bool_)
-    finite: Bools = np.isfinite(numbers(array))
-    return ~finite
 
 
 def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:

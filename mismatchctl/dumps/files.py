@@ -203,7 +203,8 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
         if optional and footer.is_void(columns[column]) and not footer.is_void(columns[REQUIRED[0]]):
             del columns[column]  # where there is no token, an empty list lacks nothing
             continue
-        problem = _unfit(footer, column, columns[column], layout)
+        kind = footer.types[columns[column]]
+        problem = misfit(BY_NAME[column], kind, layout) if column in BY_NAME else None
         if problem is None:
             continue
         if column in STRUCTURE or BY_NAME[column].per_token:
@@ -243,10 +244,6 @@ def _layout(footer: Footer, columns: Mapping[str, str]) -> Layout:
             remedy="write both as lists (one row per sequence) or both as floats (one row per token)",
         )
     return "wide" if not lists or any(lists.values()) else "long"
-
-
-def _unfit(footer: Footer, column: str, name: str, layout: Layout) -> str | None:
-    return misfit(BY_NAME[column], footer.types[name], layout) if column in BY_NAME else None
 
 
 def _map(column: str) -> str:

@@ -24,6 +24,8 @@ _converted: dict[tuple[tuple[str, int, int], ...], tuple[list[Outcome], list[str
 """By place, size and time of a run's files, what became of each, and what to say about them: a verb that opens them
 twice converts them once."""
 _numbers = count()
+_folder = cache(scratch_folder)
+"""Makes a folder once, which is removed when the process ends."""
 
 
 def native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> Iterator[Found | DataError]:
@@ -84,9 +86,3 @@ def _convert(run: Sequence[Found], skip: bool) -> tuple[list[Outcome], list[str]
 def _write(source: Source, path: Path) -> Path | None:
     place = _folder() / f"{next(_numbers)}.parquet"
     return place if write_batches(place, source.read(path, read_file)) else None
-
-
-@cache
-def _folder() -> Path:
-    """A folder that is removed when the process ends."""
-    return scratch_folder()

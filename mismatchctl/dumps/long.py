@@ -52,7 +52,8 @@ def stretches(unit: Unit, columns: Collection[str]) -> Iterator[Stretch]:
         stretch = _stretch(unit.file, joined, columns, first)
         done = int(stretch.starts[-1])  # the last sequence may go on in the next piece
         if done:
-            yield _first_sequences(stretch, done)
+            held = {column: array.slice(0, done) for column, array in stretch.columns.items()}
+            yield Stretch(held, first, stretch.starts[:-1], done)
         parts, first, rows = [joined.slice(done)], first + done, rows - done
         enough = max(BATCH_TOKENS, 2 * rows)  # doubling, so that a huge sequence is not copied often
     if rows:
@@ -86,11 +87,6 @@ def _stretch(file: DumpFile, table: pa.Table, columns: Collection[str], first: i
     changed = [changes(arrays[column]) for column in KEYS if column in arrays]
     starts = np.concatenate([[0], np.flatnonzero(np.logical_or.reduce(changed)) + 1]).astype(np.int64)
     return Stretch(arrays, first, starts, len(table))
-
-
-def _first_sequences(stretch: Stretch, rows: int) -> Stretch:
-    columns = {column: array.slice(0, rows) for column, array in stretch.columns.items()}
-    return Stretch(columns, stretch.first, stretch.starts[:-1], rows)
 
 
 def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> Block:

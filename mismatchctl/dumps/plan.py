@@ -96,18 +96,15 @@ def _identity(file: DumpFile) -> str:
     return f"{file.run}\0{file.location}"
 
 
-def _wide_units(file: DumpFile) -> Iterator[Unit]:
+def _wide_units(file: DumpFile) -> list[Unit]:
     """Row groups or record batches, small ones that follow each other together."""
-    found: Unit | None = None
+    found: list[Unit] = []
     for unit in _groups(file):
-        if found is not None and found.tokens + unit.tokens <= UNIT_TOKENS:
-            found = _joined(found, unit)
-            continue
-        if found is not None:
-            yield found
-        found = unit
-    if found is not None:
-        yield found
+        if found and found[-1].tokens + unit.tokens <= UNIT_TOKENS:
+            found[-1] = _joined(found[-1], unit)
+        else:
+            found.append(unit)
+    return found
 
 
 def _groups(file: DumpFile) -> Iterator[Unit]:
@@ -122,17 +119,20 @@ def _groups(file: DumpFile) -> Iterator[Unit]:
 
 def _joined(first: Unit, then: Unit) -> Unit:
     """Two units, one behind the other, as one."""
-    steps = None
-    if first.step_range is not None and then.step_range is not None:
-        steps = min(first.step_range[0], then.step_range[0]), max(first.step_range[1], then.step_range[1])
     return replace(
         first,
-        step_range=steps,
+        step_range=_steps_of((first, then)),
         rows=first.rows + then.rows,
         tokens=first.tokens + then.tokens,
         sequences=first.sequences + then.sequences,
         row_groups=then.row_group + then.row_groups - first.row_group,
     )
+
+
+def _steps_of(units: Sequence[Unit]) -> Span | None:
+    """The range of `step` in several units, where it is known of all."""
+    known = [unit.step_range for unit in units if unit.step_range is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(units) else None
 
 
 def together(units: Iterable[Unit]) -> Iterator[Unit]:
@@ -165,11 +165,13 @@ def _along(units: Sequence[Unit]) -> Unit:
     """Units of small files as one."""
     if len(units) == 1:
         return units[0]
-    steps = [unit.step_range for unit in units if unit.step_range is not None]
-    known = (min(low for low, _ in steps), max(high for _, high in steps)) if len(steps) == len(units) else None
-    tokens, sequences = sum(unit.tokens for unit in units), sum(unit.sequences for unit in units)
+    tokens, sequences, steps = (
+        sum(unit.tokens for unit in units),
+        sum(unit.sequences for unit in units),
+        _steps_of(units),
+    )
     return replace(
-        units[0], index=units[-1].index, step_range=known, tokens=tokens, sequences=sequences, along=tuple(units)
+        units[0], index=units[-1].index, step_range=steps, tokens=tokens, sequences=sequences, along=tuple(units)
     )
 
 

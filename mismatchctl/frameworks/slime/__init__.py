@@ -5,15 +5,14 @@ arguments   slime's arguments, checked as slime checks them; dialect: arguments 
 lint        traps of its arguments
 call        one micro-batch: weights and kept tokens; loss: its policy loss
 metrics     the logged names; names: their meanings in words; reduce: from tokens to the scalar of a step
-replay      replay and loss of a step
-columns     column names; layout, rollouts, zigzag: their files
+replay      column names, replay and loss of a step
+layout, rollouts, zigzag: their files
 """
 
 from pathlib import Path
 
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.slime.arguments import recognize
-from mismatchctl.frameworks.slime.columns import COLUMNS
 from mismatchctl.frameworks.slime.layout import LAYOUT
 from mismatchctl.frameworks.slime.replay import Slime
 from mismatchctl.frameworks.slime.rollouts import LAYOUT as ROLLOUTS
@@ -25,6 +24,6 @@ SHELF = Shelf(
     load=lambda version: Slime(find_version("slime", version)),
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
-    columns=COLUMNS,
+    columns=Slime.columns,
     layouts=(LAYOUT, ROLLOUTS),
 )

@@ -18,7 +18,6 @@ from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Re
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.slime.arguments import MIS_PATH, Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.columns import COLUMNS
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.lint import RULES, Written
 from mismatchctl.frameworks.slime.loss import LossCall
@@ -37,6 +36,16 @@ _OWN_COLUMNS = {"log_probs": "train_log_probs"}  # in a table that is known to b
 class Slime(Framework):
     """slime or Miles at one version."""
 
+    columns = {
+        "loss_masks": "response_mask",
+        "loss_mask": "response_mask",
+        "group_index": "prompt_id",
+        "raw_reward": "reward",
+    }
+    """Left out: `log_probs`, the recomputation here and the current policy elsewhere; `rewards`, normalized within the
+    group here; `rollout_id`, the step of a file but the group of a sample; `tokens` and `rollout_routed_experts`, which
+    cover the prompt too. Miles' policy_loss_debug calls the current policy `train_log_probs`, the contract's name for
+    the recomputation: such a file needs `--column`."""
     reducers = ("sample_mean", "token_mean")
     reads_yaml_1_1 = True
 
@@ -195,7 +204,7 @@ class _Run:
         self, version: Version, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
     ) -> None:
         self.version, self.arguments = version, given
-        self.step = Step.read(table, dtype, COLUMNS | _OWN_COLUMNS)
+        self.step = Step.read(table, dtype, Slime.columns | _OWN_COLUMNS)
         self.size = micro_batch_size
         self.has_loss = self.step.has("current_log_probs") and self.step.has("advantages")
         lengths = self.step.segments.lengths

@@ -8,15 +8,14 @@ recognize   which release a configuration was written for
 sample      the two policies, in verl's dtype; subjects: the quantities made of them
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
 helper      weights, mask and logged values of a batch; debug: training/rollout_*; losses: with verl's denominators
-replay      what a version computes and logs for the rows of a step
+replay      its column names, and what a version computes and logs for the rows of a step
 factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml: the same with their defaults
-columns     its column names; layout: its files
+layout      its files
 """
 
 from pathlib import Path
 
 from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
 from mismatchctl.frameworks.verl.layout import LAYOUT
 from mismatchctl.frameworks.verl.recognize import recognize
@@ -29,7 +28,7 @@ SHELF = Shelf(
     load=lambda version: Verl(find_version(version)),
     recognize=recognize,
     presets=Path(__file__).with_name("presets.yaml"),
-    columns=COLUMNS,
+    columns=Verl.columns,
     layouts=(LAYOUT,),
     classes={CLASS: keys_of},
     factory=factory_keys,

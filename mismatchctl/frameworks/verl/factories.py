@@ -21,16 +21,14 @@ class Factory:
     keys: Callable[[Mapping[str, Any]], Keys]
 
 
-def _is(level: str, more: Keys | None = None) -> Factory:
-    return Factory(
-        {"threshold": 2.0},
-        lambda given: (
-            {"rollout_is": level, "rollout_is_threshold": given["threshold"], "rollout_rs": None} | (more or {})
-        ),
-    )
+def _is(level: str, **more: Any) -> Factory:
+    def keys(given: Mapping[str, Any]) -> Keys:
+        return {"rollout_is": level, "rollout_is_threshold": given["threshold"], "rollout_rs": None, **more}
+
+    return Factory({"threshold": 2.0}, keys)
 
 
-def _ratio_rs(is_level: str | None, level: str, defaults: Keys, more: Keys | None = None) -> Factory:
+def _ratio_rs(is_level: str | None, level: str, defaults: Keys, **more: Any) -> Factory:
     """Rejection by the ratio, until 2026."""
 
     def keys(given: Mapping[str, Any]) -> Keys:
@@ -41,47 +39,41 @@ def _ratio_rs(is_level: str | None, level: str, defaults: Keys, more: Keys | Non
             said["rollout_is_threshold"] = given.get("is_threshold", given.get("threshold"))
         if "veto_threshold" in given:
             said["rollout_token_veto_threshold"] = given["veto_threshold"]
-        return said | (more or {})
+        return said | more
 
     return Factory(defaults, keys)
 
 
-def _option_rs(is_level: str | None, option: str, threshold: Any, more: Keys | None = None) -> Factory:
+def _option_rs(is_level: str | None, option: str, threshold: Any, **more: Any) -> Factory:
     """Rejection by an estimator, since 2026."""
 
     def keys(given: Mapping[str, Any]) -> Keys:
         said: Keys = {"rollout_is": is_level, "rollout_rs": option, "rollout_rs_threshold": given["rs_threshold"]}
-        return said | ({"rollout_is_threshold": given["is_threshold"]} if is_level else {}) | (more or {})
+        return said | ({"rollout_is_threshold": given["is_threshold"]} if is_level else {}) | more
 
     return Factory({"rs_threshold": threshold} | ({"is_threshold": 2.0} if is_level else {}), keys)
 
 
-def _icepop(more: Keys | None = None) -> Factory:
-    return Factory(
-        {"threshold": 5.0, "threshold_lower": 0.5},
-        lambda given: (
-            {
-                "rollout_is": "token",
-                "rollout_is_threshold": f"{given['threshold_lower']}_{given['threshold']}",
-                "rollout_rs": None,
-            }
-            | (more or {})
-        ),
-    )
+def _icepop(**more: Any) -> Factory:
+    def keys(given: Mapping[str, Any]) -> Keys:
+        threshold = f"{given['threshold_lower']}_{given['threshold']}"
+        return {"rollout_is": "token", "rollout_is_threshold": threshold, "rollout_rs": None, **more}
+
+    return Factory({"threshold": 5.0, "threshold_lower": 0.5}, keys)
 
 
-def _bare(more: Keys | None = None) -> Factory:
-    return Factory({}, lambda given: {"rollout_is": None, "rollout_rs": None} | (more or {}))
+def _bare(**more: Any) -> Factory:
+    return Factory({}, lambda given: {"rollout_is": None, "rollout_rs": None, **more})
 
 
 _VETO = {"rs_threshold": 1.001, "rs_threshold_lower": None, "veto_threshold": 1e-4}
 _BOTH = {"is_threshold": 2.0, "rs_threshold": 2.0, "rs_threshold_lower": None}
-_OLD_PPO = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
-_OLD_PURE = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
-_PPO = {"bypass_mode": True, "use_policy_gradient": False}
-_PURE = {"bypass_mode": True, "use_policy_gradient": True}
-_CLIP = {"bypass_mode": True, "loss_type": "ppo_clip"}
-_REINFORCE = {"bypass_mode": True, "loss_type": "reinforce"}
+_OLD_PPO: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": False}
+_OLD_PURE: Keys = {"bypass_old_logprob_for_rollout": True, "use_pure_rollout_correction": True}
+_PPO: Keys = {"bypass_mode": True, "use_policy_gradient": False}
+_PURE: Keys = {"bypass_mode": True, "use_policy_gradient": True}
+_CLIP: Keys = {"bypass_mode": True, "loss_type": "ppo_clip"}
+_REINFORCE: Keys = {"bypass_mode": True, "loss_type": "reinforce"}
 _GEOMETRIC = "seq_mean_k1", "0.999_1.001"
 _K3 = "seq_mean_k3", 0.01
 
@@ -97,14 +89,14 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "decoupled_k3_rs": _option_rs(None, *_K3),
         "decoupled_k3_rs_seq_tis": _option_rs("sequence", *_K3),
         "decoupled_k3_rs_token_tis": _option_rs("token", *_K3),
-        "bypass_ppo_clip": _bare(_CLIP),
-        "bypass_ppo_clip_geo_rs": _option_rs(None, *_GEOMETRIC, _CLIP),
-        "bypass_ppo_clip_k3_rs": _option_rs(None, *_K3, _CLIP),
-        "bypass_pg_is": _is("sequence", _REINFORCE),
-        "bypass_pg_token_icepop": _icepop(_REINFORCE),
-        "bypass_pg_geo_rs": _option_rs(None, *_GEOMETRIC, _REINFORCE),
-        "bypass_pg_geo_rs_seq_tis": _option_rs("sequence", *_GEOMETRIC, _REINFORCE),
-        "bypass_pg_geo_rs_token_tis": _option_rs("token", *_GEOMETRIC, _REINFORCE),
+        "bypass_ppo_clip": _bare(**_CLIP),
+        "bypass_ppo_clip_geo_rs": _option_rs(None, *_GEOMETRIC, **_CLIP),
+        "bypass_ppo_clip_k3_rs": _option_rs(None, *_K3, **_CLIP),
+        "bypass_pg_is": _is("sequence", **_REINFORCE),
+        "bypass_pg_token_icepop": _icepop(**_REINFORCE),
+        "bypass_pg_geo_rs": _option_rs(None, *_GEOMETRIC, **_REINFORCE),
+        "bypass_pg_geo_rs_seq_tis": _option_rs("sequence", *_GEOMETRIC, **_REINFORCE),
+        "bypass_pg_geo_rs_token_tis": _option_rs("token", *_GEOMETRIC, **_REINFORCE),
         "disabled": _bare(),
     },
     "2025-11-25": {
@@ -112,9 +104,9 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "decoupled_seq_is": _is("sequence"),
         "decoupled_seq_is_rs": _ratio_rs("sequence", "sequence", _BOTH),
         "decoupled_geo_rs": _ratio_rs(None, "geometric", _VETO),
-        "ppo_is_bypass": _is("token", _PPO),
-        "pg_is": _is("sequence", _PURE),
-        "pg_rs": _ratio_rs(None, "geometric", _VETO, _PURE),
+        "ppo_is_bypass": _is("token", **_PPO),
+        "pg_is": _is("sequence", **_PURE),
+        "pg_rs": _ratio_rs(None, "geometric", _VETO, **_PURE),
         "disabled": _bare(),
     },
     "2025-11-07": {
@@ -125,8 +117,8 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "seq_mis": _ratio_rs("sequence", "sequence", {"threshold": 2.0}),
         "geo_rs": _ratio_rs(None, "geometric", _VETO),
         "geo_mis": _ratio_rs(None, "geometric", _VETO | {"rs_threshold_lower": 0.999}),
-        "ppo_is_bypass": _is("token", _OLD_PPO),
-        "pure_is": _is("sequence", _OLD_PURE),
+        "ppo_is_bypass": _is("token", **_OLD_PPO),
+        "pure_is": _is("sequence", **_OLD_PURE),
         "disabled": _bare(),
     },
 }

@@ -18,7 +18,6 @@ from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
 from mismatchctl.frameworks.verl import dialect, losses
 from mismatchctl.frameworks.verl import plan as planning
-from mismatchctl.frameworks.verl.columns import COLUMNS
 from mismatchctl.frameworks.verl.debug import debug_metrics
 from mismatchctl.frameworks.verl.helper import Computed, compute_correction, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.keys import unread
@@ -35,6 +34,19 @@ class Verl(Framework):
     """verl's rollout correction (volcengine/verl) at one of `VERSIONS`."""
 
     name = "verl"
+    columns = {
+        # In bypass mode verl fills it with a copy of the rollout's log-probs: all tokens are then bit-identical.
+        "old_log_probs": "train_log_probs",
+        "old_log_prob": "train_log_probs",
+        "ref_log_prob": "ref_log_probs",
+        # Since 2026 the mask as it was before rejection; response_mask, where both exist, is the one after it.
+        "loss_mask": "response_mask",
+        "uid": "prompt_id",  # one per prompt, repeated for each of its responses
+        "global_step": "step",
+        "global_steps": "step",
+    }
+    """Left out: `log_probs`, the current policy here and the recomputation in slime; `responses`, token ids or text;
+    `score`, the reward here and a grader's mark elsewhere."""
 
     def __init__(self, version: Version) -> None:
         self.about = version
@@ -93,7 +105,7 @@ class Verl(Framework):
         """
         if reducer is not None:
             raise ConfigError(f"verl has one reducer: {reducer!r} is not of verl")
-        step, plan = Step.read(table, dtype, COLUMNS), self._plan(correction)
+        step, plan = Step.read(table, dtype, self.columns), self._plan(correction)
         if plan.source == BYPASS and len(batches := step.micro_batches(micro_batch_size)) > 1:
             return self._by_micro_batches(step, plan, batches)
         return self._replay(step, plan)
@@ -104,7 +116,7 @@ class Verl(Framework):
         `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
         """
         chosen = losses.Options.read(options, self.about)
-        step = Step.read(table, chosen.dtype, COLUMNS)
+        step = Step.read(table, chosen.dtype, self.columns)
         plan = self._plan(correction)
         with np.errstate(over="ignore", invalid="ignore"):
             return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
@@ -146,7 +158,7 @@ class Verl(Framework):
         Raises:
             DataError: no token is valid, which stops verl until 2026.
         """
-        step = Step.read(table, dtype, COLUMNS)
+        step = Step.read(table, dtype, self.columns)
         if not step.segments.tokens and self.about.dialect != "estimator":
             raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
         return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
@@ -157,7 +169,7 @@ class Verl(Framework):
 
     def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
-        sample = _sample(Step.read(table, dtype, COLUMNS), "current_log_probs")
+        sample = _sample(Step.read(table, dtype, self.columns), "current_log_probs")
         return compute(*off_policy(sample, self.about))
 
     def _replay(self, step: Step, plan: Plan) -> Replay:
