@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner, Result
 
-from mismatchctl.cli.figures import check_folder
+from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 
@@ -167,7 +167,7 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
         done = run(*words, "--force")
         assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
         assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
-    check_folder(dump / "figures", [dump])
+    FigureFlags(dump / "figures").check([dump])
     assert run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html").exit_code == 0
     assert run("analyze", dump, "-q").exit_code == 0, "what was written there is not read"
 

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, print_json, progress_bar, signed, write
+from mismatchctl.cli.output import (
+    check_places,
+    json_text,
+    or_stdout,
+    outputs,
+    page_files,
+    print_or_show,
+    progress_bar,
+    signed,
+    write,
+)
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice
@@ -59,8 +69,7 @@ def advise(
     from mismatchctl.advise import advise as run
 
     limits = Limits(_share(max_rejection), min_ess, no_rejection, parse_fixed(fixed or []))
-    chosen = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
-    yours = chosen_corrections([], RuleFlags(), config, quiet=quiet) if config else []
+    chosen, yours = chosen_corrections(correction, quiet=quiet), chosen_corrections(None, config, quiet=quiet)
     with progress_bar(quiet) as progress:
         found = run(
             paths,
@@ -72,30 +81,13 @@ def advise(
             rename=renamed(column),
             progress=progress,
         )
-    _write(found, output, html, quiet)
-    if json:
-        print_json(_as_json(found))
-    elif not quiet:
-        from mismatchctl.render.pages.advise import document
-        from mismatchctl.render.to.terminal import show
+    from mismatchctl.render.pages.advise import document
 
-        show(document(found), console())
-
-
-def _write(found: dict[str, Advice], output: Path | None, html: Path | None, quiet: bool) -> None:
-    files = []
-    if output is not None:
-        import json as format_
-
-        text = format_.dumps(_as_json(found), indent=2, ensure_ascii=False, allow_nan=False)
-        files.append((output, f"{text}\n".encode()))
-    if html is not None:
-        from mismatchctl.render.pages.advise import document
-        from mismatchctl.render.to import html as page
-
-        files.append((html, page.html(document(found)).encode()))
     with outputs(quiet):
-        write(files)
+        if output is not None:
+            write([(output, json_text(_as_json(found)).encode())])
+        write(page_files(lambda: document(found), html))
+    print_or_show(_as_json(found), lambda: document(found), as_json=json, quiet=quiet)
 
 
 def _as_json(found: dict[str, Advice]) -> dict[str, Any]:

@@ -5,66 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli.corrections import Bound, Level, Normalize, RuleFlags, chosen_corrections, replaying
-from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
-from mismatchctl.cli.flags import (
-    OUTPUTS,
-    Address,
-    By,
-    Cache,
-    Columns,
-    Configs,
-    Corrections,
-    EngineChoice,
-    EngineName,
-    Force,
-    Html,
-    Markdown,
-    MemoryLimit,
-    MicroBatch,
-    OnBad,
-    OnBadRows,
-    Open,
-    Paths,
-    Quiet,
-    Threads,
-    chosen_engine,
-    renamed,
+from mismatchctl.cli import flags
+from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
+from mismatchctl.cli.figures import FigureFlags
+from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.groups import flat
+from mismatchctl.cli.output import (
+    check_places,
+    open_page,
+    or_printed,
+    or_stdout,
+    outputs,
+    page_files,
+    print_markdown,
+    progress_bar,
+    say,
+    show,
+    warn,
+    write,
 )
-from mismatchctl.cli.output import check_places, console, open_page, or_stdout, outputs, progress_bar, say, write
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mismatchctl.render.document import Document
+    from mismatchctl.render.figures.figure import Figure
     from mismatchctl.result import Result
 
 
-class Dtype(str, Enum):
-    """What a framework computed in."""
-
-    float64 = "float64"
-    float32 = "float32"
-
-
-class Device(str, Enum):
-    """What does the arithmetic over tokens."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Reducer(str, Enum):
-    """How a framework sums up a step, where it has a choice."""
-
-    sample_mean = "sample_mean"
-    token_mean = "token_mean"
-
-
-class Kl(str, Enum):
+class Kl(str, Enum):  # typer takes no list of a Literal
     """Estimators of the KL to the reference policy."""
 
     k1 = "k1"
@@ -83,7 +55,6 @@ class LossAgg(str, Enum):
 
 Objectives = tuple[Sequence[str], Sequence[str]]
 """Estimators of the KL, and aggregations of losses, that are asked for."""
-_RULE = "One more correction, from flags"
 
 FrameworkName = Annotated[
     str,
@@ -92,9 +63,12 @@ FrameworkName = Annotated[
         help="Replay what it logs, a step in memory at a time; read --config as its: NAME or NAME@VERSION.",
     ),
 ]
-ReplayDtype = Annotated[Dtype, typer.Option(help="What that framework computed in; ties fall as they fell there.")]
+ReplayDtype = Annotated[
+    Literal["float64", "float32"], typer.Option(help="What that framework computed in; ties fall as they fell there.")
+]
 ReplayReducer = Annotated[
-    Reducer | None, typer.Option("--reducer", help="How the framework sums up a step, where it has a choice.")
+    Literal["sample_mean", "token_mean"] | None,
+    typer.Option("--reducer", help="How the framework sums up a step, where it has a choice."),
 ]
 Against = Annotated[
     Path | None,
@@ -113,7 +87,7 @@ LossAggs = Annotated[
     typer.Option("--loss-agg", help="Show each correction's loss, and --kl, under this aggregation; repeat."),
 ]
 OnDevice = Annotated[
-    Device,
+    Literal["auto", "cpu", "cuda"],
     typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
 ]
 ToJson = Annotated[
@@ -147,28 +121,16 @@ Advise = Annotated[
     bool, typer.Option("--advise", help="Ask for a correction with its price, too: reads the dump twice more.")
 ]
 
-IsLevel = Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)]
-IsThreshold = Annotated[float | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_RULE)]
-IsLower = Annotated[float | None, typer.Option(help="Lower bound of weights.", rich_help_panel=_RULE)]
-IsMode = Annotated[
-    Bound | None, typer.Option(help="Weights outside: truncate above, clip, or zero.", rich_help_panel=_RULE)
-]
-Normalized = Annotated[Normalize, typer.Option(help="Divide weights by their mean.", rich_help_panel=_RULE)]
-RsLevel = Annotated[Level | None, typer.Option(help="Reject by the ratio at this level.", rich_help_panel=_RULE)]
-RsLower = Annotated[float | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_RULE)]
-RsUpper = Annotated[float | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_RULE)]
-Veto = Annotated[
-    float | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_RULE)
-]
 
-
+@flat
 def analyze(
-    paths: Paths,
-    correction: Corrections = None,
-    config: Configs = None,
+    *,
+    paths: flags.Paths,
+    correction: flags.Corrections = None,
+    config: flags.Configs = None,
     framework: FrameworkName = "",
-    micro_batch_size: MicroBatch = None,
-    replay_dtype: ReplayDtype = Dtype.float64,
+    micro_batch_size: flags.MicroBatch = None,
+    replay_dtype: ReplayDtype = "float64",
     reducer: ReplayReducer = None,
     against: Against = None,
     loss: Losses = None,
@@ -176,104 +138,91 @@ def analyze(
     advise: Advise = False,
     kl: KlKinds = None,
     loss_agg: LossAggs = None,
-    by: By = None,
-    column: Columns = None,
-    on_bad: OnBadRows = OnBad.error,
-    threads: Threads = None,
-    device: OnDevice = Device.auto,
-    memory_limit: MemoryLimit = None,
-    engine: EngineChoice = EngineName.local,
-    address: Address = None,
-    cache: Cache = None,
-    quiet: Quiet = False,
+    by: flags.By = None,
+    column: flags.Columns = None,
+    on_bad: flags.OnBadRows = "error",
+    engine: flags.EngineFlags,
+    device: OnDevice = "auto",
+    quiet: flags.Quiet = False,
     verbose: Verbose = False,
     json: ToJson = False,
     output: Output = None,
-    html: Html = None,
-    markdown: Markdown = None,
-    open_: Open = False,
+    html: flags.Html = None,
+    markdown: flags.Markdown = None,
+    open_: flags.Open = False,
     sequences: Sequences = None,
     join: Join = None,
-    figures: FigureFolder = None,
-    figure_format: FigureFormat = Picture.svg,
+    figures: FigureFlags,
     tokens: Tokens = None,
     browse: Browse = None,
     tokenizer: Tokenizer = None,
-    force: Force = False,
-    is_level: IsLevel = None,
-    is_threshold: IsThreshold = None,
-    is_lower: IsLower = None,
-    is_mode: IsMode = None,
-    normalize: Normalized = Normalize.none,
-    rs_level: RsLevel = None,
-    rs_lower: RsLower = None,
-    rs_upper: RsUpper = None,
-    veto: Veto = None,
+    force: flags.Force = False,
+    rule: RuleFlags,
 ) -> None:
     """Measure the mismatch of dumps and what corrections would do, in one pass."""
     output, json = or_stdout(output, json)
-    if not framework and (reducer or replay_dtype is not Dtype.float64):
+    if not framework and (reducer or replay_dtype != "float64"):
         raise ConfigError("--replay-dtype and --reducer say how --framework is replayed: name one")
     if tokens is None and (browse or tokenizer):
         raise ConfigError("--browse and --tokenizer say what --tokens shows: name its page")
-    text = None if str(markdown) == "-" else markdown
-    if json and markdown is not None and text is None:
-        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+    markdown, printed = or_printed(markdown, json)
     read = [*paths, *(config or []), against, join, baseline]
-    check_places(output, html, text, sequences, tokens, force=force, inputs=read)
-    check_folder(figures, read)
+    check_places(output, html, markdown, sequences, tokens, force=force, inputs=read)
+    figures.check(read)
     page = open_page(html, wanted=open_)
-    rule = RuleFlags(is_level, is_threshold, is_lower, is_mode, normalize, rs_level, rs_lower, rs_upper, veto)
-    chosen = chosen_corrections(correction or [], rule, config or [], framework, quiet=quiet)
+    chosen = chosen_corrections(correction, config, rule, framework, quiet=quiet)
 
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
     from mismatchctl.analyze.against import read_log
+    from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
     from mismatchctl.result import read_result
 
     log = None if against is None else read_log(against)
     accepted = None if baseline is None else (str(baseline), read_result(baseline))
-    where = chosen_engine(threads, memory_limit, engine, address, cache)
+    where = engine.chosen()
     with outputs(quiet):
         with progress_bar(quiet) as progress:
             result = run(
                 paths,
-                chosen,
-                rename=renamed(column),
+                chosen or [preset(name) for name in DEFAULT_CORRECTIONS],
+                rename=flags.renamed(column),
                 by=by or [],
-                on_bad=on_bad.value,
+                on_bad=on_bad,
                 engine=where,
                 progress=progress,
                 sequences=sequences,
                 join=join,
                 framework=replaying(framework, config or []),
                 micro_batch_size=micro_batch_size,
-                replay=ReplayOptions(micro_batch_size, replay_dtype.value, None if reducer is None else reducer.value),
+                replay=ReplayOptions(micro_batch_size, replay_dtype, reducer),
                 log=log,
-                device=device.value,
+                device=device,
                 losses=loss or [],
                 baseline=accepted,
             )
         if advise:
-            _advise(result, paths, renamed(column), quiet)
+            _advise(result, paths, flags.renamed(column), quiet)
         if verbose:
             _explain(result)
         kinds, aggregations = [each.value for each in kl or ()], [each.value for each in loss_agg or ()]
         if kinds or aggregations:
             _require_objectives(result, kinds, aggregations)
-        _write(result, output, html, text, (kinds, aggregations))
-        if figures is not None:
-            from mismatchctl.render.figures.export import figures_of_result
-
-            write_figures(figures_of_result(result), figures, figure_format, force=force)
+        objectives = kinds, aggregations
+        write(page_files(lambda: _page(result, objectives), html))
+        write(page_files(lambda: _page(result), None, markdown))
+        if output is not None:
+            write([(output, result.to_json().encode())])
+        figures.write(lambda: _figures(result), force=force)
         if tokens is not None:
-            _write_tokens(tokens, result, paths, browse or [], tokenizer, renamed(column), on_bad)
+            _write_tokens(tokens, result, paths, browse or [], tokenizer, flags.renamed(column), on_bad)
     page()
-    asked = bool(correction or config or rule != RuleFlags())
-    if markdown is not None and text is None:
-        typer.echo(_markdown(result), nl=False)
-        return
-    _show(result, quiet, (kinds, aggregations), as_json=json, asked=asked)
+    if printed:
+        print_markdown(_page(result))
+    elif json:
+        _print(result, quiet, asked=bool(chosen))
+    elif not quiet:
+        show(_page(result, objectives))
 
 
 def _explain(result: Result) -> None:
@@ -292,11 +241,16 @@ def _advise(result: Result, paths: Sequence[str], rename: dict[str, str], quiet:
         answer_with(result, advise(paths, rename=rename, progress=progress))
 
 
-def _markdown(result: Result) -> str:
+def _page(result: Result, objectives: Objectives = ((), ())) -> Document:
     from mismatchctl.render.pages.analyze import document
-    from mismatchctl.render.to.markdown import markdown
 
-    return markdown(document(result))
+    return document(result, objectives)
+
+
+def _figures(result: Result) -> dict[str, Figure]:
+    from mismatchctl.render.figures.export import figures_of_result
+
+    return figures_of_result(result)
 
 
 def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequence[str]) -> None:
@@ -314,22 +268,6 @@ def _require_objectives(result: Result, kinds: Sequence[str], aggregations: Sequ
             raise ConfigError("--loss-agg needs the column current_log_probs (or --kl), which no file has")
 
 
-def _write(
-    result: Result, output: Path | None, html: Path | None, markdown: Path | None, objectives: Objectives
-) -> None:
-    files: list[tuple[Path, bytes]] = []
-    if html is not None:
-        from mismatchctl.render.pages.analyze import document
-        from mismatchctl.render.to import html as page
-
-        files.append((html, page.html(document(result, objectives)).encode()))
-    if markdown is not None:
-        files.append((markdown, _markdown(result).encode()))
-    if output is not None:
-        files.append((output, result.to_json().encode()))
-    write(files)
-
-
 def _write_tokens(
     place: Path,
     result: Result,
@@ -337,32 +275,21 @@ def _write_tokens(
     named: list[str],
     tokenizer: str | None,
     rename: dict[str, str],
-    on_bad: OnBad,
+    on_bad: flags.OnBad,
 ) -> None:
     """The page of tokens: the dump is read again where it holds the sequences, and swept once."""
     from mismatchctl.browse import browse, places_of
     from mismatchctl.render.token_page import render_tokens
 
     places = places_of(named, result)
-    found = browse(paths, places, result.corrections, rename=rename, vocabulary=tokenizer, on_bad=on_bad.value)
+    found = browse(paths, places, result.corrections, rename=rename, vocabulary=tokenizer, on_bad=on_bad)
     write([(place, render_tokens(found).encode())])
 
 
-def _show(result: Result, quiet: bool, objectives: Objectives, *, as_json: bool, asked: bool) -> None:
-    if as_json:
-        from mismatchctl.analyze.micro_batches import UNNAMED
-        from mismatchctl.result.notes import data_notes
+def _print(result: Result, quiet: bool, *, asked: bool) -> None:
+    """The Result itself, which is enough of corrections that nobody asked for; what else is to be known, on stderr."""
+    from mismatchctl.analyze.micro_batches import UNNAMED
+    from mismatchctl.result.notes import data_notes
 
-        # Of corrections that nobody asked for the Result itself is enough.
-        _warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
-        typer.echo(result.to_json(), nl=False)
-    elif not quiet:
-        from mismatchctl.render.pages.analyze import document
-        from mismatchctl.render.to.terminal import show
-
-        show(document(result, objectives), console())
-
-
-def _warn(sentences: Sequence[str], quiet: bool) -> None:
-    for sentence in sentences:
-        say(f"warning: {sentence}", quiet)
+    warn([note for note in data_notes(result) if asked or UNNAMED not in note], quiet)
+    typer.echo(result.to_json(), nl=False)

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_page
-from mismatchctl.cli.flags import (
-    OUTPUTS,
-    Address,
-    By,
-    Cache,
-    Columns,
-    Corrections,
-    EngineChoice,
-    EngineName,
-    Force,
-    MemoryLimit,
-    MicroBatch,
-    OnBad,
-    OnBadRows,
-    Quiet,
-    Threads,
-    chosen_engine,
-    renamed,
-)
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say, write
+from mismatchctl.cli import flags
+from mismatchctl.cli.corrections import chosen_corrections
+from mismatchctl.cli.figures import FigureFlags
+from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.groups import flat
+from mismatchctl.cli.output import check_places, or_stdout, outputs, progress_bar, show, warn, write
+
+if TYPE_CHECKING:
+    from mismatchctl.compare import Comparison
+    from mismatchctl.render.document import Document
 
 Paths = Annotated[
     list[str],
@@ -49,25 +37,22 @@ Output = Annotated[
 Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.", rich_help_panel=OUTPUTS)]
 
 
+@flat
 def compare(
+    *,
     paths: Paths,
-    correction: Corrections = None,
-    by: By = None,
-    column: Columns = None,
-    on_bad: OnBadRows = OnBad.error,
-    micro_batch_size: MicroBatch = None,
-    threads: Threads = None,
-    memory_limit: MemoryLimit = None,
-    engine: EngineChoice = EngineName.local,
-    address: Address = None,
-    cache: Cache = None,
-    quiet: Quiet = False,
+    correction: flags.Corrections = None,
+    by: flags.By = None,
+    column: flags.Columns = None,
+    on_bad: flags.OnBadRows = "error",
+    micro_batch_size: flags.MicroBatch = None,
+    engine: flags.EngineFlags,
+    quiet: flags.Quiet = False,
     json: ToJson = False,
     output: Output = None,
     html: Html = None,
-    figures: FigureFolder = None,
-    figure_format: FigureFormat = Picture.svg,
-    force: Force = False,
+    figures: FigureFlags,
+    force: flags.Force = False,
 ) -> None:
     """Hold runs against the first one: what changed, whether that is noise, and what carries it.
 
@@ -76,37 +61,35 @@ def compare(
     output, json = or_stdout(output, json)
     inputs = [*paths, *(path.rpartition("=")[2] for path in paths)]
     check_places(output, html, force=force, inputs=inputs)
-    check_folder(figures, inputs)
-
-    corrections = chosen_corrections(correction, RuleFlags(), quiet=quiet) if correction else []
+    figures.check(inputs)
+    corrections = chosen_corrections(correction, quiet=quiet)
 
     from mismatchctl.compare import compare as run
 
-    where = chosen_engine(threads, memory_limit, engine, address, cache)
+    where = engine.chosen()
     with progress_bar(quiet) as progress:
         found = run(
             paths,
             corrections=corrections,
-            rename=renamed(column),
+            rename=flags.renamed(column),
             by=by or [],
-            on_bad=on_bad.value,
+            on_bad=on_bad,
             micro_batch_size=micro_batch_size,
             engine=where,
             progress=progress,
         )
     with outputs(quiet):
-        if html is not None or figures is not None:
-            from mismatchctl.render.pages.compare import document
-
-            write_page(document(found), html, figures, figure_format, force=force)
+        figures.write_page(lambda: _page(found), html, force=force)
         if output is not None:
             write([(output, found.to_json().encode())])
     if json:
-        for warning in found.warnings:
-            say(f"warning: {warning}", quiet)
+        warn(found.warnings, quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        from mismatchctl.render.pages.compare import document
-        from mismatchctl.render.to.terminal import show
+        show(_page(found))
 
-        show(document(found), console())
+
+def _page(found: Comparison) -> Document:
+    from mismatchctl.render.pages.compare import document
+
+    return document(found)

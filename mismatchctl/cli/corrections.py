@@ -6,9 +6,10 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
 
 from mismatchctl.cli.output import say
 from mismatchctl.errors import ConfigError
@@ -18,43 +19,35 @@ if TYPE_CHECKING:
     from mismatchctl.frameworks import Framework
 
 
-class Level(str, Enum):
-    """Level of a weight or of a rejection."""
-
-    token = "token"
-    sequence = "sequence"
-    geometric = "geometric"
-
-
-class Bound(str, Enum):
-    """What a bound does to a weight outside it."""
-
-    truncate = "truncate"
-    clip = "clip"
-    zero = "zero"
-
-
-class Normalize(str, Enum):
-    """Mean that weights are divided by."""
-
-    none = "none"
-    token = "token"
-    sequence = "sequence"
+Level = Literal["token", "sequence", "geometric"]
+"""Of a weight or of a rejection."""
+_RULE = "One more correction, from flags"
 
 
 @dataclass(frozen=True)
 class RuleFlags:
     """The flags that spell one correction."""
 
-    is_level: Level | None = None
-    is_threshold: float | None = None
-    is_lower: float | None = None
-    is_mode: Bound | None = None
-    normalize: Normalize = Normalize.none
-    rs_level: Level | None = None
-    rs_lower: float | None = None
-    rs_upper: float | None = None
-    veto: float | None = None
+    is_level: Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)] = (
+        None
+    )
+    is_threshold: Annotated[float | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_RULE)] = None
+    is_lower: Annotated[float | None, typer.Option(help="Lower bound of weights.", rich_help_panel=_RULE)] = None
+    is_mode: Annotated[
+        Literal["truncate", "clip", "zero"] | None,
+        typer.Option(help="Weights outside: truncate above, clip, or zero.", rich_help_panel=_RULE),
+    ] = None
+    normalize: Annotated[
+        Literal["none", "token", "sequence"], typer.Option(help="Divide weights by their mean.", rich_help_panel=_RULE)
+    ] = "none"
+    rs_level: Annotated[
+        Level | None, typer.Option(help="Reject by the ratio at this level.", rich_help_panel=_RULE)
+    ] = None
+    rs_lower: Annotated[float | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_RULE)] = None
+    rs_upper: Annotated[float | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_RULE)] = None
+    veto: Annotated[
+        float | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_RULE)
+    ] = None
 
     def correction(self) -> Correction | None:
         """The correction called `flags`, if any of its flags was given.
@@ -75,26 +68,24 @@ class RuleFlags:
     def _weight(self) -> dict[str, Any] | None:
         bounds = self.is_threshold, self.is_lower
         if self.is_level is None:
-            if bounds != (None, None) or self.is_mode is not None or self.normalize is not Normalize.none:
+            if bounds != (None, None) or self.is_mode is not None or self.normalize != "none":
                 raise ConfigError("--is-threshold, --is-lower, --is-mode and --normalize need --is-level")
             return None
-        mode = self.is_mode or (Bound.truncate if self.is_lower is None else Bound.clip)
-        weight: dict[str, Any] = {"level": self.is_level.value, "normalize": self.normalize.value}
+        mode = self.is_mode or ("truncate" if self.is_lower is None else "clip")
+        weight: dict[str, Any] = {"level": self.is_level, "normalize": self.normalize}
         if bounds == (None, None):
             if self.is_mode is not None:
                 raise ConfigError("--is-mode needs a bound: --is-threshold, --is-lower")
             return weight
-        if mode is Bound.truncate and self.is_lower is not None:
+        if mode == "truncate" and self.is_lower is not None:
             raise ConfigError("--is-mode truncate has no lower bound: leave --is-lower out, or clip")
-        return weight | {
-            mode.value: self.is_threshold if mode is Bound.truncate else [self.is_lower, self.is_threshold]
-        }
+        return weight | {mode: self.is_threshold if mode == "truncate" else [self.is_lower, self.is_threshold]}
 
     def _rejection(self) -> list[dict[str, Any]]:
         keep = [self.rs_lower, self.rs_upper]
         if (self.rs_level is None) != (keep == [None, None]):
             raise ConfigError("rejection needs --rs-level, and --rs-lower or --rs-upper or both")
-        return [] if self.rs_level is None else [{"level": self.rs_level.value, "keep": keep}]
+        return [] if self.rs_level is None else [{"level": self.rs_level, "keep": keep}]
 
     def _veto(self) -> list[dict[str, Any]]:
         if self.veto is None:
@@ -105,32 +96,34 @@ class RuleFlags:
 
 
 def chosen_corrections(
-    named: Iterable[str], flags: RuleFlags, configs: Iterable[str] = (), framework: str = "", *, quiet: bool = False
+    named: Iterable[str] | None,
+    configs: Iterable[str] | None = None,
+    flags: RuleFlags = RuleFlags(),
+    framework: str = "",
+    *,
+    quiet: bool = False,
 ) -> list[Correction]:
-    """The corrections to compare: those named, those of configuration files, the one from flags; or the default ones.
+    """The corrections that are asked for: those named, those of configuration files, the one from flags.
 
     Args:
         named: presets, files, YAML mappings.
-        flags: those that spell one correction.
         configs: files in a framework's own keys.
+        flags: those that spell one correction.
         framework: whose keys; empty: as each file tells.
         quiet: do not say what each file told.
 
     Raises:
         ConfigError: something is named that is no preset, no file and no mapping, or that is wrong in itself.
     """
-    from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
-
     found: list[Correction] = []
-    for text in named:
+    for text in named or ():
         found += (
             _inline(text, {item.name for item in found}) if text.lstrip().startswith("{") else named_corrections(text)
         )
-    for path in configs:
+    for path in configs or ():
         found += _configured(path, framework, quiet)
     own = flags.correction()
-    found += [] if own is None else [own]
-    return found or [preset(name) for name in DEFAULT_CORRECTIONS]
+    return found if own is None else [*found, own]
 
 
 def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:

@@ -7,36 +7,27 @@ from typing import Annotated
 
 import typer
 
-from mismatchctl.cli.flags import (
-    Address,
-    Cache,
-    Columns,
-    EngineChoice,
-    EngineName,
-    Force,
-    Html,
-    Json,
-    MemoryLimit,
-    Quiet,
-    Threads,
-    chosen_engine,
-    renamed,
-)
+from mismatchctl.cli import flags
+from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import (
     check_places,
-    console,
+    json_text,
     or_stdout,
     outputs,
+    page_files,
     print_json,
     progress_bar,
-    say,
+    show,
     signed,
+    warn,
     write,
 )
 from mismatchctl.numbers import counted
 
 
+@flat
 def diagnose(
+    *,
     paths: Annotated[
         list[str], typer.Argument(help="Dumps: files, folders, globs. Each is a run.", show_default=False)
     ],
@@ -48,18 +39,14 @@ def diagnose(
         list[str] | None,
         typer.Option(help="A report of a layer-wise comparator, or a folder; repeat."),
     ] = None,
-    column: Columns = None,
-    threads: Threads = None,
-    memory_limit: MemoryLimit = None,
-    engine: EngineChoice = EngineName.local,
-    address: Address = None,
-    cache: Cache = None,
-    json: Json = False,
+    column: flags.Columns = None,
+    engine: flags.EngineFlags,
+    json: flags.Json = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write findings (JSON); - is stdout.")] = None,
-    html: Html = None,
-    force: Force = False,
+    html: flags.Html = None,
+    force: flags.Force = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="All of each finding, with its evidence.")] = False,
-    quiet: Quiet = False,
+    quiet: flags.Quiet = False,
 ) -> None:
     """What causes the mismatch: findings with their evidence, strongest first, and what to do.
 
@@ -73,30 +60,19 @@ def diagnose(
     from mismatchctl.frameworks.layers import read_layers
 
     reports = [report for path in layers or [] for report in read_layers(path)]
-    where = chosen_engine(threads, memory_limit, engine, address, cache)
+    where = engine.chosen()
     with progress_bar(quiet) as progress:
-        found = run(paths, rename=renamed(column), by=by or [], progress=progress, engine=where)
-    for warning in found.warnings:
-        say(f"warning: {warning}", quiet)
-    for (file, reason), count in found.problems.counts.items():
-        say(f"warning: left out of {file}: {counted(count, 'sequence')}, {reason}", quiet)
+        found = run(paths, rename=flags.renamed(column), by=by or [], progress=progress, engine=where)
+    left_out = found.problems.counts.items()
+    warn(found.warnings, quiet)
+    warn((f"left out of {file}: {counted(count, 'sequence')}, {reason}" for (file, reason), count in left_out), quiet)
     from mismatchctl.render.pages.diagnose import document
 
-    files: list[tuple[Path, bytes]] = []
-    if output is not None:
-        import json as format_
-
-        text = format_.dumps(signed(as_json(found, reports)), indent=2, ensure_ascii=False, allow_nan=False)
-        files.append((output, f"{text}\n".encode()))
-    if html is not None:
-        from mismatchctl.render.to import html as page
-
-        files.append((html, page.html(document(found, reports)).encode()))
     with outputs(quiet):
-        write(files)
+        if output is not None:
+            write([(output, json_text(signed(as_json(found, reports))).encode())])
+        write(page_files(lambda: document(found, reports), html))
     if json:
         print_json(signed(as_json(found, reports)))
     elif not quiet:
-        from mismatchctl.render.to.terminal import show
-
-        show(document(found, reports, told=verbose), console(), whole=verbose)
+        show(document(found, reports, told=verbose), whole=verbose)

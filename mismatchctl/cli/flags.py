@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -16,20 +16,8 @@ if TYPE_CHECKING:
     from mismatchctl.engines import Engine
 
 
-class OnBad(str, Enum):
-    """What to do with bad rows and files."""
-
-    error = "error"
-    skip = "skip"
-
-
-class EngineName(str, Enum):
-    """Where units are read."""
-
-    local = "local"
-    ray = "ray"
-
-
+OnBad = Literal["error", "skip"]
+"""What to do with bad rows and files."""
 OUTPUTS = "Outputs"
 """The panel of help that says where things go."""
 RUNNING = "How it runs"
@@ -50,16 +38,6 @@ Configs = Annotated[
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, help="Units read at once; default: all processors.", rich_help_panel=RUNNING)
-]
-MemoryLimit = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.", rich_help_panel=RUNNING),
-]
-EngineChoice = Annotated[
-    EngineName, typer.Option("--engine", help="Threads here, or tasks on a Ray cluster.", rich_help_panel=RUNNING)
-]
-Address = Annotated[
-    str | None, typer.Option(help="The Ray cluster: auto is the one of this machine.", rich_help_panel=RUNNING)
 ]
 Cache = Annotated[
     Path | None,
@@ -83,33 +61,51 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but erro
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def chosen_engine(
-    threads: int | None, memory_limit: str | None, engine: EngineName, address: str | None, cache: Path | None
-) -> Engine:
-    """The engine that the flags spell.
+@dataclass(frozen=True)
+class EngineFlags:
+    """The flags that spell an engine."""
 
-    Raises:
-        ConfigError: flags that do not fit each other.
-    """
-    from mismatchctl.engines import Local
-    from mismatchctl.engines.memory import parse_size
+    threads: Threads = None
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.", rich_help_panel=RUNNING
+        ),
+    ] = None
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Threads here, or tasks on a Ray cluster.", rich_help_panel=RUNNING)
+    ] = "local"
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster: auto is the one of this machine.", rich_help_panel=RUNNING)
+    ] = None
+    cache: Cache = None
 
-    chosen: Engine
-    if engine is EngineName.ray:
-        if threads is not None or memory_limit is not None:
-            raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")
-        from mismatchctl.engines.ray import Ray
+    def chosen(self) -> Engine:
+        """The engine.
 
-        chosen = Ray(address)
-    elif address is not None:
-        raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
-    else:
-        chosen = Local(threads, None if memory_limit is None else parse_size(memory_limit))
-    if cache is None:
-        return chosen
-    from mismatchctl.engines.cache import Cached
+        Raises:
+            ConfigError: flags that do not fit each other.
+        """
+        engine = self._reads()
+        if self.cache is None:
+            return engine
+        from mismatchctl.engines.cache import Cached
 
-    return Cached(chosen, on_disk(cache))
+        return Cached(engine, on_disk(self.cache))
+
+    def _reads(self) -> Engine:
+        if self.engine == "ray":
+            if self.threads is not None or self.memory_limit is not None:
+                raise ConfigError("--threads and --memory-limit are of this process: leave them out with --engine ray")
+            from mismatchctl.engines.ray import Ray
+
+            return Ray(self.address)
+        if self.address is not None:
+            raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
+        from mismatchctl.engines import Local
+        from mismatchctl.engines.memory import parse_size
+
+        return Local(self.threads, None if self.memory_limit is None else parse_size(self.memory_limit))
 
 
 def renamed(columns: Sequence[str] | None) -> dict[str, str]:

@@ -5,44 +5,36 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
-from mismatchctl.cli.flags import (
-    OUTPUTS,
-    Address,
-    Cache,
-    Columns,
-    Corrections,
-    EngineChoice,
-    EngineName,
-    Html,
-    MemoryLimit,
-    MicroBatch,
-    Quiet,
-    Threads,
-    chosen_engine,
-    renamed,
+from mismatchctl.cli import flags
+from mismatchctl.cli.corrections import chosen_corrections
+from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.groups import flat
+from mismatchctl.cli.output import (
+    check_places,
+    or_printed,
+    outputs,
+    page_files,
+    print_json,
+    print_markdown,
+    print_or_show,
+    progress_bar,
+    say,
+    show,
+    warn,
+    write,
 )
-from mismatchctl.cli.output import check_places, console, outputs, print_json, progress_bar, say, write
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
-    from mismatchctl.gate import Need, Rule, Verdict
+    from mismatchctl.gate import Rule, Verdict
 
 
-class OnUndecided(str, Enum):
-    """What an undecided verdict does."""
-
-    fail = "fail"
-    warn = "warn"
-    passes = "pass"
-
-
+OnUndecided = Literal["fail", "warn", "pass"]
 _AGAINST = "What to compare with"
 
 Paths = Annotated[list[str], typer.Argument(help="A Result, or dumps: files, folders, globs.")]
@@ -91,23 +83,21 @@ Markdown = Annotated[Path | None, typer.Option(help="Write Markdown; - is stdout
 Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and baselines.", rich_help_panel=OUTPUTS)]
 
 
+@flat
 def gate(
+    *,
     paths: Paths,
     rule: Rules = None,
     expect_bitwise: Bitwise = False,
-    correction: Corrections = None,
-    column: Columns = None,
-    micro_batch_size: MicroBatch = None,
-    on_undecided: Undecided = OnUndecided.fail,
+    correction: flags.Corrections = None,
+    column: flags.Columns = None,
+    micro_batch_size: flags.MicroBatch = None,
+    on_undecided: Undecided = "fail",
     level: Level = 0.05,
     max_skipped: MaxSkipped = "1%",
     plan: Plan = None,
-    quiet: Quiet = False,
-    threads: Threads = None,
-    memory_limit: MemoryLimit = None,
-    engine: EngineChoice = EngineName.local,
-    address: Address = None,
-    cache: Cache = None,
+    quiet: flags.Quiet = False,
+    engine: flags.EngineFlags,
     baseline: Baseline = None,
     history: History = None,
     last: Last = 10,
@@ -118,19 +108,17 @@ def gate(
     json: ToJson = False,
     junit: JUnit = None,
     markdown: Markdown = None,
-    html: Html = None,
+    html: flags.Html = None,
     force: Force = False,
 ) -> None:
     """Did the mismatch get worse? Exit code 0: no. 3: yes, beyond noise. 4: cannot be judged."""
-    to_stdout = str(markdown) == "-"
-    if json and to_stdout:
-        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+    markdown, printed = or_printed(markdown, json)
     if accept and save_baseline is None:
         raise ConfigError("--accept needs --save-baseline: it says that what is saved was looked at")
-    if plan is not None and (save_baseline or junit or markdown or html):
+    if plan is not None and (save_baseline or junit or markdown or printed or html):
         raise ConfigError("--plan judges nothing: leave --save-baseline, --junit, --markdown and --html out")
     into_folder = save_baseline is not None and save_baseline.is_dir()
-    kept, shown = None if into_folder else save_baseline, (junit, None if to_stdout else markdown, html)
+    kept, shown = None if into_folder else save_baseline, (junit, markdown, html)
     before = None if baseline == kept else baseline  # a baseline may replace the one before it
     check_places(kept, *shown, force=force, inputs=[*paths, before], baseline=kept)
 
@@ -139,20 +127,23 @@ def gate(
 
     rules = _rules(rule or (), expect_bitwise)
     against = read_against(baseline, history, last, nights, fixed_tokens=fixed_tokens)
-    corrections = chosen_corrections(correction, RuleFlags()) if correction else []
+    corrections = chosen_corrections(correction)
     regression = None if plan is None else _share("--plan", plan, 1000, "name a rise such as 20%")
     most = _share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
-    where = chosen_engine(threads, memory_limit, engine, address, cache)
+    where = engine.chosen()
     with progress_bar(quiet) as progress:
         result = open_result(
-            paths, rules, corrections, rename=renamed(column), progress=progress, engine=where,
+            paths, rules, corrections, rename=flags.renamed(column), progress=progress, engine=where,
             micro_batch_size=micro_batch_size,
         )  # fmt: skip
     if regression is not None:
-        _show_plan(needs(result, rules, regression, against, level), quiet, json)
+        from mismatchctl.render.pages.gate import plan_document
+
+        found = needs(result, rules, regression, against, level)
+        data = [need.model_dump(mode="json") for need in found]
+        print_or_show(data, lambda: plan_document(found), as_json=json, quiet=quiet)
         return
-    for warning in result.warnings:
-        say(f"warning: {warning}", quiet)
+    warn(result.warnings, quiet)
     verdict = judge(result, rules, replace(against, accept=accept), level, most)
     with outputs(quiet):
         _write(verdict, junit, markdown, html)
@@ -164,7 +155,7 @@ def gate(
             else:
                 why = f"since the verdict is {verdict.outcome}; --accept saves it all the same"
                 say(f"{save_baseline}: not written, {why}")
-    _show(verdict, to_stdout, quiet=quiet, json=json)
+    _show(verdict, printed, quiet=quiet, json=json)
     raise typer.Exit(EXIT_OK if accept else _exit_code(verdict, on_undecided, quiet))
 
 
@@ -187,29 +178,13 @@ def _share(flag: str, text: str, most: float, remedy: str) -> float:
     return share
 
 
-def _show_plan(needs: list[Need], quiet: bool, json: bool) -> None:
-    if json:
-        print_json([need.model_dump(mode="json") for need in needs])
-    elif not quiet:
-        from mismatchctl.render.pages.gate import plan_document
-        from mismatchctl.render.to.terminal import show
-
-        show(plan_document(needs), console())
-
-
 def _write(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:
     from mismatchctl.render.pages.gate import document
     from mismatchctl.render.to import junit as xml
-    from mismatchctl.render.to.markdown import markdown as as_markdown
 
-    files = [] if junit is None else [(junit, xml.junit(verdict))]
-    if markdown is not None and str(markdown) != "-":
-        files.append((markdown, as_markdown(document(verdict)).encode()))
-    if html is not None:
-        from mismatchctl.render.to import html as page
-
-        files.append((html, page.html(document(verdict)).encode()))
-    write(files)
+    if junit is not None:
+        write([(junit, xml.junit(verdict))])
+    write(page_files(lambda: document(verdict), html, markdown))
 
 
 def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
@@ -217,19 +192,17 @@ def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> No
     from mismatchctl.render.pages.gate import document
     from mismatchctl.render.to.github import workflow_commands
     from mismatchctl.render.to.markdown import markdown
-    from mismatchctl.render.to.terminal import show
 
     page = document(verdict)
-    text = markdown(page)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
-        _append(Path(summary), text)
+        _append(Path(summary), markdown(page))
     if as_markdown:
-        typer.echo(text, nl=False)
+        print_markdown(page)
     elif json:
         print_json(verdict.model_dump(mode="json"))
     elif not quiet:
-        show(page, console())
+        show(page)
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in workflow_commands(verdict):
             typer.echo(line, err=json or as_markdown)
@@ -244,8 +217,8 @@ def _append(place: Path, text: str) -> None:
 
 
 def _exit_code(verdict: Verdict, on_undecided: OnUndecided, quiet: bool) -> int:
-    if verdict.outcome == "undecided" and on_undecided is not OnUndecided.fail:
-        if on_undecided is OnUndecided.warn:
+    if verdict.outcome == "undecided" and on_undecided != "fail":
+        if on_undecided == "warn":
             say("warning: undecided, let through by --on-undecided warn", quiet)
         return EXIT_OK
     return {"passed": EXIT_OK, "failed": EXIT_CHECK_FAILED, "undecided": EXIT_CANNOT_JUDGE}[verdict.outcome]

@@ -148,20 +148,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("analyze")(analyze.analyze)
-app.command("diagnose")(diagnose.diagnose)
-app.command("sweep")(sweep.sweep)
-app.command("advise")(advise.advise)
-app.command("compare")(compare.compare)
-app.command("gate")(gate.gate)
-app.command("watch")(watch.watch)
-app.command("score")(score.score)
-app.command("convert")(convert.convert)
-app.command("report")(report.report)
-app.command("schema")(schema.schema)
-app.command("metrics")(metrics.metrics)
-app.command("lint")(lint.lint)
-app.command("doctor")(doctor.doctor)
+for _verb in (
+    analyze.analyze,
+    diagnose.diagnose,
+    sweep.sweep,
+    advise.advise,
+    compare.compare,
+    gate.gate,
+    watch.watch,
+    score.score,
+    convert.convert,
+    report.report,
+    schema.schema,
+    metrics.metrics,
+    lint.lint,
+    doctor.doctor,
+):
+    app.command(_verb.__name__)(_verb)
 app.add_typer(presets.app, name="presets")
 
 

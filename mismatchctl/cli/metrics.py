@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Json
-from mismatchctl.cli.output import console, print_json
+from mismatchctl.cli.output import print_or_show
 from mismatchctl.errors import ConfigError
 
 
@@ -22,7 +22,6 @@ def metrics(
     from mismatchctl.frameworks import glossary
     from mismatchctl.frameworks.meanings import find_meanings
     from mismatchctl.render.pages import reference
-    from mismatchctl.render.to.terminal import show
 
     meanings = {} if name is None else find_meanings(name)
     try:
@@ -31,7 +30,8 @@ def metrics(
         if not meanings:
             raise
         found = {}
-    if json:
-        print_json([*glossary.metrics_data(found), *glossary.meanings_data(meanings)])
-    else:
-        show(reference.metrics(found) if name is None else reference.metric(found, meanings), console())
+    print_or_show(
+        [*glossary.metrics_data(found), *glossary.meanings_data(meanings)],
+        lambda: reference.metrics(found) if name is None else reference.metric(found, meanings),
+        as_json=json,
+    )

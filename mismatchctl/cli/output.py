@@ -75,6 +75,19 @@ def or_stdout(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
     return None, True
 
 
+def or_printed(markdown: Path | None, as_json: bool = False) -> tuple[Path | None, bool]:
+    """The file of `--markdown`, and whether Markdown goes to stdout: by `--markdown -`.
+
+    Raises:
+        ConfigError: JSON goes there.
+    """
+    if str(markdown) != "-":
+        return markdown, False
+    if as_json:
+        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+    return None, True
+
+
 def _reads(text: str, place: Path) -> bool:
     """Whether an argument names a file, as it is or by a pattern, or a folder in which it would be read."""
     for path in _named(text):
@@ -153,6 +166,20 @@ def write(files: Iterable[tuple[Path, bytes]]) -> None:
         write_atomically(place, content)
 
 
+def page_files(
+    page: Callable[[], Document], html: Path | None, markdown: Path | None = None
+) -> Iterator[tuple[Path, bytes]]:
+    """A document in the files that are asked for."""
+    if html is not None:
+        from mismatchctl.render.to import html as to
+
+        yield html, to.html(page()).encode()
+    if markdown is not None:
+        from mismatchctl.render.to.markdown import markdown as as_markdown
+
+        yield markdown, as_markdown(page()).encode()
+
+
 def open_page(html: Path | None, *, wanted: bool) -> Callable[[], None]:
     """What opens a page in the browser once it is written; nothing where that is not wanted.
 
@@ -189,11 +216,16 @@ def signed(data: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
     return {"format": version, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
-def print_json(data: Any) -> None:
-    """Print data as JSON on stdout."""
+def json_text(data: Any) -> str:
+    """Data as JSON, as files and stdout have it."""
     import json
 
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False))
+    return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON on stdout."""
+    typer.echo(json_text(data), nl=False)
 
 
 def print_or_show(data: Any, page: Callable[[], Document], *, as_json: bool, quiet: bool = False) -> None:
@@ -201,12 +233,30 @@ def print_or_show(data: Any, page: Callable[[], Document], *, as_json: bool, qui
     if as_json:
         print_json(data)
     elif not quiet:
-        from mismatchctl.render.to.terminal import show
-
-        show(page(), console())
+        show(page())
 
 
-def console() -> Console:
+def show(page: Document, *, whole: bool = False) -> None:
+    """Print a document as a person reads it; `whole` with the details of its cards, however long."""
+    from mismatchctl.render.to import terminal as to
+
+    to.show(page, _console(), whole=whole)
+
+
+def print_markdown(page: Document) -> None:
+    """Print a document as Markdown."""
+    from mismatchctl.render.to.markdown import markdown
+
+    typer.echo(markdown(page), nl=False)
+
+
+def warn(sentences: Iterable[str], quiet: bool) -> None:
+    """Say what a person has to know of what was printed for a machine."""
+    for sentence in sentences:
+        say(f"warning: {sentence}", quiet)
+
+
+def _console() -> Console:
     """The console of stdout: the terminal's width, `COLUMNS`, or 140 columns when piped."""
     from rich.console import Console
 

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_figures
+from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import OUTPUTS, Force, Html, Markdown, Open, Quiet
-from mismatchctl.cli.output import check_places, console, open_page, outputs, write
+from mismatchctl.cli.groups import flat
+from mismatchctl.cli.output import (
+    check_places,
+    open_page,
+    or_printed,
+    outputs,
+    page_files,
+    print_markdown,
+    show,
+    write,
+)
 
 if TYPE_CHECKING:
     from mismatchctl.render.figures.figure import Figure
@@ -20,7 +30,9 @@ Output = Annotated[
 ]
 
 
+@flat
 def report(
+    *,
     results: Annotated[
         list[Path],
         typer.Argument(help="What analyze, sweep, compare, advise or gate wrote as JSON.", show_default=False),
@@ -29,8 +41,7 @@ def report(
     html: Html = None,
     markdown: Markdown = None,
     open_: Open = False,
-    figures: FigureFolder = None,
-    figure_format: FigureFormat = Picture.svg,
+    figures: FigureFlags,
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
@@ -38,32 +49,23 @@ def report(
 
     With -o, all of them as one Result: runs side by side, and what other verbs found as its sections.
     """
-    to_stdout = str(markdown) == "-"
-    check_places(output, html, None if to_stdout else markdown, force=force, inputs=results)
-    check_folder(figures)
+    markdown, printed = or_printed(markdown)
+    check_places(output, html, markdown, force=force, inputs=results)
+    figures.check()
     page = open_page(html, wanted=open_)
     from mismatchctl.render.pages.combined import document, gather
-    from mismatchctl.render.to.markdown import markdown as as_markdown
 
     made = document(results)
-    files: list[tuple[Path, bytes]] = [] if output is None else [(output, gather(results).to_json().encode())]
-    if html is not None:
-        from mismatchctl.render.to import html as to
-
-        files.append((html, to.html(made).encode()))
-    if markdown is not None and not to_stdout:
-        files.append((markdown, as_markdown(made).encode()))
     with outputs(quiet):
-        write(files)
-        if figures is not None:
-            write_figures(_figures(results), figures, figure_format, force=force)
+        if output is not None:
+            write([(output, gather(results).to_json().encode())])
+        write(page_files(lambda: made, html, markdown))
+        figures.write(lambda: _figures(results), force=force)
     page()
-    if to_stdout:
-        typer.echo(as_markdown(made), nl=False)
+    if printed:
+        print_markdown(made)
     elif not quiet:
-        from mismatchctl.render.to.terminal import show
-
-        show(made, console())
+        show(made)
 
 
 def _figures(results: list[Path]) -> dict[str, Figure]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,11 +18,7 @@ if TYPE_CHECKING:
     from mismatchctl.score.checkpoint import Checkpoint
 
 
-class Precision(str, Enum):
-    """Of weights and products."""
-
-    float32 = "float32"
-    float64 = "float64"
+Precision = Literal["float32", "float64"]
 
 
 def score(
@@ -39,7 +34,7 @@ def score(
     replay: Annotated[
         Path | None, typer.Option(help="Write the sequences as JSON lines instead, to be scored elsewhere; no MODEL.")
     ] = None,
-    dtype: Annotated[Precision, typer.Option(help="Of weights and products.")] = Precision.float32,
+    dtype: Annotated[Precision, typer.Option(help="Of weights and products.")] = "float32",
     temperature: Annotated[float, typer.Option(help="Logits are divided by it, as the rollout's were.")] = 1.0,
     version: Annotated[
         int | None, typer.Option("--model-version", help="Weight version of MODEL, kept as reference_version.")
@@ -78,10 +73,10 @@ def score(
             raise ConfigError("score takes a checkpoint, one dump and a folder: mismatchctl score MODEL DUMPS -o OUT")
         if not 0 < temperature < float("inf"):
             raise ConfigError(f"--temperature {temperature}: must be above 0 and finite")
-        settings = Settings(fingerprint(Path(named[0])), dtype.value, temperature, version)
+        settings = Settings(fingerprint(Path(named[0])), dtype, temperature, version)
         with progress_bar(quiet, unit="sequences") as progress:
             scored = run(
-                named[1], on_disk(out), settings, _loader(Path(named[0]), dtype.value, device),
+                named[1], on_disk(out), settings, _loader(Path(named[0]), dtype, device),
                 choice=choice, force=force, progress=progress,
             )  # fmt: skip
         done, said = asdict(scored), _words(scored)
@@ -91,7 +86,7 @@ def score(
         say(f"wrote {replay or out}: {said}", quiet)
 
 
-def _loader(model: Path, dtype: Literal["float32", "float64"], device: str) -> Callable[[], Checkpoint]:
+def _loader(model: Path, dtype: Precision, device: str) -> Callable[[], Checkpoint]:
     def load() -> Checkpoint:
         from mismatchctl.score.checkpoint import Checkpoint
 

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mismatchctl.cli.corrections import Level, RuleFlags, chosen_corrections, named_corrections
-from mismatchctl.cli.figures import FigureFolder, FigureFormat, Picture, check_folder, write_page
-from mismatchctl.cli.flags import (
-    OUTPUTS,
-    Address,
-    By,
-    Cache,
-    Columns,
-    Configs,
-    Corrections,
-    EngineChoice,
-    EngineName,
-    Force,
-    MemoryLimit,
-    MicroBatch,
-    OnBad,
-    OnBadRows,
-    Paths,
-    Quiet,
-    Threads,
-    chosen_engine,
-    renamed,
-)
-from mismatchctl.cli.output import check_places, console, or_stdout, outputs, progress_bar, say
+from mismatchctl.cli import flags
+from mismatchctl.cli.corrections import Level, chosen_corrections, named_corrections
+from mismatchctl.cli.figures import FigureFlags
+from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.groups import flat
+from mismatchctl.cli.output import check_places, or_stdout, outputs, progress_bar, show, warn
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
+    from mismatchctl.render.document import Document
     from mismatchctl.sweep import Axis, Study, Sweep
     from mismatchctl.sweep.targets import Wish
 
@@ -82,52 +66,83 @@ AtLength = Annotated[
 AtStep = Annotated[
     float | None, typer.Option(help="Rejection so many steps after the last, as in +100.", rich_help_panel=_AHEAD)
 ]
-IsLevel = Annotated[Level, typer.Option(help="Level of the weights.", rich_help_panel=_SHORT)]
-IsThreshold = Annotated[str | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_SHORT)]
-RsLevel = Annotated[Level, typer.Option(help="Level of --rs-upper and --rs-lower.", rich_help_panel=_SHORT)]
-RsUpper = Annotated[str | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_SHORT)]
-RsLower = Annotated[str | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_SHORT)]
-Geo = Annotated[str | None, typer.Option(help="x: geometric mean ratio kept within 1/x and x.", rich_help_panel=_SHORT)]
-Veto = Annotated[
-    str | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_SHORT)
-]
 
 
+@dataclass(frozen=True)
+class Shortcuts:
+    """The flags that spell one correction; those with more than one value vary."""
+
+    is_level: Annotated[Level, typer.Option(help="Level of the weights.", rich_help_panel=_SHORT)] = "token"
+    is_threshold: Annotated[str | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_SHORT)] = None
+    rs_level: Annotated[Level, typer.Option(help="Level of --rs-upper and --rs-lower.", rich_help_panel=_SHORT)] = (
+        "sequence"
+    )
+    rs_upper: Annotated[str | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_SHORT)] = None
+    rs_lower: Annotated[str | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_SHORT)] = None
+    geo: Annotated[
+        str | None, typer.Option(help="x: geometric mean ratio kept within 1/x and x.", rich_help_panel=_SHORT)
+    ] = None
+    veto: Annotated[
+        str | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_SHORT)
+    ] = None
+
+    def studies(self) -> list[Study]:
+        """The study of that correction, if any of its bounds was given."""
+        from mismatchctl.correction import correction_from_mapping
+        from mismatchctl.sweep import Study
+        from mismatchctl.sweep.study import checked
+
+        weight: dict[str, Any] | None = None
+        gates: list[dict[str, Any]] = []
+        axes: list[Axis] = []
+        if self.is_threshold is not None:
+            weight = {"level": self.is_level, "truncate": 1.0}
+            axes.append(_numbers("weight.truncate", self.is_threshold, "--is-threshold"))
+        if self.rs_lower is not None or self.rs_upper is not None:
+            keep = [None, 1.0] if self.rs_lower is None else [0.0, None]
+            gates.append({"level": self.rs_level, "keep": keep})
+        if self.rs_lower is not None:
+            axes.append(_numbers("gates.0.keep.0", self.rs_lower, "--rs-lower"))
+        if self.rs_upper is not None:
+            axes.append(_numbers("gates.0.keep.1", self.rs_upper, "--rs-upper"))
+        if self.geo is not None:
+            gates.append({"level": "geometric", "keep": [0.5, 2.0]})
+            axes.append(_numbers(f"gates.{len(gates) - 1}.keep", self.geo, "--geo"))
+        if self.veto is not None:
+            gates.append({"level": "min", "keep": [1e-4, None], "clamp": "none"})
+            axes.append(_numbers(f"gates.{len(gates) - 1}.keep.0", self.veto, "--veto"))
+        if not axes:
+            return []
+        correction = correction_from_mapping({"name": "flags", "weight": weight, "gates": gates})
+        return [checked(Study(correction, tuple(axes)))]
+
+
+@flat
 def sweep(
-    paths: Paths,
-    correction: Corrections = None,
-    config: Configs = None,
+    *,
+    paths: flags.Paths,
+    correction: flags.Corrections = None,
+    config: flags.Configs = None,
     vary: Vary = None,
     study_file: StudyFile = None,
-    by: By = None,
-    column: Columns = None,
-    on_bad: OnBadRows = OnBad.error,
-    micro_batch_size: MicroBatch = None,
-    threads: Threads = None,
-    memory_limit: MemoryLimit = None,
-    engine: EngineChoice = EngineName.local,
-    address: Address = None,
-    cache: Cache = None,
-    quiet: Quiet = False,
+    by: flags.By = None,
+    column: flags.Columns = None,
+    on_bad: flags.OnBadRows = "error",
+    micro_batch_size: flags.MicroBatch = None,
+    engine: flags.EngineFlags,
+    quiet: flags.Quiet = False,
     json: ToJson = False,
     output: Output = None,
     html: Html = None,
-    figures: FigureFolder = None,
-    figure_format: FigureFormat = Picture.svg,
-    force: Force = False,
+    figures: FigureFlags,
+    force: flags.Force = False,
     pareto: Front = False,
     target_rejection: TargetRejection = None,
     target_ess: TargetEss = None,
     batch: Batch = None,
     at_length: AtLength = None,
     at_step: AtStep = None,
-    is_level: IsLevel = Level.token,
-    is_threshold: IsThreshold = None,
-    rs_level: RsLevel = Level.sequence,
-    rs_upper: RsUpper = None,
-    rs_lower: RsLower = None,
-    geo: Geo = None,
-    veto: Veto = None,
+    shortcuts: Shortcuts,
 ) -> None:
     """Draw what thresholds cost and give, all of them in one pass.
 
@@ -135,10 +150,8 @@ def sweep(
     """
     output, json = or_stdout(output, json)
     check_places(output, html, force=force, inputs=[*paths, *(config or []), study_file])
-    check_folder(figures, paths)
+    figures.check(paths)
     wishes = _wishes(target_rejection or [], target_ess or [])
-    flags = {"is_threshold": is_threshold, "rs_upper": rs_upper, "rs_lower": rs_lower, "geo": geo, "veto": veto}
-    named = {name: text for name, text in flags.items() if text is not None}
     if output is not None:
         from mismatchctl.sweep.export import check_suffix
 
@@ -146,20 +159,20 @@ def sweep(
     chosen = [
         *_varied(correction or [], config or [], vary or [], quiet),
         *([] if study_file is None else _from_file(study_file)),
-        *([_shortcut(named, is_level.value, rs_level.value)] if named else []),
+        *shortcuts.studies(),
     ]
 
     from mismatchctl.sweep import USUAL, Outlook
     from mismatchctl.sweep import sweep as run
 
-    where = chosen_engine(threads, memory_limit, engine, address, cache)
+    where = engine.chosen()
     with progress_bar(quiet) as progress:
         found = run(
             paths,
             chosen or USUAL,
-            rename=renamed(column),
+            rename=flags.renamed(column),
             by=by or [],
-            on_bad=on_bad.value,
+            on_bad=on_bad,
             engine=where,
             progress=progress,
             notice=lambda sentence: say(f"warning: {sentence}", quiet),
@@ -172,26 +185,21 @@ def sweep(
             from mismatchctl.sweep import export
 
             export.write(found, output)
-        if html is not None or figures is not None:
-            from mismatchctl.render.pages.sweep import document
-
-            write_page(document(found), html, figures, figure_format, force=force)
-    _show(found, quiet, as_json=json, front=pareto)
-
-
-def _show(found: Sweep, quiet: bool, *, as_json: bool, front: bool) -> None:
-    if as_json:
+        figures.write_page(lambda: _page(found), html, force=force)
+    if json:
         from mismatchctl.result.notes import left_out_notes
         from mismatchctl.sweep.export import to_json
 
-        for sentence in (*found.warnings, *left_out_notes(found.left_out)):
-            say(f"warning: {sentence}", quiet)
+        warn((*found.warnings, *left_out_notes(found.left_out)), quiet)
         typer.echo(to_json(found), nl=False)
     elif not quiet:
-        from mismatchctl.render.pages.sweep import document
-        from mismatchctl.render.to.terminal import show
+        show(_page(found, front=pareto))
 
-        show(document(found, front=front), console())
+
+def _page(found: Sweep, front: bool = False) -> Document:
+    from mismatchctl.render.pages.sweep import document
+
+    return document(found, front=front)
 
 
 def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:
@@ -204,7 +212,7 @@ def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], q
         raise ConfigError("nothing varies: say what, as in --vary weight.truncate=1.5:4:20")
     from mismatchctl.sweep import studies
 
-    return list(studies(chosen_corrections(named, RuleFlags(), configs, quiet=quiet), [_axis(text) for text in vary]))
+    return list(studies(chosen_corrections(named, configs, quiet=quiet), [_axis(text) for text in vary]))
 
 
 def _axis(text: str) -> Axis:
@@ -230,32 +238,6 @@ def _from_file(path: Path) -> list[Study]:
             raise ConfigError(f"{path}: {name} holds {len(found)} corrections; a study takes one")
         named[name] = found[0]
     return list(studies_from_mapping(data, named, str(path)))
-
-
-def _shortcut(flags: dict[str, str], is_level: str, rs_level: str) -> Study:
-    """The correction that the shortcuts spell; those with more than one value vary."""
-    from mismatchctl.correction import correction_from_mapping
-    from mismatchctl.sweep import Study
-    from mismatchctl.sweep.study import checked
-
-    weight, gates, axes = None, [], []
-    if "is_threshold" in flags:
-        weight = {"level": is_level, "truncate": 1.0}
-        axes.append(_numbers("weight.truncate", flags["is_threshold"], "--is-threshold"))
-    sides = [(index, name) for index, name in enumerate(("rs_lower", "rs_upper")) if name in flags]
-    if sides:
-        gates.append({"level": rs_level, "keep": [0.0 if "rs_lower" in flags else None, None]})
-        flag = {name: f"--{name.replace('_', '-')}" for _, name in sides}
-        axes += [_numbers(f"gates.0.keep.{index}", flags[name], flag[name]) for index, name in sides]
-    if "geo" in flags:
-        gates.append({"level": "geometric", "keep": [0.5, 2.0]})
-        axes.append(_numbers(f"gates.{len(gates) - 1}.keep", flags["geo"], "--geo"))
-    if "veto" in flags:
-        gates.append({"level": "min", "keep": [1e-4, None], "clamp": "none"})
-        axes.append(_numbers(f"gates.{len(gates) - 1}.keep.0", flags["veto"], "--veto"))
-    if "rs_upper" in flags and "rs_lower" not in flags:
-        gates[0] = {"level": rs_level, "keep": [None, 1.0]}
-    return checked(Study(correction_from_mapping({"name": "flags", "weight": weight, "gates": gates}), tuple(axes)))
 
 
 def _numbers(path: str, text: str, flag: str) -> Axis:

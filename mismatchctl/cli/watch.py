@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mismatchctl.cli.corrections import RuleFlags, chosen_corrections
+from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
-from mismatchctl.cli.output import check_places, on_disk, say, visible
+from mismatchctl.cli.output import check_places, on_disk, page_files, say, visible, write
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError
 
 if TYPE_CHECKING:
+    from mismatchctl.render.document import Document
     from mismatchctl.watch import Look
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -73,7 +75,7 @@ def watch(
 
     watched = Watch(
         paths,
-        chosen_corrections(correction, RuleFlags()) if correction else [],
+        chosen_corrections(correction),
         rules,
         read_against(baseline),
         renamed(column),
@@ -89,8 +91,7 @@ def watch(
             continue
         failed = _show(look, first, quiet)
         first = False
-        if html is not None:
-            _write(look, html)
+        write(page_files(partial(_page, look), html))
         fresh = [sentence for sentence in failed if sentence not in known]
         if failed and exec_ is None:
             raise typer.Exit(EXIT_CHECK_FAILED)
@@ -114,12 +115,10 @@ def _show(look: Look, first: bool, quiet: bool) -> list[str]:
     return failed
 
 
-def _write(look: Look, html: Path) -> None:
-    from mismatchctl.files import write_atomically
+def _page(look: Look) -> Document:
     from mismatchctl.render.pages.analyze import document
-    from mismatchctl.render.to import html as page
 
-    write_atomically(html, page.html(document(look.result)).encode())
+    return document(look.result)
 
 
 def _run(command: str, failed: list[str]) -> None:
