@@ -9,17 +9,8 @@ import typer
 
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed
-from mismatchctl.cli.output import (
-    check_places,
-    json_text,
-    or_stdout,
-    outputs,
-    page_files,
-    print_or_show,
-    progress_bar,
-    signed,
-    write,
-)
+from mismatchctl.cli.output import json_text, outputs, page_files, print_or_show, progress_bar, signed, write
+from mismatchctl.cli.places import check_places, or_stdout
 
 if TYPE_CHECKING:
     from mismatchctl.advise import Advice

@@ -14,20 +14,8 @@ from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import OUTPUTS
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import (
-    check_places,
-    open_page,
-    or_printed,
-    or_stdout,
-    outputs,
-    page_files,
-    print_markdown,
-    progress_bar,
-    say,
-    show,
-    warn,
-    write,
-)
+from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, progress_bar, say, show, warn, write
+from mismatchctl.cli.places import check_places, or_printed, or_stdout
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:

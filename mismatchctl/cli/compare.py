@@ -12,7 +12,8 @@ from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import OUTPUTS
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import check_places, or_stdout, outputs, progress_bar, show, warn, write
+from mismatchctl.cli.output import outputs, progress_bar, show, warn, write
+from mismatchctl.cli.places import check_places, or_stdout
 
 if TYPE_CHECKING:
     from mismatchctl.compare import Comparison

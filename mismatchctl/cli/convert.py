@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Json, Quiet
-from mismatchctl.cli.output import check_places, print_json, progress_bar, say
+from mismatchctl.cli.output import print_json, progress_bar, say
+from mismatchctl.cli.places import check_places
 
 
 def convert(

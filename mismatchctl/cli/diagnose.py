@@ -9,19 +9,8 @@ import typer
 
 from mismatchctl.cli import flags
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import (
-    check_places,
-    json_text,
-    or_stdout,
-    outputs,
-    page_files,
-    print_json,
-    progress_bar,
-    show,
-    signed,
-    warn,
-    write,
-)
+from mismatchctl.cli.output import json_text, outputs, page_files, print_json, progress_bar, show, signed, warn, write
+from mismatchctl.cli.places import check_places, or_stdout
 from mismatchctl.numbers import counted
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mismatchctl.cli.flags import OUTPUTS
-from mismatchctl.cli.output import check_places, holds_dump, on_disk, page_files, write
+from mismatchctl.cli.output import page_files, write
+from mismatchctl.cli.places import check_places, holds_dump, on_disk
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mismatchctl.cli.output import on_disk
+from mismatchctl.cli.places import on_disk
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import OUTPUTS
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import (
-    check_places,
-    or_printed,
     outputs,
     page_files,
     print_json,
@@ -28,6 +26,7 @@ from mismatchctl.cli.output import (
     warn,
     write,
 )
+from mismatchctl.cli.places import check_places, or_printed
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_CHECK_FAILED, EXIT_OK, ConfigError
 
 if TYPE_CHECKING:

@@ -10,16 +10,8 @@ import typer
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import OUTPUTS, Force, Html, Markdown, Open, Quiet
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import (
-    check_places,
-    open_page,
-    or_printed,
-    outputs,
-    page_files,
-    print_markdown,
-    show,
-    write,
-)
+from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, show, write
+from mismatchctl.cli.places import check_places, or_printed
 
 if TYPE_CHECKING:
     from mismatchctl.render.figures.figure import Figure

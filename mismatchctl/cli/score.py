@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mismatchctl.cli.flags import Force, Json, Quiet
-from mismatchctl.cli.output import check_places, on_disk, print_json, progress_bar, say
+from mismatchctl.cli.output import print_json, progress_bar, say
+from mismatchctl.cli.places import check_places, on_disk
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:

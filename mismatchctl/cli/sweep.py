@@ -14,7 +14,8 @@ from mismatchctl.cli.corrections import Level, chosen_corrections, named_correct
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import OUTPUTS
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import check_places, or_stdout, outputs, progress_bar, show, warn
+from mismatchctl.cli.output import outputs, progress_bar, show, warn
+from mismatchctl.cli.places import check_places, or_stdout
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:

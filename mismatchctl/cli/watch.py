@@ -13,7 +13,8 @@ import typer
 
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
-from mismatchctl.cli.output import check_places, on_disk, page_files, say, visible, write
+from mismatchctl.cli.output import page_files, say, visible, write
+from mismatchctl.cli.places import check_places, on_disk
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError
 
 if TYPE_CHECKING:
