@@ -49,22 +49,18 @@ def _why(name: str, choice: Choice) -> str:
     """What speaks for the first, and why the others stand behind it."""
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if name == choice.first:
-        return "nothing beats it beyond noise" if name == "none" else f"{_less(own, none)} than no correction"
+        return "nothing beats it beyond noise" if name == "none" else f"less {_more(none, own)} than no correction"
     if choice.ties(name):
         return "cannot be told from the first"
     if name != "none" and name not in choice.better:
         return "not better than no correction beyond noise"
-    return "less error" if choice.mse[name] < choice.mse[choice.first] else _more(own, first)
+    return "less error" if choice.mse[name] < choice.mse[choice.first] else f"more {_more(own, first)}"
 
 
-def _less(own: Moments, none: Moments) -> str:
-    pairs = (("bias", own.bias2_counted, none.bias2_counted), ("variance", own.variance, none.variance))
-    return f"less {' and '.join(word for word, value, other in pairs if value < other) or 'error'}"
-
-
-def _more(own: Moments, first: Moments) -> str:
-    pairs = (("bias", own.bias2_counted, first.bias2_counted), ("variance", own.variance, first.variance))
-    return f"more {' and '.join(word for word, value, other in pairs if value > other) or 'error'}"
+def _more(own: Moments, other: Moments) -> str:
+    """In which parts of the error one has more than another."""
+    pairs = (("bias", own.bias2_counted, other.bias2_counted), ("variance", own.variance, other.variance))
+    return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
 
 def _selection(own: Candidate, sample: Sample) -> tuple[float | None, float | None]:

@@ -8,14 +8,13 @@ that has more digits right than float32 can have is held to those.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from mismatchctl.analyze.exports import STEPS, of_csv
+from mismatchctl.analyze.exports import STEPS, decimal, is_number, of_csv
 from mismatchctl.analyze.tfevents import event_files, is_event_file, scalars
 from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
@@ -131,14 +130,11 @@ def _events(place: Path) -> Iterator[tuple[str, str, Decimal]]:
 def _collected(path: str | Path, found: Iterator[tuple[str, str, Decimal]]) -> RunLog:
     rows: dict[str, dict[str, Decimal]] = {}
     for step, name, value in found:
-        rows.setdefault(_label(_decimal(step)) if _is_numeral(step) else step, {})[name] = value
+        number = decimal(step)
+        rows.setdefault(_label(number) if is_number(number) else step, {})[name] = value
     if not rows:
         raise DataError("holds no scalar", file=str(path), remedy=_REMEDY)
     return RunLog(str(path), rows)
-
-
-def _is_numeral(text: str) -> bool:
-    return math.isfinite(float(_decimal(text)))
 
 
 def _json_log(path: Path) -> RunLog:
@@ -159,7 +155,7 @@ def _json_log(path: Path) -> RunLog:
 
 def _row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
     try:
-        row = parse_json(line, as_python_writes=True, number=_decimal)
+        row = parse_json(line, as_python_writes=True, number=decimal)
     except ValueError:
         row = None
     if not isinstance(row, dict):
@@ -171,14 +167,7 @@ def _row(line: str, path: str, number: int) -> tuple[str, dict[str, Decimal]]:
     step = next((found[key] for found in (row, values) for key in STEPS if found.get(key) is not None), None)
     if step is None:
         raise DataError("the row names no step", file=path, row=number, remedy="give each row a key step")
-    return _label(step), {name: value for name, value in values.items() if _is_number(value) and name not in STEPS}
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:  # an exponent beyond every float's
-        return Decimal("nan")
+    return _label(step), {name: value for name, value in values.items() if is_number(value) and name not in STEPS}
 
 
 def _label(step: Any) -> str:
@@ -186,10 +175,6 @@ def _label(step: Any) -> str:
         number = float(step)
         return str(int(number)) if number.is_integer() else str(number)
     return str(step)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Decimal) and math.isfinite(float(value))
 
 
 def require_shared_steps(log: RunLog, labels: Sequence[Any]) -> None:

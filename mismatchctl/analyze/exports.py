@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import Any, TypeGuard
 
 from mismatchctl.errors import DataError
 
@@ -36,8 +37,8 @@ def of_csv(text: str, path: str) -> Iterator[tuple[str, str, Decimal]]:
             if len(row) > place and row[place].strip():
                 step = row[place].strip()
                 for name, cell in zip(names, row, strict=False):
-                    value = _number(cell)
-                    if name and value is not None:
+                    value = decimal(cell)
+                    if name and is_number(value):
                         yield step, name, value
     except csv.Error as error:
         raise DataError(f"no CSV: {error}", file=path, remedy="export the table again") from None
@@ -54,9 +55,14 @@ def _names(heads: list[str], called: str) -> list[str]:
     return ["" if name.startswith("_") else name for name in named]
 
 
-def _number(text: str) -> Decimal | None:
+def decimal(text: str) -> Decimal:
+    """A number with the digits that it is printed with; NaN where it is none."""
     try:
-        value = Decimal(text.strip())
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() and math.isfinite(float(value)) else None
+        return Decimal(text.strip())
+    except InvalidOperation:  # or an exponent beyond every float's
+        return Decimal("nan")
+
+
+def is_number(value: Any) -> TypeGuard[Decimal]:
+    """Whether it is one that a float can hold."""
+    return isinstance(value, Decimal) and value.is_finite() and math.isfinite(float(value))

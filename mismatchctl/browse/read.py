@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints, TokenBatch
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump
@@ -131,8 +130,5 @@ def _experts(whole: Rows) -> Ints | None:
     ours, theirs = whole.tokens.get("rollout_experts"), whole.tokens.get("train_experts")
     if ours is None or theirs is None or ours.shape != theirs.shape or ours.ndim != 2:
         return None
-    return _apart(ours[whole.mask], theirs[whole.mask])
-
-
-def _apart(ours: NDArray[Any], theirs: NDArray[Any]) -> Ints:
-    return np.asarray((np.sort(ours, axis=1) != np.sort(theirs, axis=1)).sum(axis=1), np.int64)
+    first, second = (np.sort(experts[whole.mask], axis=1) for experts in (ours, theirs))
+    return np.asarray((first != second).sum(axis=1), np.int64)

@@ -13,7 +13,6 @@ from mismatchctl.analyze.trims import trims_of
 from mismatchctl.browse.read import OnBad, Row
 from mismatchctl.correction import Correction
 from mismatchctl.correction.apply import Applied, apply
-from mismatchctl.correction.model import Gate
 from mismatchctl.dumps import open_dump
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import column_aliases
@@ -98,7 +97,7 @@ def _axes(correction: Correction) -> Iterator[Axis]:
     for number, gate in enumerate(correction.gates):
         for side, bound in enumerate(gate.keep):
             if bound is not None and math.isfinite(bound):
-                yield _axis(f"gates.{number}.keep.{side}", bound, _is_ratio(gate), gate.keep, side)
+                yield _axis(f"gates.{number}.keep.{side}", bound, gate.statistic == "ratio", gate.keep, side)
     rule = correction.weight
     if rule is not None and rule.truncate is not None:
         yield _axis("weight.truncate", rule.truncate, True, (None, rule.truncate), 1)
@@ -106,10 +105,6 @@ def _axes(correction: Correction) -> Iterator[Axis]:
         for side, bound in enumerate(interval or ()):
             if bound is not None and math.isfinite(bound):
                 yield _axis(f"weight.{name}.{side}", bound, True, interval, side)  # type: ignore[arg-type]
-
-
-def _is_ratio(gate: Gate) -> bool:
-    return gate.statistic == "ratio"
 
 
 def _axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> Axis:
@@ -171,6 +166,3 @@ def _reasons(applied: Applied) -> list[str]:
             for index in np.flatnonzero(rejected.expanded()):
                 said[index] = f"{said[index]}; {text}" if said[index] else text
     return said
-
-
-__all__ = ["BOUNDED", "KEPT", "REJECTED", "TOTALS", "Threshold", "thresholds_of"]

@@ -200,7 +200,7 @@ def tokens_sentence(contrast: Contrast) -> str:
         return f"tokens are not paired: {contrast.tokens_status}"
     parts = [
         f"paired token by token ({matched(paired)}): {paired.tokens:,} tokens of {paired.sequences:,} sequences"
-        + (f", {_unmatched(paired.unmatched)}" if any(paired.unmatched) else "")
+        + (", {:,} and {:,} sequences have no partner".format(*paired.unmatched) if any(paired.unmatched) else "")
     ]
     if paired.moved == 0:
         return f"{parts[0]}; every log ratio is the same"
@@ -231,10 +231,6 @@ def matched(paired: PairedTokens) -> str:
     else:
         what = "both computed anew"
     return ", ".join(filter(None, (by, what)))
-
-
-def _unmatched(counts: tuple[int, int]) -> str:
-    return f"{counts[0]:,} and {counts[1]:,} sequences have no partner"
 
 
 def method(comparison: Comparison) -> str:

@@ -16,7 +16,9 @@ _PLAIN = str.maketrans(
     {"±": "+-", "−": "-", "–": "-", "→": "->", "…": "...", "×": "x", "▲": "up", "▼": "down", "⟨": "<", "⟩": ">"}
 )
 _BARS, _PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-_LEAST_SPREAD = math.log(1.5)
+WIDTH = 40
+"""Of a drawn series, unless there is less room."""
+LEAST_SPREAD = math.log(1.5)
 """A series that varies less than by this factor is not stretched over the whole height."""
 _LABELS = ((SCALE[0], "1e-8"), (DENSE_RANGE[0], "1e-5 dense"), (MOE_RANGE[0], "1e-3 MoE"), (MOE_RANGE[1], "1e-1"))
 
@@ -40,7 +42,7 @@ class Glyphs:
         room = max(length - len(dots), 2)
         return f"{shown[: room - room // 2]}{dots}{shown[len(shown) - room // 2 :]}"
 
-    def sparkline(self, values: Sequence[float | None], width: int = 40) -> str:
+    def sparkline(self, values: Sequence[float | None], width: int = WIDTH) -> str:
         """A positive series as bars on a log scale; undefined values are blank, long series averaged to `width`."""
         heights = [_log(value) for value in values]
         if len(heights) > width:
@@ -49,13 +51,13 @@ class Glyphs:
         known = [height for height in heights if height is not None and math.isfinite(height)]
         if not known:
             return ""
-        spread = max(max(known) - min(known), _LEAST_SPREAD)
+        spread = max(max(known) - min(known), LEAST_SPREAD)
         low = (max(known) + min(known) - spread) / 2
         return "".join(self._bar(height, low, spread) for height in heights)
 
-    def shares(self, values: Sequence[float | None], width: int = 40) -> str:
-        """Fractions as bars on the scale from 0 to 1; long series are thinned to `width`."""
-        count = min(len(values), width)
+    def shares(self, values: Sequence[float | None]) -> str:
+        """Fractions as bars on the scale from 0 to 1; long series are thinned."""
+        count = min(len(values), WIDTH)
         places = [round(i * (len(values) - 1) / max(count - 1, 1)) for i in range(count)]
         return "".join(self._bar(values[place], 0.0, 1.0) for place in places)
 

@@ -141,10 +141,10 @@ class TableMetric:
         if self.needs and self.needs not in sample.columns:
             problem = f"no {self.metric.key}: the dump lacks log-probs, or its Result their clusters"
             raise DataError(problem, remedy=REDO)
-        asked = _Asked(self.prefix, sample.columns)
+        asked = _Totals(self.prefix, dict.fromkeys(sample.names, np.float64(1.0)))
         with np.errstate(all="ignore"):
             self.metric.formula(asked)
-        return asked.positions
+        return [sample.columns[name] for name in asked.read]
 
     def of(self, totals: Float64s, sample: Sample, positions: list[int]) -> Float64s:
         """Its value on totals [..., len(positions)] of those columns of a sample; NaN where it is undefined."""
@@ -156,29 +156,19 @@ class TableMetric:
 
 
 class _Totals:
-    """Totals by name, under the prefix first."""
+    """Totals by name, under the prefix first; `read` are those that a formula has asked for, in its order."""
 
-    def __init__(self, prefix: str, found: Mapping[str, Float64s]) -> None:
+    def __init__(self, prefix: str, found: Mapping[str, Number]) -> None:
         self.prefix, self.found = prefix, found
+        self.read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Number:
-        return self.found.get(self.prefix + name, self.found.get(name))
-
-
-class _Asked:
-    """Takes note of what a formula reads."""
-
-    def __init__(self, prefix: str, columns: Mapping[str, int]) -> None:
-        self.prefix, self.known = prefix, columns
-        self.positions: list[int] = []
-
-    def __getitem__(self, name: str) -> Number:
-        position = self.known.get(self.prefix + name, self.known.get(name))
-        if position is None:
-            raise DataError(f"the Result's cluster table has no column {self.prefix}{name}", remedy=ASK_THE_DUMP)
-        if position not in self.positions:
-            self.positions.append(position)
-        return np.float64(1.0)
+        own = self.prefix + name
+        known = own if own in self.found else name
+        if known not in self.found:
+            raise DataError(f"the Result's cluster table has no column {own}", remedy=ASK_THE_DUMP)
+        self.read[known] = None
+        return self.found[known]
 
 
 @cache

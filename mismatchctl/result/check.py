@@ -44,7 +44,7 @@ def _run(run: RunResult, names: Sequence[str]) -> Iterator[str]:
     yield from _distribution(run.distribution)
     for name, breakdown in run.breakdowns.items():
         yield from _breakdown(breakdown, f"breakdowns.{name}")
-    yield from _equal_lengths("joint", run.joint.x, run.joint.y, run.joint.tokens)
+    yield from _lengths("joint", len(run.joint.x), run.joint.y, run.joint.tokens)
     yield from _counts(run.joint.tokens, "joint.tokens")
     labels = len(run.groups.labels)
     yield from _clusters(run.clusters, labels, "clusters")
@@ -97,7 +97,7 @@ def _distribution(found: Distribution) -> Iterator[str]:
 def _breakdown(found: Breakdown, place: str) -> Iterator[str]:
     columns = (found.low, found.high, found.tokens, found.k3, found.k3_se, found.abs_diff, found.abs_diff_se)
     shift = (each for each in (found.logit_shift, found.logit_shift_se) if each is not None)
-    yield from _equal_lengths(place, *columns, *shift)
+    yield from _lengths(place, len(found.low), *columns, *shift)
     yield from _counts(found.tokens, f"{place}.tokens")
 
 
@@ -185,10 +185,6 @@ def _lengths(place: str, count: int, *columns: Sequence[Any]) -> Iterator[str]:
     wrong = next((len(column) for column in columns if len(column) != count), None)
     if wrong is not None:
         yield f"{place}: {wrong} values where there should be {count}"
-
-
-def _equal_lengths(place: str, first: Sequence[Any], *others: Sequence[Any]) -> Iterator[str]:
-    return _lengths(place, len(first), *others)
 
 
 def _unique(values: Sequence[Any], place: str) -> Iterator[str]:

@@ -106,8 +106,9 @@ def tell(run: RunResult, baseline: tuple[str, RunResult] | None = None) -> Story
     standing = standing_of(k3)
     against = None if baseline is None else _against(k3, *baseline)
     answers = [_how_bad(k3, standing, against), _since_when(growth, run), _why(run.findings, k3)]
+    judgements = [Judgement(key=key, text=MATTERS[key], detail=detail) for key, detail in _matters(run)]
     return Story(
-        standing=standing, growth=growth, judgements=list(_judgements(run)), against=against,
+        standing=standing, growth=growth, judgements=judgements, against=against,
         answers=[*answers, what_to_do(run.findings, answers)],
     )  # fmt: skip
 
@@ -274,11 +275,6 @@ MATTERS = {
     "costly": "a correction rejects more than half of the tokens",
 }
 """What is judged, in the order in which it is told."""
-
-
-def _judgements(run: RunResult) -> Iterator[Judgement]:
-    for key, detail in _matters(run):
-        yield Judgement(key=key, text=MATTERS[key], detail=detail)
 
 
 def _matters(run: RunResult) -> Iterator[tuple[str, str]]:

@@ -72,10 +72,7 @@ def from_json(data: Mapping[str, Any]) -> Sweep:
     studies = tuple(_study(item) for item in saved.studies)
     table = _table(saved.table, studies)
     runs = set(table["run"].to_list())
-    forecasts = tuple(
-        Forecast(item.run, item.correction, item.point, tuple(item.predictions)) for item in saved.predictions
-    )
-    _require_known(studies, runs, saved, forecasts)
+    _require_known(studies, runs, saved)
     return Sweep(
         studies=studies,
         metrics=_metrics(studies, saved.table),
@@ -166,7 +163,7 @@ def _require_points(table: pl.DataFrame, studies: tuple[Study, ...]) -> None:
         raise ValueError("table: a group without a number of tokens")
 
 
-def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _Saved, forecasts: tuple[Forecast, ...]) -> None:
+def _require_known(studies: tuple[Study, ...], runs: set[str], saved: _Saved) -> None:
     """Refuse what is said of runs, studies and points that there are not."""
     names = {study.name: study for study in studies}
     for mark in saved.presets:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Figure
 from mismatchctl.render.figures.scales import plain
+from mismatchctl.render.figures.series import floats
 from mismatchctl.render.figures.trends import Steps, table
 from mismatchctl.render.figures.words import described, extremes
-from mismatchctl.render.text import label, short
+from mismatchctl.render.text import short
 from mismatchctl.result import RunResult
 
 MOST_LOGGED = 24
@@ -49,7 +49,7 @@ def _chosen(run: RunResult) -> list[str]:
 
 
 def _lengths(run: RunResult) -> Float64s:
-    tokens, sequences = (_series(run, key) for key in ("tokens", "sequences"))
+    tokens, sequences = (floats(run.groups.series(key).value) for key in ("tokens", "sequences"))
     with np.errstate(all="ignore"):
         lengths: Float64s = np.where(sequences > 0, tokens / sequences, np.nan)
     return lengths
@@ -62,11 +62,6 @@ def _rewards(run: RunResult) -> Float64s:
         if kept is not None and rejected is not None and not any(rejected.value):
             return floats(kept.value)
     return np.full(len(run.groups.labels), np.nan)
-
-
-def _series(run: RunResult, key: str) -> Float64s:
-    found = run.groups.metrics.get(key)
-    return floats(found.value if found else [None] * len(run.groups.labels))
 
 
 def _figure(
@@ -87,10 +82,9 @@ def _figure(
         canvas.series(0, steps.places, values)
         canvas.labels("step", axis)
 
-    first = [label(value) if not isinstance(value, (int, float)) else value for value in labels]
     said = f"K3 {message}" if message else extremes(f"{subject.partition(', as')[0]}", values, steps.names)
     return Figure(
         name, said, subject, "As the run logged it." if "as logged" in subject else "Over all valid responses.",
-        described(axis, steps.names, {key: values}), table(first, ["step", axis], [values]), paint,
+        described(axis, steps.names, {key: values}), table(steps.cells, ["step", axis], [values]), paint,
         steps=steps.limits,
     )  # fmt: skip

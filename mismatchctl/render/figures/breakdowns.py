@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from mismatchctl.render.figures.canvas import Canvas, legend_height
 from mismatchctl.render.figures.distributions import MOST_SIDES
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import log_ticks, power
-from mismatchctl.render.figures.series import SURE
+from mismatchctl.render.figures.series import SURE, floats
 from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described
@@ -197,8 +197,3 @@ def _probability_places(low: Float64s, high: Float64s) -> tuple[Float64s, list[t
 _PROBABILITIES = [
     (1e-6, "10⁻⁶"), (1e-2, "0.01"), (0.2, "0.2"), (0.6, "0.6"), (0.9, "0.9"), (0.99, "0.99"), (0.999, "0.999"),
 ]  # fmt: skip
-
-
-def floats(values: Sequence[float | None]) -> Float64s:
-    """Values as an array, NaN where there is none."""
-    return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.compare.model import Contribution, Decomposition
+from mismatchctl.compare.words import with_sign
 from mismatchctl.numbers import number
-from mismatchctl.render.figures.breakdowns import floats
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, area_key
 from mismatchctl.render.figures.figure import Data, Figure
-from mismatchctl.render.figures.series import SURE
+from mismatchctl.render.figures.series import SURE, floats
 from mismatchctl.render.figures.shapes import Layout
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short
@@ -49,7 +49,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
 
     noun = _noun(decomposition.quantity)
     largest = max(range(len(parts)), key=lambda index: abs(parts[index].total))
-    moved = " of ".join(_signed(change) for change in (parts[largest].total, decomposition.difference))
+    moved = " of ".join(with_sign(change) for change in (parts[largest].total, decomposition.difference))
     return Figure(
         name, f"{noun[:1].upper()}{noun[1:]} {names[largest]} moves K3 most: {moved} nats/token",
         f"What the change is made of, by {noun}",
@@ -98,10 +98,6 @@ def _axis(decomposition: Decomposition) -> str:
         "position": "position in the response, from",
         "length": "length of the response, from",
     }.get(decomposition.quantity, short(decomposition.quantity, 40))
-
-
-def _signed(change: float) -> str:
-    return f"{'+' if change > 0 else ''}{number(change)}"
 
 
 def _noun(quantity: str) -> str:

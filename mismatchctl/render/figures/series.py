@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,7 @@ class Column:
 def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     """A metric over `count` groups with its band: the interval where there is one, else twice the error."""
     chosen = series.get(key) or Series(value=[None] * count)
-    values, errors = _floats(chosen.value), np.nan_to_num(_floats(chosen.se or [None] * count))
+    values, errors = floats(chosen.value), np.nan_to_num(floats(chosen.se or [None] * count))
     low, high = values - SURE * errors, values + SURE * errors
     for index, interval in enumerate(chosen.interval or ()):
         if interval is not None:
@@ -48,5 +48,6 @@ def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     return Column(values, low, high)
 
 
-def _floats(values: list[float | None]) -> Float64s:
+def floats(values: Sequence[float | None]) -> Float64s:
+    """Values as an array, NaN where there is none."""
     return np.array([np.nan if value is None else value for value in values], np.float64)

@@ -109,6 +109,7 @@ class Steps:
 
     def __init__(self, labels: Sequence[str | int | float | bool | None]) -> None:
         numbers = [float(x) for x in labels if isinstance(x, (int, float)) and not isinstance(x, bool)]
+        self._labels = labels
         self.numeric = len(numbers) == len(labels) and all(a < b for a, b in pairwise(numbers))
         self.places = np.array(numbers if self.numeric else range(len(labels)), np.float64)
         self.names = [short(label(value), 10) for value in labels]
@@ -119,6 +120,11 @@ class Steps:
         low, high = float(self.places[0]), float(self.places[-1])
         margin = 0.03 * (high - low) or 0.5
         return low - margin, high + margin
+
+    @property
+    def cells(self) -> list[str | int | float]:
+        """The steps as the data behind a figure has them."""
+        return [label(value) if not isinstance(value, (int, float)) else value for value in self._labels]
 
     def draw(self, canvas: Canvas) -> None:
         """Ticks and limits of the axis."""
@@ -140,7 +146,7 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
     """One chart of a run; None where it has nothing to show. `message`: its title, else what lines run between."""
     columns = {line: column(groups.metrics, line.key, len(groups.labels)) for line in chart.lines}
     columns = {line: found.about(chart.about) for line, found in columns.items() if found.known}
-    if not columns or (chart.scale == "log" and not any(map(_positive, columns.values()))):
+    if not columns or (chart.scale == "log" and not any((found.values > 0).any() for found in columns.values())):
         return None
     limits = {line: column(groups.metrics, line.limit, len(groups.labels)) for line in columns if line.limit}
     steps = Steps(groups.labels)
@@ -172,15 +178,11 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
         subject=f"{chart.subject}, {chart.axis}" if chart.axis.startswith("share") else chart.subject,
         caption=f"{chart.caption}{left_out}{band}",
         alt=described(chart.axis, steps.names, {name: found.values for name, found in known.items()}),
-        data=_data(groups, known, chart.axis),
+        data=_data(steps, known, chart.axis),
         paint=paint,
         layout=Layout(below=legend_height(len(columns) + bool(limits), 3)),
         steps=steps.limits,
     )
-
-
-def _positive(found: Column) -> bool:
-    return bool((found.values > 0).any())
 
 
 def _message(chart: Chart, shown: Mapping[str, Column], limits: Mapping[str, Column], steps: Steps) -> str:
@@ -208,7 +210,7 @@ _UNDER = {
 }  # fmt: skip
 
 
-def _data(groups: Groups, shown: Mapping[str, Column], axis: str) -> Data:
+def _data(steps: Steps, shown: Mapping[str, Column], axis: str) -> Data:
     """A row per step: each line, and its band where it has one."""
     heads, columns = ["step"], []
     for name, found in shown.items():
@@ -217,9 +219,7 @@ def _data(groups: Groups, shown: Mapping[str, Column], axis: str) -> Data:
         if found.has_band:
             heads += [f"{name} from", f"{name} to"]
             columns += [found.low, found.high]
-    return table(
-        [label(value) if not isinstance(value, (int, float)) else value for value in groups.labels], heads, columns
-    )
+    return table(steps.cells, heads, columns)
 
 
 def table(first: Sequence[str | int | float], heads: Sequence[str], columns: Sequence[Float64s]) -> Data:
@@ -296,10 +296,9 @@ def correction_trend(taken: Taken, groups: Groups, name: str) -> Figure | None:
     said = extremes(short(chosen, 40), values[chosen], steps.names, lowest=taken.lowest, share=True)
     below = legend_height(max(len(names), 2))
     heads = ["step", *(f"{correction} ({taken.axis})" for correction in columns)]
-    first = [label(value) if not isinstance(value, (int, float)) else value for value in groups.labels]
     return Figure(
         name, said, taken.subject, taken.caption, described(taken.axis, steps.names, values),
-        table(first, heads, list(values.values())), paint, Layout(height=236 + below, below=below), steps.limits,
+        table(steps.cells, heads, list(values.values())), paint, Layout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
 
 

@@ -14,9 +14,7 @@ MOST_DESCRIBED = 12
 """Lines that a description goes through one by one."""
 
 
-def extremes(
-    called: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False, at: str = "step "
-) -> str:
+def extremes(called: str, values: Float64s, names: Sequence[str], *, lowest: bool = False, share: bool = False) -> str:
     """Between what a series runs and where it is largest, or lowest."""
     unit = "fraction" if share else ""
     known = np.flatnonzero(np.isfinite(values))
@@ -26,8 +24,8 @@ def extremes(
     place, other = (low, high) if lowest else (high, low)
     word, rest = ("falls to", "highest") if lowest else ("reaches", "lowest")
     return (
-        f"{called} {word} {number(float(values[place]), unit)} at {at}{names[place]} "
-        f"({rest} {number(float(values[other]), unit)} at {at}{names[other]})"
+        f"{called} {word} {number(float(values[place]), unit)} at step {names[place]} "
+        f"({rest} {number(float(values[other]), unit)} at step {names[other]})"
     )
 
 

@@ -26,11 +26,10 @@ from mismatchctl.files import write_atomically
 from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE, place
 from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
+from mismatchctl.render.glyphs import LEAST_SPREAD
 from mismatchctl.render.text import clean
 
 TEMPLATES = "reports_templates"
-_LEAST_SPREAD = math.log(1.5)
-"""A series that varies less than by this factor is not stretched over the whole height."""
 
 
 def html(document: Document) -> str:
@@ -106,7 +105,7 @@ def _spark(values: Sequence[float | None]) -> Markup:
     if len(known) < 2:
         return Markup("")
     low, high = min(y for _, y in known), max(y for _, y in known)
-    spread = max(high - low, _LEAST_SPREAD)
+    spread = max(high - low, LEAST_SPREAD)
     points = " ".join(
         f"{60 * x / (len(values) - 1):.1f},{15 - 12 * (y - (low + high - spread) / 2) / spread:.1f}" for x, y in known
     )
