@@ -32,29 +32,6 @@ from mismatchctl.tensors import Layout, Tokens, Values, final_weights, groups_of
 from mismatchctl.texts.yaml_written import dump_yaml
 from mismatchctl.views import FIGURES
 
-__all__ = [
-    "Correction",
-    "Result",
-    "advise",
-    "analyze",
-    "chi2",
-    "compare",
-    "diagnose",
-    "ess",
-    "gate",
-    "k1",
-    "k2",
-    "k3",
-    "keep",
-    "lint",
-    "metrics",
-    "preset",
-    "presets",
-    "read_result",
-    "sweep",
-    "weights",
-]
-
 
 def _figure(run: Any, name: str) -> Any:
     from mismatchctl.render.figures.notebook import figure_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.escape import terminal
@@ -27,7 +27,6 @@ SWEPT = ("rejected_tokens", "ess_token", "loss_scale", "pareto")
 """Metrics of a sweep's points that text shows."""
 MOST = 20
 """Rows that text shows at most."""
-_CHECKED = ("rule", "run", "place", "metric", "outcome", "reason")
 
 
 class TableViews(ABC):
@@ -116,19 +115,14 @@ class ResultViews(TableViews):
 
     def to_frame(self) -> pl.DataFrame:
         """Every value overall as a row: run, correction (null: of none), metric, value, se, low, high, status."""
-        import polars as pl
-
         rows = [
             {"run": run, "correction": correction, "metric": name, "value": value.value, "se": value.se,
-             "low": (value.interval or (None, None))[0], "high": (value.interval or (None, None))[1],
-             "status": value.status}
+             **_ends(value.interval), "status": value.status}
             for run, found in self.runs.items()
             for correction, values in ((None, found.overall.metrics), *found.overall.corrections.items())
             for name, value in values.items()
         ]  # fmt: skip
-        kinds: dict[str, Any] = dict.fromkeys(("run", "correction", "metric"), pl.String)
-        kinds |= dict.fromkeys(("value", "se", "low", "high"), pl.Float64)
-        return pl.DataFrame(rows, schema=kinds | {"status": pl.String})
+        return _frame(rows, ("String", "run correction metric"), ("Float64", "value se low high"), ("String", "status"))
 
     def _lead(self) -> list[str]:
         stories = ((run, found.story) for run, found in self.runs.items())
@@ -172,20 +166,18 @@ class ComparisonViews(TableViews):
 
     def to_frame(self) -> pl.DataFrame:
         """A row per run held against the first, correction (null: of none) and metric: both values, the difference."""
-        import polars as pl
-
         rows = [
             {"run": found.other, "correction": correction, "metric": name, "reference": change.reference.value,
-             "other": change.other.value, "difference": change.difference,
-             "low": (change.interval or (None, None))[0], "high": (change.interval or (None, None))[1],
-             "p": change.p, "significant": change.significant, "status": change.status}
+             "other": change.other.value, "difference": change.difference, **_ends(change.interval), "p": change.p,
+             "significant": change.significant, "status": change.status}
             for found in self.contrasts
             for correction, changes in ((None, found.changes), *found.corrections.items())
             for name, change in changes.items()
         ]  # fmt: skip
-        kinds: dict[str, Any] = dict.fromkeys(("run", "correction", "metric"), pl.String)
-        kinds |= dict.fromkeys(("reference", "other", "difference", "low", "high", "p"), pl.Float64)
-        return pl.DataFrame(rows, schema=kinds | {"significant": pl.Boolean, "status": pl.String})
+        return _frame(
+            rows, ("String", "run correction metric"), ("Float64", "reference other difference low high p"),
+            ("Boolean", "significant"), ("String", "status"),
+        )  # fmt: skip
 
     def _lead(self) -> list[str]:
         counts = (
@@ -213,11 +205,8 @@ class VerdictViews(TableViews):
 
     def to_frame(self) -> pl.DataFrame:
         """A row per check: rule, run, place, metric, outcome, reason, value, limit, baseline, p."""
-        import polars as pl
-
-        kinds: dict[str, Any] = dict.fromkeys(_CHECKED, pl.String)
-        kinds |= dict.fromkeys(("value", "limit", "baseline", "p"), pl.Float64)
-        return pl.DataFrame([{name: getattr(check, name) for name in kinds} for check in self.checks], schema=kinds)
+        names = ("String", "rule run place metric outcome reason"), ("Float64", "value limit baseline p")
+        return _frame(map(vars, self.checks), *names)
 
     def _lead(self) -> list[str]:
         return [f"{self.outcome}: {len(self.checks)} checks"]
@@ -237,14 +226,11 @@ class AdviceViews(TableViews):
 
     def to_frame(self) -> pl.DataFrame:
         """A row per correction, yours last: name, errors, gain, rejected shares, ESS, ties, why."""
-        import polars as pl
-
-        kinds: dict[str, Any] = {"name": pl.String}
-        kinds |= dict.fromkeys(("bias2", "variance", "mse", "gain", "gain_se"), pl.Float64)
-        kinds |= dict.fromkeys(("rejected_tokens", "rejected_sequences", "ess"), pl.Float64)
-        kinds |= {"ties": pl.Boolean, "why": pl.String}
-        rows = [{name: getattr(own, name) for name in kinds} for own in (*self.advice, *self.yours)]
-        return pl.DataFrame(rows, schema=kinds)
+        return _frame(
+            map(vars, (*self.advice, *self.yours)), ("String", "name"),
+            ("Float64", "bias2 variance mse gain gain_se rejected_tokens rejected_sequences ess"),
+            ("Boolean", "ties"), ("String", "why"),
+        )  # fmt: skip
 
     def _lead(self) -> list[str]:
         return [] if self.fix_first is None else [f"fix first: {self.fix_first.summary}"]
@@ -262,16 +248,8 @@ class FindingsViews(TableViews):
 
     def to_frame(self) -> pl.DataFrame:
         """A row per finding: run, cause, confidence, share of the mismatch, summary, advice."""
-        import polars as pl
-
-        kinds: dict[str, Any] = dict.fromkeys(("run", "cause", "confidence"), pl.String)
-        kinds |= {"share": pl.Float64, "summary": pl.String, "advice": pl.String}
-        rows = [
-            {"run": run, **{name: getattr(found, name) for name in kinds if name != "run"}}
-            for run, findings in self.runs.items()
-            for found in findings
-        ]
-        return pl.DataFrame(rows, schema=kinds)
+        rows = ({"run": run, **vars(found)} for run, findings in self.runs.items() for found in findings)
+        return _frame(rows, ("String", "run cause confidence"), ("Float64", "share"), ("String", "summary advice"))
 
     def _lead(self) -> list[str]:
         return [f"{run}: nothing found" for run, findings in self.runs.items() if not findings]
@@ -284,6 +262,18 @@ class FindingsViews(TableViews):
             for found in findings
         ]
         return ["run", *names], rows
+
+
+def _frame(rows: Iterable[Mapping[str, Any]], *columns: tuple[str, str]) -> pl.DataFrame:
+    """Rows as a table of some of their columns: types of polars, each with the names that are of it."""
+    import polars as pl
+
+    kinds = {name: getattr(pl, kind) for kind, names in columns for name in names.split()}
+    return pl.DataFrame([{name: row[name] for name in kinds} for row in rows], schema=kinds)
+
+
+def _ends(interval: tuple[float, float] | None) -> dict[str, float | None]:
+    return dict(zip(("low", "high"), interval or (None, None), strict=True))
 
 
 def _cell(value: Any) -> str:

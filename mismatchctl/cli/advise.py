@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed
+from mismatchctl.cli.flags import Columns, Corrections, Force, Html, Json, Paths, Quiet, renamed, share
 from mismatchctl.cli.output import json_text, outputs, page_files, print_or_show, progress_bar, signed, write
 from mismatchctl.cli.places import check_places, or_stdout
 
@@ -59,7 +59,8 @@ def advise(
     from mismatchctl.advise import Limits, parse_fixed
     from mismatchctl.advise import advise as run
 
-    limits = Limits(_share(max_rejection), min_ess, no_rejection, parse_fixed(fixed or []))
+    most = share("--max-rejection", max_rejection, 1, "write a share, as in 5% or 0.05")
+    limits = Limits(most, min_ess, no_rejection, parse_fixed(fixed or []))
     chosen, yours = chosen_corrections(correction, quiet=quiet), chosen_corrections(None, config, quiet=quiet)
     with progress_bar(quiet) as progress:
         found = run(
@@ -86,16 +87,3 @@ def _as_json(found: dict[str, Advice]) -> dict[str, Any]:
     data = {run: advice.model_dump(mode="json") for run, advice in found.items()}
     said = next(iter(data.values())) if len(data) == 1 else {"runs": data}
     return signed(said)
-
-
-def _share(text: str) -> float:
-    from mismatchctl.errors import ConfigError
-
-    number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if rest or not 0 <= share <= 1:
-        raise ConfigError(f"--max-rejection {text}: write a share, as in 5% or 0.05")
-    return share

@@ -123,3 +123,20 @@ def renamed(columns: Sequence[str] | None) -> dict[str, str]:
             raise ConfigError(f"--column {text}: {canonical} is {found[canonical]} already")
         found[canonical] = actual
     return found
+
+
+def share(flag: str, text: str, most: float, remedy: str) -> float:
+    """A share as `20%` or 0.2.
+
+    Raises:
+        ConfigError: it is none from 0 to `most`.
+    """
+    from mismatchctl.texts import number
+
+    try:
+        found = number(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= most:
+        raise ConfigError(f"{flag} {text}: {remedy}")
+    return found

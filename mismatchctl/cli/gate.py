@@ -127,8 +127,8 @@ def gate(
     rules = _rules(rule or (), expect_bitwise)
     against = read_against(baseline, history, last, nights, fixed_tokens=fixed_tokens)
     corrections = chosen_corrections(correction)
-    regression = None if plan is None else _share("--plan", plan, 1000, "name a rise such as 20%")
-    most = _share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
+    regression = None if plan is None else flags.share("--plan", plan, 1000, "name a rise such as 20%")
+    most = flags.share("--max-skipped", max_skipped, 1, "name a share from 0 to 1, such as 1%")
     where = engine.chosen()
     with progress_bar(quiet) as progress:
         result = open_result(
@@ -163,18 +163,6 @@ def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
 
     rules = [rule for text in texts for rule in rules_from_text(text)]
     return [*rules, *([BITWISE] if expect_bitwise else [])] or [*DEFAULT_RULES]
-
-
-def _share(flag: str, text: str, most: float, remedy: str) -> float:
-    from mismatchctl.texts import number
-
-    try:
-        share = number(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= most:
-        raise ConfigError(f"{flag} {text}: {remedy}")
-    return share
 
 
 def _write(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:

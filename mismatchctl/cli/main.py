@@ -7,33 +7,23 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__, interrupts
-from mismatchctl.cli import (
-    advise,
-    analyze,
-    compare,
-    convert,
-    diagnose,
-    doctor,
-    gate,
-    lint,
-    metrics,
-    presets,
-    report,
-    schema,
-    score,
-    sweep,
-    watch,
-)
+from mismatchctl.cli import presets
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import any_settings, read_settings
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError
 
+_VERBS = (
+    "analyze", "diagnose", "sweep", "advise", "compare", "gate", "watch", "score", "convert", "report", "schema",
+    "metrics", "lint", "doctor",
+)  # fmt: skip
+"""Each a function in the module of its name, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
@@ -148,23 +138,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _verb in (
-    analyze.analyze,
-    diagnose.diagnose,
-    sweep.sweep,
-    advise.advise,
-    compare.compare,
-    gate.gate,
-    watch.watch,
-    score.score,
-    convert.convert,
-    report.report,
-    schema.schema,
-    metrics.metrics,
-    lint.lint,
-    doctor.doctor,
-):
-    app.command(_verb.__name__)(_verb)
+for _verb in _VERBS:
+    app.command(_verb)(getattr(import_module(f"mismatchctl.cli.{_verb}"), _verb))
 app.add_typer(presets.app, name="presets")
 
 

@@ -92,9 +92,9 @@ def visible(text: str) -> str:
     return terminal("".join(char if char.isprintable() else repr(char)[1:-1] for char in text))
 
 
-def signed(data: Mapping[str, Any], version: int = 1) -> dict[str, Any]:
+def signed(data: Mapping[str, Any]) -> dict[str, Any]:
     """What a verb writes as JSON, with its format and who wrote it first."""
-    return {"format": version, "tool": "mismatchctl", "version": __version__} | {**data}
+    return {"format": 1, "tool": "mismatchctl", "version": __version__} | {**data}
 
 
 def json_text(data: Any) -> str:
