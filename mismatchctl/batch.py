@@ -258,36 +258,24 @@ class TokenBatch:
     def sequences(self, start: int, stop: int) -> TokenBatch:
         """The sequences `start:stop` as a batch of views."""
         offsets = self.segments.offsets[start : stop + 1]
-        tokens = slice(int(offsets[0]), int(offsets[-1]))
-
-        def cut(values: NDArray[Any] | None) -> NDArray[Any] | None:
-            return None if values is None else values[tokens]
-
-        return replace(
-            self,
-            segments=Segments(offsets - offsets[0]),
-            rollout=self.rollout[tokens],
-            train=self.train[tokens],
-            current=cut(self.current),
-            position=cut(self.position),
-            advantages=cut(self.advantages),
-            others={name: values[tokens] for name, values in self.others.items()},
-            columns={name: values[start:stop] for name, values in self.columns.items()},
-            trims={gate: values[start:stop] for gate, values in self.trims.items()},
-            file=self.file[start:stop],
-            rows=self.rows[start:stop],
-        )
+        tokens, sequences = slice(int(offsets[0]), int(offsets[-1])), slice(start, stop)
+        return self._part(Segments(offsets - offsets[0]), lambda values: values[tokens], sequences)
 
     def take(self, chosen: Ints) -> TokenBatch:
         """Some of the sequences, by index, in the order given."""
-        picked = self.segments.picker(chosen)
+        return self._part(self.segments.take(chosen), self.segments.picker(chosen), chosen)
+
+    def _part(
+        self, segments: Segments, picked: Callable[[NDArray[Any]], NDArray[Any]], chosen: Ints | slice
+    ) -> TokenBatch:
+        """The sequences `chosen`, which are these segments; `picked` takes values per token to those of theirs."""
 
         def pick(values: NDArray[Any] | None) -> NDArray[Any] | None:
             return None if values is None else picked(values)
 
         return replace(
             self,
-            segments=self.segments.take(chosen),
+            segments=segments,
             rollout=picked(self.rollout),
             train=picked(self.train),
             current=pick(self.current),

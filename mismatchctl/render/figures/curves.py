@@ -79,25 +79,7 @@ class Curves:
     markers: tuple[Marker, ...] = ()
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where in a drawing the axes lie, in its units, and what they run from and to: for a cross-hair."""
-
-    box: tuple[float, float, float, float]
-    low: float
-    high: float
-    log: bool
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure over an axis, and the place of that axis in it."""
-
-    figure: Figure
-    place: Place
-
-
-def curves_figure(curves: Curves, name: str) -> Drawn | None:
+def curves_figure(curves: Curves, name: str) -> Figure | None:
     """Lines with their bands over a threshold; None where no value is known."""
     if not any(np.isfinite(line.values).any() for line in curves.lines):
         return None
@@ -125,13 +107,12 @@ def curves_figure(curves: Curves, name: str) -> Drawn | None:
 
     names, lines = [_precise(value) for value in axis.values], {line.name: line.values for line in curves.lines}
     banded = any(line.errors is not None for line in curves.lines)
-    figure = Figure(
+    return Figure(
         name, _message(curves), curves.subject,
         curves.caption + (" Bands are ± 1.645 standard errors (90 %)." if banded else ""),
         described(curves.unit, names, lines, axis.name),
         _data(curves), paint, layout,
     )  # fmt: skip
-    return Drawn(figure, Place(layout.box, *axis.ends, axis.log))
 
 
 def _message(curves: Curves) -> str:

@@ -152,10 +152,10 @@ def _drawn(own: Studied) -> Iterator[Part]:
         for kind, curves in _kinds(own, points, along, tuple(markers)).items():
             drawn = draw.curves_figure(curves, f"{own.stem}-{paths[place]}-{kind}")
             if drawn is not None:
-                found.append(drawn.figure)
-                at = drawn.place
+                found.append(drawn)
+                place_of_axis = (*drawn.layout.box, *along.ends, int(along.log))
                 name = f"{own.sweep.runs.index(own.run)}-{own.sweep.studies.index(study)}-{place}"
-                axes.append((name, f"{' '.join(map(str, at.box))} {at.low} {at.high} {int(at.log)}"))
+                axes.append((name, " ".join(map(str, place_of_axis))))
     yield Figures(found, axes)
     yield Figures([*_maps(own), _front(own)])
 
