@@ -30,16 +30,6 @@ from mismatchctl.sweep import Axis, Study, Sweep
 from mismatchctl.sweep import sweep as sweep_paths
 from mismatchctl.tensors import Layout, Tokens, Values, final_weights, groups_of
 from mismatchctl.texts.yaml_written import dump_yaml
-from mismatchctl.views import FIGURES
-
-
-def _figure(run: Any, name: str) -> Any:
-    from mismatchctl.render.figures.notebook import figure_of
-
-    return figure_of(run, name)
-
-
-FIGURES[:] = [_figure]
 
 _COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
 _COLUMNS |= {"current": "current_log_probs"}

@@ -60,11 +60,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def missing(status: str) -> str:
-    """What to print for an undefined value: a dash and its reason."""
-    return DASH if status in ("", "ok") else f"{DASH} ({status})"
-
-
 def heavy_tail(covers: float | None) -> str:
     """What the status of an interval says, and how often such an interval holds the truth where that is known."""
     instead = "less" if covers is None else f"about {covers:.0%}".replace("%", " %")
@@ -72,8 +67,10 @@ def heavy_tail(covers: float | None) -> str:
 
 
 def estimate_or_reason(value: float | None, se: float | None, unit: str, status: str) -> str:
-    """An estimate, or the reason why there is none."""
-    return missing(status) if value is None else estimate(value, se, unit)
+    """An estimate, or a dash and the reason why there is none."""
+    if value is not None:
+        return estimate(value, se, unit)
+    return DASH if status in ("", "ok") else f"{DASH} ({status})"
 
 
 def bytes_size(size: int) -> str:

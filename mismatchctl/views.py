@@ -1,13 +1,14 @@
 """How Results, sweeps, comparisons, verdicts and findings behave in a notebook: sentences, tables, rows.
 
-What is drawn is the front door's to say.
+What draws a figure is loaded by the first one that is asked for.
 """
 
 from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mismatchctl.escape import terminal
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 HEADLINE = ("k3", "abs_diff_mean", "ess_token", "ess_sequence", "tokens", "sequences")
 """Metrics that text shows, where they are there; the first ones of a run otherwise."""
-FIGURES: list[Callable[[Any, str], Any]] = []
-"""What draws a figure of a run by its name: filled by the package that draws."""
 
 
 Headlines = tuple[list[str], list[list[str]]]
@@ -84,11 +83,7 @@ class RunViews:
 
     def figure(self, name: str) -> Any:
         """A matplotlib figure of one of its parts: `distribution`, `k3_by_position`, `k3_by_surprisal`, ..."""
-        import importlib
-
-        if not FIGURES:
-            importlib.import_module("mismatchctl.door")
-        return FIGURES[0](self, name)
+        return import_module("mismatchctl.render.figures.notebook").figure_of(self, name)
 
 
 class ResultViews(TableViews):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mismatchctl.dumps.paths import discover, passing_over
 from mismatchctl.engines import Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import DataError
-from mismatchctl.files import remove, scratch_folder
+from mismatchctl.files import scratch
 from mismatchctl.gate import Rule, Verdict, judge, open_result
 from mismatchctl.gate.judge import Against
 from mismatchctl.result import Result
@@ -80,12 +81,8 @@ class Watch:
 
     def looks(self) -> Iterator[Look | None]:
         """Each look that found something new; None when there is nothing to read yet, once."""
-        folder = self.cache or scratch_folder()
-        try:
+        with nullcontext(self.cache) if self.cache is not None else scratch() as folder:
             yield from self._looks(Cached(Local(self.threads), folder))
-        finally:
-            if self.cache is None:
-                remove(folder)
 
     def _looks(self, engine: Cached) -> Iterator[Look | None]:
         files, memory, before = _Files(), _Memory(), None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatchctl.numbers import bytes_size, estimate, estimate_or_reason, missing, number
+from mismatchctl.numbers import bytes_size, estimate, estimate_or_reason, number
 from mismatchctl.render.text import clean, short
 from mismatchctl.vocabulary import vocabulary_of
 
@@ -49,8 +49,8 @@ def test_estimates_share_their_last_place(value: float | None, se: float | None,
 
 
 def test_undefined_has_a_reason() -> None:
-    assert missing("no valid token") == "– (no valid token)"
-    assert missing("ok") == "–"
+    assert estimate_or_reason(None, None, "", "no valid token") == "– (no valid token)"
+    assert estimate_or_reason(None, None, "", "ok") == "–"
     assert estimate_or_reason(None, None, "nats", "K3 is 0") == "– (K3 is 0)"
     assert estimate_or_reason(2.0, None, "nats", "ok") == "2.00"
 

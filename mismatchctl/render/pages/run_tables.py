@@ -21,29 +21,10 @@ if TYPE_CHECKING:  # comparing takes a tenth of a second to import
     from mismatchctl.compare.model import MovedToken
 
 STEP_KEYS = (
-    "tokens",
-    "sequences",
-    "k3",
-    "abs_diff_mean",
-    "abs_diff_p99",
-    "abs_diff_max",
-    "ratio_mean",
-    "ratio_mean_z",
-    "chi2_token",
-    "ess_token",
-    "ess_sequence",
-    "khat_token",
-    "khat_sequence",
-    "prob_corr",
-    "bitwise_share",
-    "drift_k3",
-    "ois",
-    "total_k3",
-    "rollout_reference_k3",
-    "train_reference_k3",
-    "ref_k3",
-    "routing_differs",
-)
+    "tokens", "sequences", "k3", "abs_diff_mean", "abs_diff_p99", "abs_diff_max", "ratio_mean", "ratio_mean_z",
+    "chi2_token", "ess_token", "ess_sequence", "khat_token", "khat_sequence", "prob_corr", "bitwise_share", "drift_k3",
+    "ois", "total_k3", "rollout_reference_k3", "train_reference_k3", "ref_k3", "routing_differs",
+)  # fmt: skip
 BY_KEYS = {
     "tokens": 1, "sequences": 2, "k3": 0, "abs_diff_mean": 4, "abs_diff_max": None, "ratio_mean": 5, "ess_token": None,
     "ess_sequence": 3, "routing_differs": 6,

@@ -24,18 +24,9 @@ MOST_CONFIGS = 400
 """Points of a study that are written as configurations; of more, those that no other beats come first."""
 OWN = "mismatchctl"
 KEYS = (
-    "rejected_tokens",
-    "rejected_sequences",
-    "ess_token",
-    "ess_sequence",
-    "weight_mean",
-    "weight_bias",
-    "weight_bounded_high",
-    "weight_bounded_low",
-    "normalization_factor",
-    "k3_kept",
-    "empty_prompts",
-)
+    "rejected_tokens", "rejected_sequences", "ess_token", "ess_sequence", "weight_mean", "weight_bias",
+    "weight_bounded_high", "weight_bounded_low", "normalization_factor", "k3_kept", "empty_prompts",
+)  # fmt: skip
 
 
 def shown_keys(study: Study) -> list[str]:
