@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ Yours = Annotated[
     list[str] | None,
     typer.Option("--config", help="Your configuration, in a framework's own keys, held against the ranking; repeat."),
 ]
-_LIMITS = "What is out of the question"
+limit_option = partial(typer.Option, rich_help_panel="What is out of the question")
 
 
 def advise(
@@ -32,18 +33,11 @@ def advise(
     batch: Annotated[
         int | None, typer.Option(min=1, help="Sequences of one update; else those of the dump per step.")
     ] = None,
-    max_rejection: Annotated[
-        str, typer.Option(help="Reject at most this share of the tokens: 5% or 0.05.", rich_help_panel=_LIMITS)
-    ] = "100%",
-    min_ess: Annotated[
-        float, typer.Option(min=0, max=1, help="Keep at least this ESS, as a share.", rich_help_panel=_LIMITS)
-    ] = 0.0,
-    no_rejection: Annotated[bool, typer.Option("--no-rejection", help="No gates.", rich_help_panel=_LIMITS)] = False,
+    max_rejection: Annotated[str, limit_option(help="Reject at most this share of the tokens: 5% or 0.05.")] = "100%",
+    min_ess: Annotated[float, limit_option(min=0, max=1, help="Keep at least this ESS, as a share.")] = 0.0,
+    no_rejection: Annotated[bool, limit_option("--no-rejection", help="No gates.")] = False,
     fixed: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="PATH=VALUE: a field that must be so, as in weight.level=token; repeat.", rich_help_panel=_LIMITS
-        ),
+        list[str] | None, limit_option(help="PATH=VALUE: a field that must be so, as in weight.level=token; repeat.")
     ] = None,
     column: Columns = None,
     json: Json = False,

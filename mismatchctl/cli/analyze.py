@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ import typer
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, progress_bar, say, show, warn, write
 from mismatchctl.cli.places import check_places, or_printed, or_stdout
@@ -78,31 +79,17 @@ OnDevice = Annotated[
     Literal["auto", "cpu", "cuda"],
     typer.Option("--device", help="Where the arithmetic is done; auto: on a GPU where there is one and it pays."),
 ]
-ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the Result on stdout, and nothing else.", rich_help_panel=OUTPUTS)
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the Result (JSON); - is stdout.", rich_help_panel=OUTPUTS)
-]
-Sequences = Annotated[Path | None, typer.Option(help="Write one row per sequence (Parquet).", rich_help_panel=OUTPUTS)]
-Join = Annotated[
-    Path | None, typer.Option(help="Bring the columns of this Parquet file along there.", rich_help_panel=OUTPUTS)
-]
-_TOKENS = "Token by token"
-Tokens = Annotated[
-    Path | None, typer.Option(help="Write a page of sequences, token by token.", rich_help_panel=_TOKENS)
-]
+ToJson = Annotated[bool, output_option("--json", help="Print the Result on stdout, and nothing else.")]
+Output = Annotated[Path | None, output_option("--output", "-o", help="Write the Result (JSON); - is stdout.")]
+Sequences = Annotated[Path | None, output_option(help="Write one row per sequence (Parquet).")]
+Join = Annotated[Path | None, output_option(help="Bring the columns of this Parquet file along there.")]
+tokens_option = partial(typer.Option, rich_help_panel="Token by token")
+Tokens = Annotated[Path | None, tokens_option(help="Write a page of sequences, token by token.")]
 Browse = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.", rich_help_panel=_TOKENS),
+    list[str] | None, tokens_option(metavar="PATH:ROW", help="These sequences there, not the worst; repeat.")
 ]
-Tokenizer = Annotated[
-    str | None,
-    typer.Option(help="tokenizer.json, a tiktoken encoding, bytes or ids.", rich_help_panel=_TOKENS),
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Each file and correction, on stderr.", rich_help_panel=OUTPUTS)
-]
+Tokenizer = Annotated[str | None, tokens_option(help="tokenizer.json, a tiktoken encoding, bytes or ids.")]
+Verbose = Annotated[bool, output_option("--verbose", "-v", help="Each file and correction, on stderr.")]
 
 Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted: the answer says how K3 stands to it.")]
 Advise = Annotated[

@@ -10,7 +10,7 @@ import typer
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import outputs, progress_bar, show, warn, write
 from mismatchctl.cli.places import check_places, or_stdout
@@ -28,14 +28,9 @@ Paths = Annotated[
         show_default=False,
     ),
 ]
-ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the comparison as JSON, and nothing else.", rich_help_panel=OUTPUTS)
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Write the comparison (JSON); - is stdout.", rich_help_panel=OUTPUTS),
-]
-Html = Annotated[Path | None, typer.Option(help="Write the comparison as a page.", rich_help_panel=OUTPUTS)]
+ToJson = Annotated[bool, output_option("--json", help="Print the comparison as JSON, and nothing else.")]
+Output = Annotated[Path | None, output_option("--output", "-o", help="Write the comparison (JSON); - is stdout.")]
+Html = Annotated[Path | None, output_option(help="Write the comparison as a page.")]
 
 
 @flat

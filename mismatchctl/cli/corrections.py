@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,33 +22,26 @@ if TYPE_CHECKING:
 
 Level = Literal["token", "sequence", "geometric"]
 """Of a weight or of a rejection."""
-_RULE = "One more correction, from flags"
+rule_option = partial(typer.Option, rich_help_panel="One more correction, from flags")
 
 
 @dataclass(frozen=True)
 class RuleFlags:
     """The flags that spell one correction."""
 
-    is_level: Annotated[Level | None, typer.Option(help="Importance weights at this level.", rich_help_panel=_RULE)] = (
-        None
-    )
-    is_threshold: Annotated[float | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_RULE)] = None
-    is_lower: Annotated[float | None, typer.Option(help="Lower bound of weights.", rich_help_panel=_RULE)] = None
+    is_level: Annotated[Level | None, rule_option(help="Importance weights at this level.")] = None
+    is_threshold: Annotated[float | None, rule_option(help="Upper bound of weights.")] = None
+    is_lower: Annotated[float | None, rule_option(help="Lower bound of weights.")] = None
     is_mode: Annotated[
-        Literal["truncate", "clip", "zero"] | None,
-        typer.Option(help="Weights outside: truncate above, clip, or zero.", rich_help_panel=_RULE),
+        Literal["truncate", "clip", "zero"] | None, rule_option(help="Weights outside: truncate above, clip, or zero.")
     ] = None
-    normalize: Annotated[
-        Literal["none", "token", "sequence"], typer.Option(help="Divide weights by their mean.", rich_help_panel=_RULE)
-    ] = "none"
-    rs_level: Annotated[
-        Level | None, typer.Option(help="Reject by the ratio at this level.", rich_help_panel=_RULE)
-    ] = None
-    rs_lower: Annotated[float | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_RULE)] = None
-    rs_upper: Annotated[float | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_RULE)] = None
-    veto: Annotated[
-        float | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_RULE)
-    ] = None
+    normalize: Annotated[Literal["none", "token", "sequence"], rule_option(help="Divide weights by their mean.")] = (
+        "none"
+    )
+    rs_level: Annotated[Level | None, rule_option(help="Reject by the ratio at this level.")] = None
+    rs_lower: Annotated[float | None, rule_option(help="Smallest ratio kept.")] = None
+    rs_upper: Annotated[float | None, rule_option(help="Largest ratio kept.")] = None
+    veto: Annotated[float | None, rule_option(help="Reject a sequence with any token ratio below this.")] = None
 
     def correction(self) -> Correction | None:
         """The correction called `flags`, if any of its flags was given.

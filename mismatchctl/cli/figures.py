@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.output import page_files, write
 from mismatchctl.cli.places import check_places, holds_dump, on_disk
 from mismatchctl.errors import ConfigError
@@ -23,12 +21,8 @@ if TYPE_CHECKING:
 class FigureFlags:
     """Whether figures become files, where and as what."""
 
-    figures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures, each with CSV.", rich_help_panel=OUTPUTS)
-    ] = None
-    figure_format: Annotated[
-        Literal["svg", "png", "pdf"], typer.Option(help="Of --figures.", rich_help_panel=OUTPUTS)
-    ] = "svg"
+    figures: Annotated[Path | None, output_option(metavar="DIR", help="Write figures, each with CSV.")] = None
+    figure_format: Annotated[Literal["svg", "png", "pdf"], output_option(help="Of --figures.")] = "svg"
 
     def check(self, inputs: Iterable[str | Path | None] = ()) -> None:
         """Refuse, before any work, a folder that figures cannot be written to.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 OnBad = Literal["error", "skip"]
 """What to do with bad rows and files."""
-OUTPUTS = "Outputs"
+output_option = partial(typer.Option, rich_help_panel="Outputs")
 """The panel of help that says where things go."""
-RUNNING = "How it runs"
+running_option = partial(typer.Option, rich_help_panel="How it runs")
 """The panel of help of what does not change the result."""
 
 Paths = Annotated[
@@ -36,23 +37,16 @@ Configs = Annotated[
     typer.Option("--config", help="What configures a framework (YAML, JSON, script) as one more correction; repeat."),
 ]
 By = Annotated[list[str] | None, typer.Option("--by", help="Break metrics down by this column; repeat.")]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="Units read at once; default: all processors.", rich_help_panel=RUNNING)
-]
-Cache = Annotated[
-    Path | None,
-    typer.Option(help="Keep what was read in this folder, and read it no more.", rich_help_panel=RUNNING),
-]
+Threads = Annotated[int | None, running_option(min=1, help="Units read at once; default: all processors.")]
+Cache = Annotated[Path | None, running_option(help="Keep what was read in this folder, and read it no more.")]
 OnBadRows = Annotated[OnBad, typer.Option(help="Bad rows and files: stop, or leave them out and count them.")]
-Markdown = Annotated[
-    Path | None, typer.Option(help="Write Markdown for a pull request; - is stdout.", rich_help_panel=OUTPUTS)
-]
-Open = Annotated[bool, typer.Option("--open", help="Open the page of --html.", rich_help_panel=OUTPUTS)]
+Markdown = Annotated[Path | None, output_option(help="Write Markdown for a pull request; - is stdout.")]
+Open = Annotated[bool, output_option("--open", help="Open the page of --html.")]
 MicroBatch = Annotated[
     int | None, typer.Option(min=1, help="Rows of a step per micro-batch, where no column names them.")
 ]
-Html = Annotated[Path | None, typer.Option(help="Write the report.", rich_help_panel=OUTPUTS)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files that stand there.", rich_help_panel=OUTPUTS)]
+Html = Annotated[Path | None, output_option(help="Write the report.")]
+Force = Annotated[bool, output_option("--force", help="Overwrite files that stand there.")]
 Columns = Annotated[
     list[str] | None,
     typer.Option("--column", help="CANONICAL=NAME: what the files call a column of the contract; repeat."),
@@ -67,17 +61,12 @@ class EngineFlags:
 
     threads: Threads = None
     memory_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.", rich_help_panel=RUNNING
-        ),
+        str | None, running_option(metavar="SIZE", help="Read fewer units at once to stay below, as in 2GB.")
     ] = None
-    engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Threads here, or tasks on a Ray cluster.", rich_help_panel=RUNNING)
-    ] = "local"
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster: auto is the one of this machine.", rich_help_panel=RUNNING)
-    ] = None
+    engine: Annotated[Literal["local", "ray"], running_option(help="Threads here, or tasks on a Ray cluster.")] = (
+        "local"
+    )
+    address: Annotated[str | None, running_option(help="The Ray cluster: auto is the one of this machine.")] = None
     cache: Cache = None
 
     def chosen(self) -> Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,7 +13,7 @@ import typer
 
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import (
     outputs,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 OnUndecided = Literal["fail", "warn", "pass"]
-_AGAINST = "What to compare with"
+against_option = partial(typer.Option, rich_help_panel="What to compare with")
 
 Paths = Annotated[list[str], typer.Argument(help="A Result, or dumps: files, folders, globs.")]
 Rules = Annotated[
@@ -51,35 +52,24 @@ Plan = Annotated[
     str | None, typer.Option(metavar="SHARE", help="Judge nothing: how many sequences find such a rise, as in 20%.")
 ]
 
-Baseline = Annotated[Path | None, typer.Option(help="A Result that was accepted.", rich_help_panel=_AGAINST)]
-History = Annotated[
-    Path | None, typer.Option(help="A folder of accepted Results: judge the trend too.", rich_help_panel=_AGAINST)
-]
-Last = Annotated[int, typer.Option(min=1, help="How many of them.", rich_help_panel=_AGAINST)]
+Baseline = Annotated[Path | None, against_option(help="A Result that was accepted.")]
+History = Annotated[Path | None, against_option(help="A folder of accepted Results: judge the trend too.")]
+Last = Annotated[int, against_option(min=1, help="How many of them.")]
 Nights = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Verdicts in a row that share the level; with --history, --last.", rich_help_panel=_AGAINST
-    ),
+    int | None, against_option(min=1, help="Verdicts in a row that share the level; with --history, --last.")
 ]
 FixedTokens = Annotated[
-    bool,
-    typer.Option(
-        "--fixed-tokens", help="The baseline's own tokens, scored again, or undecided.", rich_help_panel=_AGAINST
-    ),
+    bool, against_option("--fixed-tokens", help="The baseline's own tokens, scored again, or undecided.")
 ]
 SaveBaseline = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write what passed as a baseline; into a folder, with the next number.", rich_help_panel=_AGAINST
-    ),
+    Path | None, against_option(help="Write what passed as a baseline; into a folder, with the next number.")
 ]
-Accept = Annotated[bool, typer.Option("--accept", help="Save it whatever the verdict.", rich_help_panel=_AGAINST)]
+Accept = Annotated[bool, against_option("--accept", help="Save it whatever the verdict.")]
 
-ToJson = Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.", rich_help_panel=OUTPUTS)]
-JUnit = Annotated[Path | None, typer.Option(help="Write JUnit XML.", rich_help_panel=OUTPUTS)]
-Markdown = Annotated[Path | None, typer.Option(help="Write Markdown; - is stdout.", rich_help_panel=OUTPUTS)]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite reports and baselines.", rich_help_panel=OUTPUTS)]
+ToJson = Annotated[bool, output_option("--json", help="Print the verdict as JSON.")]
+JUnit = Annotated[Path | None, output_option(help="Write JUnit XML.")]
+Markdown = Annotated[Path | None, output_option(help="Write Markdown; - is stdout.")]
+Force = Annotated[bool, output_option("--force", help="Overwrite reports and baselines.")]
 
 
 @flat

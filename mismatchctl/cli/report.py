@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import OUTPUTS, Force, Html, Markdown, Open, Quiet
+from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet, output_option
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, show, write
 from mismatchctl.cli.places import check_places, or_printed
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from mismatchctl.render.figures.figure import Figure
 
 
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write all of them as one Result (JSON).", rich_help_panel=OUTPUTS)
-]
+Output = Annotated[Path | None, output_option("--output", "-o", help="Write all of them as one Result (JSON).")]
 
 
 @flat

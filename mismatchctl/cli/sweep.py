@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import typer
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import Level, chosen_corrections, named_corrections
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import OUTPUTS
+from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
 from mismatchctl.cli.output import outputs, progress_bar, show, warn
 from mismatchctl.cli.places import check_places, or_stdout
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
     from mismatchctl.sweep import Axis, Study, Sweep
     from mismatchctl.sweep.targets import Wish
 
-_SHORT = "One correction, from flags; each takes a value, a range or a list"
-_ASK = "Targets"
-_AHEAD = "Predictions, each with its interval, model and check"
+shortcut_option = partial(
+    typer.Option, rich_help_panel="One correction, from flags; each takes a value, a range or a list"
+)
+target_option = partial(typer.Option, rich_help_panel="Targets")
+ahead_option = partial(typer.Option, rich_help_panel="Predictions, each with its interval, model and check")
 
 Vary = Annotated[
     list[str] | None,
@@ -38,54 +41,34 @@ Vary = Annotated[
 StudyFile = Annotated[
     Path | None, typer.Option("--sweep", help="A YAML file: a list of {correction: NAME, vary: {PATH: values}}.")
 ]
-ToJson = Annotated[
-    bool, typer.Option("--json", help="Print the sweep on stdout, and nothing else.", rich_help_panel=OUTPUTS)
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Write all rows (.parquet, .csv, .json).", rich_help_panel=OUTPUTS),
-]
-Html = Annotated[
-    Path | None, typer.Option(help="Write a page: curves, maps, the front, an explorer.", rich_help_panel=OUTPUTS)
-]
-Front = Annotated[bool, typer.Option("--pareto", help="Show the whole front of each correction.", rich_help_panel=_ASK)]
+ToJson = Annotated[bool, output_option("--json", help="Print the sweep on stdout, and nothing else.")]
+Output = Annotated[Path | None, output_option("--output", "-o", help="Write all rows (.parquet, .csv, .json).")]
+Html = Annotated[Path | None, output_option(help="Write a page: curves, maps, the front, an explorer.")]
+Front = Annotated[bool, target_option("--pareto", help="Show the whole front of each correction.")]
 TargetRejection = Annotated[
-    list[str] | None,
-    typer.Option(help="Solve for 0.05 rejected tokens; sequences=0.05 for sequences; repeat.", rich_help_panel=_ASK),
+    list[str] | None, target_option(help="Solve for 0.05 rejected tokens; sequences=0.05 for sequences; repeat.")
 ]
 TargetEss = Annotated[
-    list[float] | None,
-    typer.Option(min=0, max=1, help="Solve for this effective sample size of tokens; repeat.", rich_help_panel=_ASK),
+    list[float] | None, target_option(min=0, max=1, help="Solve for this effective sample size of tokens; repeat.")
 ]
-Batch = Annotated[
-    int | None, typer.Option(min=1, help="What a batch of so many sequences would lose.", rich_help_panel=_AHEAD)
-]
+Batch = Annotated[int | None, ahead_option(min=1, help="What a batch of so many sequences would lose.")]
 AtLength = Annotated[
-    list[int] | None,
-    typer.Option(min=1, help="Rejection and ESS at so many tokens a response; repeat.", rich_help_panel=_AHEAD),
+    list[int] | None, ahead_option(min=1, help="Rejection and ESS at so many tokens a response; repeat.")
 ]
-AtStep = Annotated[
-    float | None, typer.Option(help="Rejection so many steps after the last, as in +100.", rich_help_panel=_AHEAD)
-]
+AtStep = Annotated[float | None, ahead_option(help="Rejection so many steps after the last, as in +100.")]
 
 
 @dataclass(frozen=True)
 class Shortcuts:
     """The flags that spell one correction; those with more than one value vary."""
 
-    is_level: Annotated[Level, typer.Option(help="Level of the weights.", rich_help_panel=_SHORT)] = "token"
-    is_threshold: Annotated[str | None, typer.Option(help="Upper bound of weights.", rich_help_panel=_SHORT)] = None
-    rs_level: Annotated[Level, typer.Option(help="Level of --rs-upper and --rs-lower.", rich_help_panel=_SHORT)] = (
-        "sequence"
-    )
-    rs_upper: Annotated[str | None, typer.Option(help="Largest ratio kept.", rich_help_panel=_SHORT)] = None
-    rs_lower: Annotated[str | None, typer.Option(help="Smallest ratio kept.", rich_help_panel=_SHORT)] = None
-    geo: Annotated[
-        str | None, typer.Option(help="x: geometric mean ratio kept within 1/x and x.", rich_help_panel=_SHORT)
-    ] = None
-    veto: Annotated[
-        str | None, typer.Option(help="Reject a sequence with any token ratio below this.", rich_help_panel=_SHORT)
-    ] = None
+    is_level: Annotated[Level, shortcut_option(help="Level of the weights.")] = "token"
+    is_threshold: Annotated[str | None, shortcut_option(help="Upper bound of weights.")] = None
+    rs_level: Annotated[Level, shortcut_option(help="Level of --rs-upper and --rs-lower.")] = "sequence"
+    rs_upper: Annotated[str | None, shortcut_option(help="Largest ratio kept.")] = None
+    rs_lower: Annotated[str | None, shortcut_option(help="Smallest ratio kept.")] = None
+    geo: Annotated[str | None, shortcut_option(help="x: geometric mean ratio kept within 1/x and x.")] = None
+    veto: Annotated[str | None, shortcut_option(help="Reject a sequence with any token ratio below this.")] = None
 
     def studies(self) -> list[Study]:
         """The study of that correction, if any of its bounds was given."""
