@@ -134,10 +134,9 @@ def off_policy_masked(advantages: Floats, drift: Floats, segments: Segments, del
     return masked
 
 
-def reinforce(advantages: Floats, current: Floats, weights: Floats | None = None) -> Floats:
-    """REINFORCE, -A log pi, times importance weights [T]; per token [T]."""
-    losses = -advantages * current
-    return losses if weights is None else losses * weights
+def reinforce(advantages: Floats, current: Floats) -> Floats:
+    """REINFORCE, -A log pi, per token [T]."""
+    return -advantages * current
 
 
 def per_sequence(losses: Floats, segments: Segments, kept: Bools, within: Within) -> Float64s:

@@ -31,8 +31,8 @@ def number(value: float | None, unit: str = "") -> str:
     if unit in AROUND_ONE and 0 < abs(value - 1) < _INVISIBLE:
         return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
     if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
-        return f"{_plain(100 * value, _digits_around(value, 1.0))} %"
-    return _scientific_or_plain(value, _digits_around(value, 1.0) if unit in AROUND_ONE else _DIGITS)
+        return f"{_plain(100 * value, _digits_around_one(value))} %"
+    return _scientific_or_plain(value, _digits_around_one(value) if unit in AROUND_ONE else _DIGITS)
 
 
 def estimate(value: float | None, se: float | None, unit: str = "") -> str:
@@ -92,9 +92,9 @@ def _exponent(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
 
 
-def _digits_around(value: float, centre: float) -> int:
-    """Significant digits so that three digits of the distance from `centre` show."""
-    distance = abs(value - centre)
+def _digits_around_one(value: float) -> int:
+    """Significant digits so that three digits of the distance from 1 show."""
+    distance = abs(value - 1.0)
     if distance == 0 or distance > 0.1:
         return _DIGITS
     return min(_MOST_DIGITS, _DIGITS + max(0, _exponent(value) - _exponent(distance) - 1))

@@ -78,8 +78,10 @@ class Layout:
         if not hasattr(sample, "dtype"):
             sample = self.like[0] if len(self.like) else []
         if type(sample).__module__.partition(".")[0] == "torch":
+            import torch
+
             own = [_like(sample, part) for part in parts]
-            return nested_of(self.like, own) if nested else own
+            return torch.nested.nested_tensor(own, layout=self.like.layout) if nested else own
         if not hasattr(sample, "dtype"):
             return [part.tolist() for part in parts]
         return [_like(sample, part) for part in parts]
@@ -107,13 +109,6 @@ _COLUMNS: dict[str, Callable[[Any, list[NDArray[Any]]], Any]] = {
     "pandas": _pandas,
 }
 """How a column of rows is made in its library, like another one."""
-
-
-def nested_of(tensor: Any, rows: list[Any]) -> Any:
-    """A nested tensor of rows."""
-    import torch
-
-    return torch.nested.nested_tensor(rows, layout=tensor.layout)
 
 
 def _like(sample: Any, values: NDArray[Any]) -> Any:

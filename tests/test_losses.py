@@ -102,10 +102,10 @@ def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
 
 
 def test_losses_are_summed_up_over_sequences_as_said() -> None:
-    losses = reinforce(ADVANTAGES, CURRENT, np.full(TOKENS, 2.0))
+    losses = reinforce(ADVANTAGES, CURRENT)
     rows = np.split(np.where(KEPT, losses, 0), SEGMENTS.offsets[1:-1])
     kept = [row.sum() for row in np.split(KEPT, SEGMENTS.offsets[1:-1])]
-    assert losses == pytest.approx(-2 * ADVANTAGES * CURRENT)
+    assert losses == pytest.approx(-ADVANTAGES * CURRENT)
     assert aggregate(losses, SEGMENTS, KEPT, "sum", KEPT.sum()) == pytest.approx(sum(map(np.sum, rows)) / KEPT.sum())
     means = [row.sum() / max(count, 1) for row, count in zip(rows, kept, strict=True)]
     assert per_sequence(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)

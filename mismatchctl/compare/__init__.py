@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
+from mismatchctl.analyze import analyze
 from mismatchctl.compare.changes import Tested, adjusted, metric_changes
 from mismatchctl.compare.decompose import by_bin, by_steps, by_values
 from mismatchctl.compare.growth import growth
@@ -19,13 +20,15 @@ from mismatchctl.compare.model import (
     Side,
     comparison_schema,
 )
-from mismatchctl.compare.sources import Reading, Source, read_sources
+from mismatchctl.compare.sources import Source, read_sources
 from mismatchctl.compare.tokens import pair_tokens
 from mismatchctl.compare.words import details, headline
 from mismatchctl.correction import Correction
-from mismatchctl.engines import Engine, Local
+from mismatchctl.dumps import Dump, open_dump
+from mismatchctl.engines import Engine
+from mismatchctl.frameworks import column_aliases
 from mismatchctl.resample import Sample, sample_of_run
-from mismatchctl.result import Value
+from mismatchctl.result import Result, Value
 
 _NOT_MEASURED = Value(value=None, status="not measured")
 
@@ -59,9 +62,17 @@ def compare(
         DataError: an argument that cannot be read, or only one run.
         ConfigError: settings that do not fit each other or the dumps.
     """
-    engine = engine or Local(threads)
-    reading = Reading(rename or {}, tuple(corrections), tuple(by), on_bad, engine, progress, micro_batch_size)
-    sources, warnings = read_sources(paths, reading)
+
+    def analyzed(path: str) -> Result:
+        return analyze(
+            [path], corrections, rename=rename, by=by, on_bad=on_bad, threads=threads, engine=engine, progress=progress,
+            micro_batch_size=micro_batch_size, every_cluster=True, findings=False,
+        )  # fmt: skip
+
+    def opened(path: str) -> Dump:
+        return open_dump([path], rename=rename or {}, aliases=column_aliases(), on_bad=on_bad)
+
+    sources, warnings = read_sources(paths, analyzed, opened)
     samples = [sample_of_run(source.run) for source in sources]
     first, *others = sources
     pairs = [(samples[0], sample) for sample in samples[1:]]
@@ -86,7 +97,7 @@ def _side(source: Source, sample: Sample) -> Side:
     return Side(
         name=source.name,
         source=source.argument.path,
-        kind="result" if source.reading is None else "dump",
+        kind="result" if source.opened is None else "dump",
         rollout=source.argument.rollout,
         trainer=source.argument.trainer,
         clusters_by=source.run.clusters.by,

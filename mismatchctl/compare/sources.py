@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
-from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
-from mismatchctl.dumps import Dump, open_dump
-from mismatchctl.engines import Engine, Local
+from mismatchctl.dumps import Dump
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks import column_aliases
 from mismatchctl.result import Result, RunResult, is_result, read_result, storage_of
 from mismatchctl.stores import normal
 
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^,="']+)"""
 _NAMED = re.compile(rf"(rollout|trainer)=({_VALUE}),(rollout|trainer)=({_VALUE})=(.+)", re.DOTALL)
 _LOOKS_NAMED = re.compile(r"(rollout|trainer)=")
+
+
+Opened = Callable[[str], Dump]
+"""What opens the dump of a path."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,8 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How dumps are read: as `analyze` takes it."""
-
-    rename: Mapping[str, str]
-    corrections: Sequence[Correction] = ()
-    by: Sequence[str] = ()
-    on_bad: Literal["error", "skip"] = "error"
-    engine: Engine = field(default_factory=Local)
-    progress: Callable[[int, int], None] | None = None
-    micro_batch_size: int | None = None
-
-
-@dataclass(frozen=True)
 class Source:
-    """One run to compare: its part of a Result, and how to read the tokens again where it comes from a dump.
+    """One run to compare: its part of a Result, and how its dump is `opened` again where it comes from one.
 
     `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with; `storage` is
     what its log-probs are stored as, by column.
@@ -60,16 +47,13 @@ class Source:
     run: RunResult
     alone: bool
     corrections: tuple[Correction, ...] = ()
-    reading: Reading | None = None
+    opened: Opened | None = None
     storage: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def dump(self) -> Dump | None:
         """The dump behind it, opened once more; None for a Result."""
-        if self.reading is None:
-            return None
-        how = self.reading
-        return open_dump([self.argument.path], rename=how.rename, aliases=column_aliases(), on_bad=how.on_bad)
+        return None if self.opened is None else self.opened(self.argument.path)
 
 
 def parse_argument(text: str) -> Argument:
@@ -93,8 +77,15 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if text[0] in "\"'" else text
 
 
-def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], list[str]]:
+def read_sources(
+    texts: Sequence[str], analyzed: Callable[[str], Result], opened: Opened
+) -> tuple[list[Source], list[str]]:
     """Every run of every argument, in their order, under names of their own; and what to warn about.
+
+    Args:
+        texts: the arguments.
+        analyzed: what makes a Result of a dump.
+        opened: what opens it again.
 
     Raises:
         DataError: a dump or a Result that cannot be read, or fewer than two runs.
@@ -105,7 +96,8 @@ def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], 
     sources: list[Source] = []
     warnings: list[str] = []
     for argument in arguments:
-        result, how = _read(argument, reading)
+        saved = is_result(argument.path)
+        result = read_result(argument.path) if saved else analyzed(argument.path)
         if argument.rollout is not None and len(result.runs) > 1:
             problem = f"holds {len(result.runs)} runs, but is named as one pair of engines"
             raise DataError(problem, file=argument.path, remedy="name each run by a path of its own")
@@ -113,7 +105,7 @@ def read_sources(texts: Sequence[str], reading: Reading) -> tuple[list[Source], 
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
         corrections, alone = tuple(result.corrections), len(result.runs) == 1
         sources += [
-            Source(name, argument, name, run, alone, corrections, how, storage_of(result, name))
+            Source(name, argument, name, run, alone, corrections, None if saved else opened, storage_of(result, name))
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
@@ -137,18 +129,6 @@ def _check_pairs(arguments: Sequence[Argument]) -> None:
     for (rollout, trainer), times in pairs.items():
         if times > 1:
             raise ConfigError(f"rollout={rollout},trainer={trainer} is named {times} times: a pair has one dump")
-
-
-def _read(argument: Argument, reading: Reading) -> tuple[Result, Reading | None]:
-    if is_result(argument.path):
-        return read_result(argument.path), None
-    how = reading
-    result = analyze(
-        [argument.path], how.corrections, rename=how.rename, by=how.by, on_bad=how.on_bad, engine=how.engine,
-        progress=how.progress, micro_batch_size=how.micro_batch_size,
-        every_cluster=True, findings=False,
-    )  # fmt: skip
-    return result, reading
 
 
 def _named(sources: Sequence[Source]) -> list[Source]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -146,9 +146,8 @@ def _bound(threshold: Threshold, rows: Sequence[Row], spans: Sequence[tuple[int,
         "patterns": list(patterns),
         "sentences": list(sentences),
         "sequences": sequences,
-        "totals": {clean(run): [_totals(line) for line in lines] for run, lines in threshold.totals.items()},
+        "totals": {
+            clean(run): [[number(line[name], "fraction") for name in TOTALS] for line in lines]
+            for run, lines in threshold.totals.items()
+        },
     }  # fmt: skip
-
-
-def _totals(line: Mapping[str, float | None]) -> list[str]:
-    return [number(line[name], "fraction") for name in TOTALS]

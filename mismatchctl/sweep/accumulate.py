@@ -62,7 +62,9 @@ class SweepAccumulator:
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
         self._breakdown = BreakdownValues(plan.base.by)
-        self._groups: Groups[list[FamilySums]] = Groups(_size, self._close_groups, AT_ONCE)
+        self._groups: Groups[list[FamilySums]] = Groups(
+            lambda cell: sum(sums.size for sums in cell), self._close_groups, AT_ONCE
+        )
         self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
         self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
@@ -173,11 +175,6 @@ class SweepAccumulator:
             **counts,
             **{key: values[:, family.places].ravel() for key, values in found.items()},
         }
-
-
-def _size(cell: Sequence[FamilySums]) -> int:
-    """Numbers that are held of a cell."""
-    return sum(sums.size for sums in cell)
 
 
 def _by(numbers: Ints, parts: Sequence[FamilySums]) -> list[list[FamilySums]]:

@@ -47,7 +47,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
         canvas.labels(_axis(decomposition), "contribution (nats/token)")
         canvas.legend([(text, area_key(color)) for text, color in zip(("level", "mix"), _SHADES, strict=True)])
 
-    noun = _noun(decomposition.quantity)
+    noun = "probability" if decomposition.quantity == "surprisal" else short(decomposition.quantity, 40)
     largest = max(range(len(parts)), key=lambda index: abs(parts[index].total))
     moved = " of ".join(with_sign(change) for change in (parts[largest].total, decomposition.difference))
     return Figure(
@@ -98,7 +98,3 @@ def _axis(decomposition: Decomposition) -> str:
         "position": "position in the response, from",
         "length": "length of the response, from",
     }.get(decomposition.quantity, short(decomposition.quantity, 40))
-
-
-def _noun(quantity: str) -> str:
-    return "probability" if quantity == "surprisal" else short(quantity, 40)
