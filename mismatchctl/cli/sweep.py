@@ -159,7 +159,7 @@ def sweep(
             on_bad=on_bad,
             engine=where,
             progress=progress,
-            notice=lambda sentence: say(f"warning: {sentence}", quiet),
+            notice=lambda sentence: warn([sentence], quiet),
             wishes=wishes,
             outlook=Outlook(batch, tuple(at_length or ()), at_step),
             micro_batch_size=micro_batch_size,
