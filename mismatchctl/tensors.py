@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Floats, Segments, TokenBatch
+from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
 from mismatchctl.correction import Applied, Correction, apply
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.ratios import Ratios, ratios_of
@@ -153,7 +154,7 @@ class Tokens:
         """From values per position of one layout.
 
         Raises:
-            DataError: they do not fit each other, or a valid token has no finite log-prob.
+            DataError: they do not fit each other, a mask is not 0 or 1, or a valid token's value is no log-prob.
         """
         layout = Layout.of(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
@@ -165,7 +166,7 @@ class Tokens:
             if own.lengths != layout.lengths:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
-        valid = flat["mask"] != 0 if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
+        valid = _flags(flat["mask"]) if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
         rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
         segments, places = (rows, None) if valid.all() else _left_of(rows, valid)
         flat.pop("mask", None)
@@ -173,8 +174,8 @@ class Tokens:
             name: _numbers(values if places is None else values.take(places), name) for name, values in flat.items()
         }
         for name in ("rollout", "train", "current"):
-            if name in taken and not np.isfinite(taken[name].sum()) and not np.isfinite(taken[name]).all():
-                raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
+            if name in taken:
+                _check_log_probs(taken[name], name)
         positions = None if places is None else places - segments.spread(rows.offsets[:-1])
         batch = TokenBatch(
             segments, taken["rollout"], taken["train"], taken.get("current"), positions,
@@ -264,6 +265,33 @@ def _left_of(rows: Segments, valid: NDArray[np.bool_]) -> tuple[Segments, NDArra
     """The valid positions of rows, as segments, and their places among all."""
     places = np.flatnonzero(valid)
     return Segments(np.searchsorted(places, rows.offsets)), places
+
+
+def _flags(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which positions are valid.
+
+    Raises:
+        DataError: a position is neither 0 nor 1: weights of tokens, say, are no mask.
+    """
+    valid: NDArray[np.bool_] = mask != 0
+    if mask.dtype != np.bool_ and not np.array_equal(valid, mask == 1):
+        other = mask[valid & (mask != 1)][0]
+        raise DataError(f"mask holds {other}: a mask is 0 or 1, or false or true")
+    return valid
+
+
+def _check_log_probs(values: Floats, name: str) -> None:
+    """Refuse values of valid tokens that no log-prob has, as files with them are refused."""
+    if len(values) == 0:
+        return
+    least, most = float(values.min()), float(values.max())
+    if least >= LEAST_LOG_PROB and most <= POSITIVE_TOLERANCE:
+        return
+    if not np.isfinite(values).all():
+        raise DataError(f"{name} has a valid token that is NaN or infinite", remedy="mask it out")
+    worst = most if most > POSITIVE_TOLERANCE else least
+    what = "a log-prob can't be positive" if worst > 0 else "no policy gives such a log-prob"
+    raise DataError(f"{name} has a valid token of {worst:.6g}: {what}", remedy="give logarithms, and mask what is none")
 
 
 def _numbers(values: NDArray[Any], name: str) -> Floats:

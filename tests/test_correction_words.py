@@ -391,3 +391,23 @@ def test_an_analysis_takes_every_word(tmp_path: Any) -> None:
     swept = sweep([str(tmp_path)], [Study(correction, ()) for correction in made]).overall.to_dicts()
     for row in swept:
         assert row["rejected_tokens"] == run.overall.corrections[row["correction"]]["rejected_tokens"].value
+
+
+@pytest.mark.parametrize(
+    ("mapping", "said"),
+    [
+        ({"weight": {"truncate": True}}, "weight: truncate takes no true or false"),
+        ({"gates": [{"keep": [False, 2.0]}]}, r"gates.0: keep takes no true or false"),
+        ({"gates": [{"keep": [0.5, 2.0], "seed": True}]}, r"gates.0: seed takes no true or false"),
+        ({"weight": {"truncate": math.nan}}, r"weight.truncate: nan is no bound: give a finite number >= 0, or null"),
+        ({"gates": [{"statistic": "k1", "keep": [math.inf, None]}]}, "inf is no bound: give a finite number, or null"),
+    ],
+)
+def test_what_is_no_bound(mapping: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        correction_from_mapping(mapping)
+
+
+def test_flags_stay_flags() -> None:
+    gate = {"keep": [0.5, 2.0], "inclusive": [True, False]}
+    assert correction_from_mapping({"gates": [gate]}).gates[0].inclusive == (True, False)

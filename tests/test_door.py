@@ -18,6 +18,7 @@ import torch
 import mismatchctl as mm
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.sweep import sweep
 
 ROOT = Path(__file__).parent.parent
 RNG = np.random.default_rng(1)
@@ -131,6 +132,12 @@ ROW = [[-1.0, -2.0]]
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "lengths": (lambda: mm.k3(ROLLOUT[:, :3], TRAIN, MASK), "rows of"),
     "not finite": (lambda: mm.k3(ROLLOUT, TRAIN), "NaN or infinite"),
+    "above 0": (lambda: mm.k3(ROW, [[-1.0, 0.5]]), "train has a valid token of 0.5: a log-prob can't be positive"),
+    "below all": (lambda: mm.k3(ROW, [[-1.0, -1e300]]), "no policy gives such a log-prob"),
+    "weights for a mask": (lambda: mm.k3(ROW, ROW, [[1.0, 0.5]]), "mask holds 0.5: a mask is 0 or 1"),
+    "an unknown mask": (lambda: mm.k3(ROW, ROW, np.array([[1.0, np.nan]])), "mask holds nan"),
+    "a hole in a mask": (lambda: mm.weights(ROW, ROW, [[1, None]]), "mask holds None"),
+    "no study": (lambda: sweep(["nowhere"], [], wishes=[("rejected_tokens", 0.05)]), "needs a study"),
     "one row": (lambda: mm.k3(ROLLOUT[0], TRAIN[0]), "one row per sequence"),
     "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),
     "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
@@ -164,6 +171,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a result": (lambda: mm.read_result(5), "not from a int"),
     "a preset": (lambda: mm.preset(5), "no preset 5"),
 }
+
+
+def test_what_lies_under_the_mask_may_be_anything() -> None:
+    for mask in (np.array([[1, 0]]), np.array([[1.0, 0.0]]), [[True, False]]):
+        assert mm.k1([[-1.0, 0.5]], [[-1.5, float("nan")]], mask) == 0.5
 
 
 @pytest.mark.parametrize("what", WRONG)

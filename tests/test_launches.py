@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,32 @@ VERL = """python3 -m verl.trainer.main_ppo \\
 AREAL = """python3 train.py --config x.yaml actor.use_decoupled_loss=true \\
     'actor.rejection_sampling={level: sequence, metric: kl_k3, upper: 1e-2}'
 """
+VERL_POINTERS = """algorithm:
+  low: 0.998
+  rollout_correction:
+    rollout_is: ${level}
+    rollout_is_threshold: ${mine.cap}
+    rollout_rs: ${oc.select:mine.none,seq_mean_k1}
+    rollout_rs_threshold: ${..low}_${oc.env:HIGH,1.002}
+level: ${mine.level}
+mine: {level: token, cap: "2.5"}
+"""
+
+NEMO_SH = """export TIS_TYPE=${TIS_TYPE:-${TRUNCATED_IMPORTANCE_SAMPLING_TYPE:-tis}}
+OVERRIDES=(
+  "++grpo.seq_logprob_error_threshold=${LIMIT:-2.0}"
+  "loss_fn.use_importance_sampling_correction=true"
+  "++loss_fn.truncated_importance_sampling_type=${TIS_TYPE}"
+  "++loss_fn.truncated_importance_sampling_ratio=5"
+)
+uv run examples/run_grpo.py "${OVERRIDES[@]}"
+"""
+TINKER = """from tinker_cookbook.rl import train
+from other import Config
+
+other = Config(seed=3)
+config = train.Config(model_name=NAME, loss_fn="ppo", loss_fn_config={"clip_low_threshold": 0.9})
+"""
 CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]]]] = {
     "verl, a quoted override": (
         "run.sh", VERL, "verl", {"level": "token", "truncate": 2.0},
@@ -145,6 +172,21 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
     "open-instruct, switched off": (
         "run.sh", "python grpo_fast.py --no_use_rho_correction\n", "open-instruct", None, [],
     ),
+    "verl, defaults of variables": (
+        "run.sh", "is=${1:-token}\nthr=${THR:-${CAP:-3.0}}\nrs=${RS-}\npython3 -m verl.trainer.main_ppo \\\n"
+        "  algorithm.rollout_correction.rollout_is=$is algorithm.rollout_correction.rollout_is_threshold=\"${thr}\"\n",
+        "verl", {"level": "token", "truncate": 3.0}, [],
+    ),
+    "verl, values that point to others": (
+        "config.yaml", VERL_POINTERS, "verl", {"level": "token", "truncate": 2.5},
+        [{"statistic": "k1", "level": "mean", "keep": (math.log(0.998), math.log(1.002))}],
+    ),
+    "nemo-rl, nested defaults": (
+        "run.sh", NEMO_SH, "nemo-rl", {"level": "token", "clip": (None, 5.0)}, [{"statistic": "mult_error"}],
+    ),
+    "tinker-cookbook, in Python": (
+        "train.py", TINKER, "tinker-cookbook", None, [],
+    ),
     "skyrl, the deprecated switch": ("run.sh", SKYRL, "skyrl", {"level": "token", "truncate": 3.0}, []),
 }  # fmt: skip
 
@@ -178,6 +220,20 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
         ("openrlhf.sh", "t.py --algo.advantage.is_correction_threshold 3", "takes two numbers, low and high, not 3"),
         ("open.yaml", "use_rho_correction: true\nuse_vllm_logprobs: true", "refuses use_vllm_logprobs"),
         ("skyrl.yaml", "off_policy_correction: {strange: 1}", "off_policy_correction.strange"),
+        ("skyrl.yaml", "tis_ratio_type: token", "no option 'tis_ratio_type': it belongs in off_policy_correction"),
+        (
+            "skyrl.sh",
+            "t.py trainer.algorithm.tis_ratio_type=token",
+            "no option 'trainer.algorithm.tis_ratio_type': it belongs in off_policy_correction",
+        ),
+        (
+            "nemo.sh",
+            "t.py --use_importance_sampling_correction true",
+            "no option '--use_importance_sampling_correction': it belongs in loss_fn",
+        ),
+        ("mis.yaml", "{use_tis: true, tis_clip: '${cap}', cap: 2.0}", "which torch takes for no number$"),
+        ("tinker.py", "train.Config(loss_fn=cli.loss_fn)", "line 1: loss_fn is no plain value"),
+        ("other.py", "other.Config(seed=3)", "calls no RolloutCorrectionConfig or GRPOConfig or Config"),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )

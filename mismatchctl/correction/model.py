@@ -22,6 +22,19 @@ LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "ag
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, data: Any) -> Any:
+        """True is no 1: whoever writes `truncate: true` means a switch, which there is not."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            if name != "inclusive" and (value is True or value is False or _holds_flag(value)):
+                raise ValueError(f"{name} takes no true or false")
+        return data
+
+
+def _holds_flag(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(one is True or one is False for one in value)
+
 
 def _opened(interval: Interval) -> Interval:
     """The same with null for a bound that lies at its own infinity."""
@@ -33,8 +46,8 @@ def _check_interval(interval: Interval, *, positive: bool) -> Interval:
     low, high = interval = _opened(interval)
     for bound in interval:
         if bound is not None and (not math.isfinite(bound) or (positive and bound < 0)):
-            kind = "finite number" if math.isinf(bound) else "number"
-            raise ValueError(f"bound {bound} of {list(interval)} must be a {kind}{' >= 0' if positive else ''}")
+            wanted = f"a finite number{' >= 0' if positive else ''}, or null for none"
+            raise ValueError(f"{bound} is no bound: give {wanted}")
     if low is not None and high is not None and low > high:
         raise ValueError(f"lower bound {low} is above upper bound {high}")
     if high is not None and positive and high == 0:

@@ -51,13 +51,15 @@ def keys_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
 def _called(path: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
     """What the calls of a framework's class say; each may be called after its function."""
     text = read_text(path)
-    found = [(call, keys_of) for owner, keys_of in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
-    if not found:
-        raise ConfigError(f"{path}: calls no {' or '.join(PYTHON_CLASSES)}: that is what is read of Python")
+    calls = [(call, keys_of) for owner, keys_of in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
     try:
-        return [(call.function or name, keys_of(call)) for call, keys_of in found]
+        said = [(call.function or name, keys_of(call)) for call, keys_of in calls]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    found = [(called, keys) for called, keys in said if keys is not None]
+    if not found:
+        raise ConfigError(f"{path}: calls no {' or '.join(PYTHON_CLASSES)}: that is what is read of Python")
+    return found
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class Framework(ABC):
         version: what follows the @.
         reducers: how it can sum up a step, the default first, where it has a choice.
         block: the keys that its configuration of corrections stands under in a full one.
-        reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf.
+        reads_yaml_1_1: whether it reads its files by YAML 1.1, where 1e-4 is text; else by OmegaConf, where `${a.b}`
+            stands for another value.
     """
 
     name: str
@@ -196,7 +197,7 @@ class Shelf:
         presets: its file of named corrections.
         columns: its name of a column of the contract, where that means one thing wherever it is used.
         layouts: its files of dumps.
-        classes: classes whose calls in Python say a configuration: the keys of one.
+        classes: classes whose calls in Python say a configuration: the keys of one, None where it is no such call.
         compared: presets that are among those compared when nobody says which.
         factory: the keys that a factory of such a class sets at a version, for presets that are named after it.
     """
@@ -208,7 +209,7 @@ class Shelf:
     presets: Path
     columns: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[Layout, ...] = ()
-    classes: Mapping[str, Callable[[Call], dict[str, Any]]] = field(default_factory=dict)
+    classes: Mapping[str, Callable[[Call], dict[str, Any] | None]] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 

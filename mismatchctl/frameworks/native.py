@@ -14,6 +14,7 @@ from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
 from mismatchctl.frameworks.forms import keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
+from mismatchctl.texts.pointers import resolved
 from mismatchctl.validation import takes
 
 
@@ -39,7 +40,7 @@ class Written:
     Attributes:
         name: how the correction that it makes is called.
         framework: whose it is, at the version that it was written for.
-        keys: all of it, what it includes put in.
+        keys: all of it, what it includes and points to put in.
     """
 
     name: str
@@ -74,7 +75,8 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     found: list[Written] = []
     for name, keys in keys_in(path):
         chosen = _whose(path, keys, framework, of_any)
-        one = Written(name, chosen, chosen.with_included(keys, path.parent))
+        whole = chosen.with_included(keys, path.parent)
+        one = Written(name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole))
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     return found

@@ -14,7 +14,6 @@ from mismatchctl.frameworks.unread import Unread, nearest
 Place = tuple[str, ...]
 Found = tuple[Place, str, Any]
 """Where an option stands, its name, its value."""
-_POINTED = re.compile(r"\$\{([^{}]*)\}")
 _NEGATED = re.compile(r"--no[-_](.+)", re.DOTALL)
 
 
@@ -63,6 +62,16 @@ class Spelling:
                 return name
         return None
 
+    def _home(self, key: object) -> str:
+        """The block that a key outside it belongs in, as a clause; empty if there is none."""
+        blocks = [name for name, usual in self.options.items() if isinstance(usual, dict) and _plain(key) in usual]
+        return f": it belongs in {self._spelt.get(blocks[0], blocks[0])}" if blocks else ""
+
+    @property
+    def _spelt(self) -> dict[str, str]:
+        """How an option with another spelling is written: as the first of them."""
+        return {name: key for key, name in reversed(list(self.aliases.items()))}
+
     def recognizes(self, native: Mapping[str, Any]) -> bool:
         """Whether a configuration has a sign."""
         return any(re.fullmatch(self.signs, said) for said in _said(native))
@@ -80,8 +89,8 @@ class Spelling:
             for key in inner:
                 if self.name_of(key) is not None or key in blocks:
                     continue
-                hint = nearest(str(key), spelt)
                 sign = not place and (not known or re.fullmatch(self.signs, _plain(key)) is not None)
+                hint = (self._home(key) if place or sign else "") or nearest(str(key), spelt)
                 if not place or hint:
                     found.append(Unread((*place, str(key)), hint, refused=sign or bool(hint)))
         return found
@@ -94,10 +103,11 @@ class Spelling:
         """
         for item in self.unread(native):
             if item.refused:
-                raise ConfigError(f"{title} has no option {item.key!r}{suggestion(item.key, self.options)}")
+                hint = item.hint or suggestion(item.key, self.options)
+                raise ConfigError(f"{title} has no option {'.'.join(item.place)!r}{hint}")
         made = dict(self.options)
         for place, name, value in self.find(native):
-            value, usual = _resolved(value, native), self.options[name]
+            usual = self.options[name]
             _check_flag(value, usual, place, title)
             made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
         return made
@@ -117,29 +127,12 @@ class Spelling:
 
     def written(self, options: Options) -> dict[str, Any]:
         """Options as the framework spells them; those that are null by default and here are left out."""
-        spelt: dict[str, str] = {}
-        for key, name in self.aliases.items():
-            spelt.setdefault(name, key)
+        spelt = self._spelt
         return {
             spelt.get(name, name): _less(value, self.options.get(name))
             for name, value in options.items()
             if value is not None or self.options.get(name) is not None
         }
-
-
-def _resolved(value: Any, native: Mapping[str, Any]) -> Any:
-    """A value with what it points to, `${a.b}`, put in where that is a plain value of the same configuration."""
-    if isinstance(value, Mapping):
-        return {key: _resolved(one, native) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_resolved(one, native) for one in value]
-    pointed = _POINTED.fullmatch(value) if isinstance(value, str) else None
-    if pointed is None:
-        return value
-    found: Any = native
-    for key in pointed[1].split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return value if found is None or isinstance(found, (Mapping, list)) else found
 
 
 def _check_flag(value: Any, usual: Any, place: Place, title: str) -> None:

@@ -14,6 +14,7 @@ from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
+from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import presets
 from mismatchctl.measure import Plan, kernel_for
 from mismatchctl.measure.grid.family import families
@@ -112,6 +113,8 @@ def sweep(
         DataError: a dump that cannot be read or used.
         ConfigError: settings that do not fit each other or the dump.
     """
+    if not chosen:
+        raise ConfigError("a sweep needs a study, beside what thresholds are solved for too")
     check_names([study.correction for study in chosen])
     solving = studies_of(wishes)
     every = (*chosen, *(study for study, _ in solving))

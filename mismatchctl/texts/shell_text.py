@@ -1,6 +1,7 @@
 """Shell scripts that start a training: their flags, Hydra overrides and arguments `name=value`, nothing else.
 
-Nothing is executed. Variables that the text itself sets are put in; others stay as they are written.
+Nothing is executed. Variables that the text itself sets are put in, of others what the text says for where they are not
+set; what is left stays as it is written.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mismatchctl.texts.errors import TextError
@@ -18,7 +19,10 @@ _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))",
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=([^(].*|)", re.DOTALL)
-_USED = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
+"""`$NAME`, `${NAME}`, `${NAME:-what it is without}`."""
+_MOST_NESTED = 4
+"""Variables in the defaults of variables."""
 _BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do", "time")
 """Words that a command, or a variable, may follow."""
 _ENDS = "\n;|&"
@@ -44,7 +48,7 @@ def parse_shell(text: str) -> dict[str, Any]:
     flag: list[str] = []
     for word, of_command in _words(text):
         closes, word = word.endswith(")") and "(" not in word, word.removesuffix(")") if word != "(" else word
-        given = _USED.sub(lambda used: variables.get(used[1], used[0]), word)
+        given = _put_in(word, variables)
         if named := _FLAG.fullmatch(given):
             flag = _keys(named[1])
             _put(found, flag, True if named[2] is None else scalar(named[2]))
@@ -61,6 +65,19 @@ def parse_shell(text: str) -> dict[str, Any]:
             flag = flag if given and all(_add(found, flag, scalar(one)) for one in several) else []
         flag = [] if closes else flag
     return arguments | found
+
+
+def _put_in(word: str, variables: Mapping[str, str]) -> str:
+    """A word with its variables put in, from the inside out where one is the default of another."""
+
+    def value(used: re.Match[str]) -> str:
+        return variables.get(used[1] or used[2], used[0] if used[3] is None else used[3])
+
+    for _ in range(_MOST_NESTED):
+        before, word = word, _USED.sub(value, word)
+        if word == before:
+            break
+    return word
 
 
 def _words(text: str) -> Iterator[tuple[str, bool]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
 from mismatchctl.texts import read_data
 
@@ -291,9 +292,8 @@ def _checked(key: str, value: Any) -> Any:
             raise ConfigError(f"{key} must be true or false, not {value!r}")
     elif key in NUMBERS and value is not None:
         if isinstance(value, str):
-            raise ConfigError(
-                f"{key} is the string {value!r}, which torch takes for no number: YAML reads 1e-4 as text, write 1.0e-4"
-            )
+            write = ": YAML reads 1e-4 as text, write 1.0e-4" if is_text_of_number(value) else ""
+            raise ConfigError(f"{key} is the string {value!r}, which torch takes for no number{write}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{key} must be a number, not {value!r}")
         return float(value)

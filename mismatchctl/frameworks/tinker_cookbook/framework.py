@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
@@ -9,7 +11,11 @@ from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
+from mismatchctl.texts.python_text import Call
 
+CLASS = "Config"
+"""What is called in Python, as `train.Config`, with the loss beside everything else."""
+_SAID = ("loss_fn", "loss_fn_config")
 _CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
@@ -85,3 +91,14 @@ class TinkerCookbook(PlainFramework):
             "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),
             "optim/entropy": run.mean(-run.rollout),
         }
+
+def keys_of(call: Call) -> dict[str, Any] | None:
+    """The options that a call of its class says; None if it says no loss, since many things are called so.
+
+    Raises:
+        ConfigError: one of them is computed.
+    """
+    for name in call.computed:
+        if name in _SAID:
+            raise ConfigError(f"line {call.line}: {name} is no plain value")
+    return call.given if not call.function and not call.given.keys().isdisjoint(_SAID) else None
