@@ -89,6 +89,9 @@ level: ${mine.level}
 mine: {level: token, cap: "2.5"}
 """
 
+VERL_ACTOR = """actor_rollout_ref:
+  actor: {policy_loss: {loss_mode: bypass_mode, rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}}}
+"""
 NEMO_SH = """export TIS_TYPE=${TIS_TYPE:-${TRUNCATED_IMPORTANCE_SAMPLING_TYPE:-tis}}
 OVERRIDES=(
   "++grpo.seq_logprob_error_threshold=${LIMIT:-2.0}"
@@ -187,6 +190,24 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
     "tinker-cookbook, in Python": (
         "train.py", TINKER, "tinker-cookbook", None, [],
     ),
+    "verl, overrides in a variable": (
+        "run.sh", 'CORR="algorithm.rollout_correction.rollout_is=token"\nCORR+=" trainer.x=1"\n'
+        "python3 -m verl.trainer.main_ppo $CORR algorithm.rollout_correction.rollout_is_threshold=3\n",
+        "verl", {"level": "token", "truncate": 3.0}, [],
+    ),
+    "slime, an array that grows": (
+        "run.sh", "ARGS=(--use-tis)\nARGS+=(--tis-clip 3)\nMORE='--tis-clip-low 0.5'\n"
+        "python3 train.py ${ARGS[@]} $MORE --lr 1\n", "slime", {"level": "token", "clip": (0.5, 3.0)}, [],
+    ),
+    "verl, nothing of its algorithm": ("run.yaml", VERL_ACTOR, "verl", None, []),
+    "trl, its defaults in Python": (
+        "train.py", "args = GRPOConfig(output_dir='x', use_vllm=True)\n", "trl", {"level": "sequence"},
+        [{"level": "sequence", "keep": (None, 3.0)}],
+    ),
+    "tinker-cookbook, a loss that others have": (
+        "train.py", "config = train.Config(log_path=PATH, lr=1e-5, loss_fn='cispo')\n", "tinker-cookbook",
+        {"clip": (None, 1.2)}, [],
+    ),
     "skyrl, the deprecated switch": ("run.sh", SKYRL, "skyrl", {"level": "token", "truncate": 3.0}, []),
 }  # fmt: skip
 
@@ -233,6 +254,27 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
         ),
         ("mis.yaml", "{use_tis: true, tis_clip: '${cap}', cap: 2.0}", "which torch takes for no number$"),
         ("tinker.py", "train.Config(loss_fn=cli.loss_fn)", "line 1: loss_fn is no plain value"),
+        ("trl.py", "GRPOConfig(use_vllm=True, **common)", r"line 1: what \*\* brings is not read"),
+        (
+            "areal.yaml",
+            "actor: {use_decoupled_loss: true, behav_imp_weight_cap: 5}",
+            "no behav_imp_weight_cap any more",
+        ),
+        (
+            "skyrl.yaml",
+            "off_policy_correction: {tis_ratio_type: seq}",
+            "tis_ratio_type takes token, sequence, not 'seq'",
+        ),
+        (
+            "roll.yaml",
+            "train_infer_correction: {is_weight: {enabled: true, weight_type: tokens}}",
+            "weight_type takes token, geometric, sequence, segment, not 'tokens'",
+        ),
+        (
+            "roll.yaml",
+            "train_infer_correction: {filters: [{enabled: 'true'}]}",
+            "filters.enabled takes true or false, not the text 'true'",
+        ),
         ("other.py", "other.Config(seed=3)", "calls no RolloutCorrectionConfig or GRPOConfig or Config"),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
@@ -280,6 +322,8 @@ def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught
     [
         ("vllm_is_correction_type: tis", "warning", "is_correction_enable"),
         ("is_correction_enable: true\nis_correction_type: tis", "", ""),
+        ("vllm_importance_sampling_mode: token_mask", "warning", "use_vllm"),
+        ("use_vllm: true\nvllm_importance_sampling_mode: token_mask", "", ""),
         (
             "loss_fn: {use_importance_sampling_correction: true, truncated_importance_sampling_ratio: 2}",
             "warning", "loss_fn.truncated_importance_sampling_ratio",

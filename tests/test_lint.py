@@ -64,6 +64,9 @@ VERL = [
     ("d", "algorithm: {rollout_correction: {bypass_mode: true, loss_type: reinforce}}\n"
      "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode, rollout_correction: {rollout_is: null}}}}",
      "error", "actor_rollout_ref.actor.policy_loss.rollout_correction.loss_type", ["'ppo_clip'", "'reinforce'"]),
+    ("d", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}\ntrainer: {nnodes: 1}", "error",
+     "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs for the rollout's"]),
+    ("d", "rollout_is: token\nbypass_mode: 'false'", "error", "bypass_mode", ["text 'false'", "any text is true"]),
     ("d", "bypass_mode: true\nrollout_is: token\ntrainer: {use_v1: false}", "warning", "rollout_is", ["only logged"]),
     ("d", "loss_type: reinforce", "error", "loss_type", ["without bypass_mode"]),
     ("d", "rollout_is: token\nrollout_is_threshold: null", "error", "rollout_is_threshold", ["in silence"]),

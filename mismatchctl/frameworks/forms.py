@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,8 @@ from mismatchctl.texts.shell_text import looks_like_shell, parse_shell
 
 Form = Literal["data", "shell", "python"]
 _BY_SUFFIX: dict[str, Form] = {".json": "data", ".toml": "data", ".sh": "shell", ".bash": "shell", ".py": "python"}
-PYTHON_CLASSES = {name: keys_of for shelf in SHELVES for name, keys_of in shelf.classes.items()}
-"""Classes whose calls say a configuration: the keys of one."""
+PYTHON_CLASSES = {name: (shelf.name, keys_of) for shelf in SHELVES for name, keys_of in shelf.classes.items()}
+"""Classes whose calls say a configuration: whose, and the keys of one."""
 _CALLED = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(PYTHON_CLASSES)})[.(]", re.MULTILINE)
 
 
@@ -33,8 +34,23 @@ def is_yaml(path: Path) -> bool:
     return form_of(path) == "data" and path.suffix not in _BY_SUFFIX
 
 
-def keys_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The keys of each configuration in a file, whatever the form, under the name of its correction.
+@dataclass(frozen=True)
+class Said:
+    """What stands in a file: the keys of a configuration, whatever the form.
+
+    Attributes:
+        name: of the correction that it makes.
+        keys: and their values.
+        whose: the framework whose class is called; empty where only the keys can tell.
+    """
+
+    name: str
+    keys: dict[str, Any]
+    whose: str = ""
+
+
+def keys_in(path: Path) -> list[Said]:
+    """The keys of each configuration in a file.
 
     Raises:
         ConfigError: it cannot be read, or holds none.
@@ -43,20 +59,20 @@ def keys_in(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         if form == "python":
             return _called(path, name)
-        return [(name, parse_shell(read_text(path)) if form == "shell" else _mapping(path))]
+        return [Said(name, parse_shell(read_text(path)) if form == "shell" else _mapping(path))]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
 
-def _called(path: Path, name: str) -> list[tuple[str, dict[str, Any]]]:
+def _called(path: Path, name: str) -> list[Said]:
     """What the calls of a framework's class say; each may be called after its function."""
     text = read_text(path)
-    calls = [(call, keys_of) for owner, keys_of in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
+    calls = [(call, *known) for owner, known in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
     try:
-        said = [(call.function or name, keys_of(call)) for call, keys_of in calls]
+        said = [(call.function or name, keys_of(call), whose) for call, whose, keys_of in calls]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    found = [(called, keys) for called, keys in said if keys is not None]
+    found = [Said(called, keys, whose) for called, keys, whose in said if keys is not None]
     if not found:
         raise ConfigError(f"{path}: calls no {' or '.join(PYTHON_CLASSES)}: that is what is read of Python")
     return found

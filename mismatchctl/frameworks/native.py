@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
-from mismatchctl.frameworks.forms import keys_in
+from mismatchctl.frameworks.forms import Said, keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
 from mismatchctl.texts.pointers import resolved
@@ -73,18 +73,26 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     """What stands in a file, and whose it is: see `read_configurations`; `of_any`: even if it is of another one."""
     path = Path(path)
     found: list[Written] = []
-    for name, keys in keys_in(path):
-        chosen = _whose(path, keys, framework, of_any)
-        whole = chosen.with_included(keys, path.parent)
-        one = Written(name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole))
+    for said in keys_in(path):
+        chosen = _whose(path, said, framework, of_any)
+        whole = chosen.with_included(_own(said, chosen), path.parent)
+        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole))
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     return found
 
 
-def _whose(path: Path, keys: dict[str, Any], framework: str, of_any: bool) -> Framework:
+def _own(said: Said, framework: Framework) -> dict[str, Any]:
+    """The keys; of a call that only its class tells, those that its framework has: the others are the training's."""
+    if not said.whose or recognize(said.keys) is not None:
+        return said.keys
+    return {key: value for key, value in said.keys.items() if framework.holds({key: value})}
+
+
+def _whose(path: Path, said: Said, framework: str, of_any: bool) -> Framework:
     """The framework that a configuration is of, or is to be read as."""
-    guessed, chosen = recognize(keys), load_for(keys, framework) if framework else None
+    keys = said.keys
+    guessed, chosen = recognize(keys) or said.whose or None, load_for(keys, framework) if framework else None
     if chosen is not None and (of_any or shelf(chosen.name).recognize(keys) is not None or chosen.holds(keys)):
         return chosen
     if guessed is None:

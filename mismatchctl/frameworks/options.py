@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.run import Options
 from mismatchctl.frameworks.unread import Unread, nearest
 
+Meant = TypeVar("Meant")
 Place = tuple[str, ...]
 Found = tuple[Place, str, Any]
 """Where an option stands, its name, its value."""
@@ -108,7 +109,7 @@ class Spelling:
         made = dict(self.options)
         for place, name, value in self.find(native):
             usual = self.options[name]
-            _check_flag(value, usual, place, title)
+            check_flag(value, usual, place, title)
             made[name] = self._block(made[name], name, place, value, title) if isinstance(usual, dict) else value
         return made
 
@@ -122,7 +123,7 @@ class Spelling:
             if name not in self.shared or nearest(key, usual):
                 raise ConfigError(f"{title} has no option {where}.{key}{suggestion(key, usual)}")
         for key, one in value.items():
-            _check_flag(one, usual.get(key), (*place, str(key)), title)
+            check_flag(one, usual.get(key), (*place, str(key)), title)
         return before | {key: one for key, one in value.items() if key not in unknown}
 
     def written(self, options: Options) -> dict[str, Any]:
@@ -135,7 +136,19 @@ class Spelling:
         }
 
 
-def _check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
+def choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
+    """What the value of an option stands for.
+
+    Raises:
+        ConfigError: it is none of the choices.
+    """
+    given = options[name]
+    if given not in choices:
+        raise ConfigError(f"{name} takes {', '.join(choices)}, not {given!r}")
+    return choices[given]
+
+
+def check_flag(value: Any, usual: Any, place: Place, title: str) -> None:
     """Refuse text for a flag: frameworks take "false" for true, or for false, each in its own way."""
     if isinstance(usual, bool) and isinstance(value, str):
         raise ConfigError(f"{title}: {'.'.join(place)} takes true or false, not the text {value!r}")

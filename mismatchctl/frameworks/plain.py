@@ -54,6 +54,16 @@ class Trap:
     fix: str
 
 
+@dataclass(frozen=True)
+class Switch:
+    """An option, off by default, without which nothing is corrected; a block alone is read as if it was on."""
+
+    option: str
+    place: str
+    consequence: str
+    fix: str
+
+
 class PlainFramework(Framework):
     """A framework whose options say one weight rule and some gates.
 
@@ -69,6 +79,7 @@ class PlainFramework(Framework):
         own_columns: the same in its own step alone: elsewhere these names mean something else too.
         source: of its code, where traps can be looked up.
         traps: documented ones.
+        switch: what turns the correction on, where the rest of it says nothing of that.
         forms: ways to write a weight rule and gates between two bounds.
         loss_key: how the loss is logged; None: it is not.
         weighs_always: whether every configuration has weights.
@@ -83,6 +94,7 @@ class PlainFramework(Framework):
     own_columns: Mapping[str, str] = {}
     source: str = ""
     traps: Sequence[Trap] = ()
+    switch: Switch | None = None
     forms: Sequence[Callable[[Any, Any], Options]] = ()
     loss_key: str | None = "loss"
     weighs_always = False
@@ -208,11 +220,20 @@ class PlainFramework(Framework):
                 ]
         except ConfigError as error:
             return [Finding("error", "", str(error), "correct it", self.title)]
+        found = [*self._off(native, made), *found]
         if made.weight is not None:
             found += weight_findings(made.weight, "", self.title)
         for gate in made.gates:
             found += gate_findings(gate, "", self.title)
         return found
+
+    def _off(self, native: Mapping[str, Any], made: Correction) -> list[Finding]:
+        """That what turns the correction on is missing."""
+        switch = self.switch
+        given = {name for _, name, _ in self.spelling.find(native)}
+        if switch is None or made.weight is None or switch.option in given:
+            return []
+        return [Finding("warning", switch.place, switch.consequence, switch.fix, self.source)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where each threshold stands: in the keys of the block."""

@@ -17,6 +17,7 @@ class Call:
         function: what follows the name's dot; empty: the name itself is called.
         given: plain arguments by their names.
         computed: the arguments that are no plain values with a name, by their names or places.
+        brings_more: whether `**` brings arguments from elsewhere.
         partial: whether `...` stands for arguments that are left out.
         line: where it stands, counted from 1.
     """
@@ -24,6 +25,7 @@ class Call:
     function: str
     given: dict[str, Any]
     computed: tuple[str, ...]
+    brings_more: bool
     partial: bool
     line: int
 
@@ -69,4 +71,5 @@ def _call(node: ast.Call, function: str) -> Call:
             given[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError):
             computed.append(str(keyword.arg))
-    return Call(function, given, tuple(computed), partial, node.lineno)
+    brings_more = any(keyword.arg is None for keyword in node.keywords)
+    return Call(function, given, tuple(computed), brings_more, partial, node.lineno)

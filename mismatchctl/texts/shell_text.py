@@ -15,10 +15,12 @@ from typing import Any
 from mismatchctl.texts.errors import TextError
 from mismatchctl.texts.scalars import scalar
 
-_FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
+_FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=([^(].*|)", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=([^(].*|)", re.DOTALL)
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+"""Where an array begins, a word of which may follow at once."""
 _USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 """`$NAME`, `${NAME}`, `${NAME:-what it is without}`."""
 _MOST_NESTED = 4
@@ -46,9 +48,7 @@ def parse_shell(text: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     variables: dict[str, str] = {}
     flag: list[str] = []
-    for word, of_command in _words(text):
-        closes, word = word.endswith(")") and "(" not in word, word.removesuffix(")") if word != "(" else word
-        given = _put_in(word, variables)
+    for given, of_command, closes in _given(text, variables):
         if named := _FLAG.fullmatch(given):
             flag = _keys(named[1])
             _put(found, flag, True if named[2] is None else scalar(named[2]))
@@ -57,14 +57,34 @@ def parse_shell(text: str) -> dict[str, Any]:
             _put(found, override[1].split("."), _value(override[2]))
             flag = []
         elif variable := _VARIABLE.fullmatch(given):
-            variables[variable[1]], flag = variable[2], []
+            before = variables.get(variable[1], "") if variable[2] else ""
+            variables[variable[1]], flag = before + variable[3], []
             if of_command:
-                arguments[variable[1]] = scalar(variable[2])
+                arguments[variable[1]] = scalar(variable[3])
         elif flag:
-            several = given.split() if given != word else [given]  # a variable may hold more than one word
-            flag = flag if given and all(_add(found, flag, scalar(one)) for one in several) else []
+            flag = flag if given and _add(found, flag, scalar(given)) else []
         flag = [] if closes else flag
     return arguments | found
+
+
+def _given(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool, bool]]:
+    """Each word with the variables of its place put in, whether a command has it, and whether it ends an array.
+
+    A word that is a variable may stand for several.
+    """
+    for word, of_command in _words(text):
+        closes, word = word.endswith(")") and "(" not in word, word.removesuffix(")") if word != "(" else word
+        given = _put_in(word, variables)
+        several = _split(given) if given != word and _USED.fullmatch(word) else [given]
+        for place, one in enumerate(several or [""], 1):
+            yield one, of_command, closes and place >= len(several)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _put_in(word: str, variables: Mapping[str, str]) -> str:
@@ -91,8 +111,10 @@ def _words(text: str) -> Iterator[tuple[str, bool]]:
             if word and not word.strip(_ENDS):
                 behind = False
                 continue
-            in_array = (in_array or word.endswith("(")) and not word.endswith(")")
-            yield word, behind or in_array
+            opens = _ARRAY.match(word)
+            word = word[opens.end() :] if opens else word
+            in_array = (in_array or bool(opens)) and not word.endswith(")")
+            yield word, behind or in_array or bool(opens)
             behind = behind or not (_VARIABLE.fullmatch(word) or word in _BEFORE)
     except ValueError as error:
         raise TextError(str(error).lower()) from None

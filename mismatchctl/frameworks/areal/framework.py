@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,13 @@ from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.areal.statistics import before, since
+from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
 from mismatchctl.surrogates import Array, Term
 
+_GONE = re.compile(r"behave?_imp_weight_(cap|mode)")
 _RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
 
 _STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
@@ -59,7 +62,7 @@ class Areal(PlainFramework):
 
     name = "areal"
     signs = (
-        r"rejection_sampling|behave_imp_weight_\w+|use_decoupled_loss|prox_logp_method|m2_threshold"
+        r"rejection_sampling|behave?_imp_weight_\w+|use_decoupled_loss|prox_logp_method|m2_threshold"
         r"|use_cispo_loss"
     )
 
@@ -142,7 +145,7 @@ class Areal(PlainFramework):
     def read(self, native: Any) -> Options:
         """As every shelf; the retired options are refused with what says the same."""
         given = {key for _, inner in self.spelling.levels(native) for key in inner}
-        if gone := sorted({"behave_imp_weight_cap", "behave_imp_weight_mode"} & given):
+        if gone := sorted(key for key in map(str, given) if _GONE.fullmatch(key)):
             raise ConfigError(
                 f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
             )
@@ -165,8 +168,8 @@ class Areal(PlainFramework):
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
-        metric, sequences = rule["metric"], {"token": False, "sequence": True}[rule["level"]]
-        clamps = {"mask": False, "clamp": True}[rule["action"]]
+        metric, sequences = rule["metric"], choice({"token": False, "sequence": True}, rule, "level")
+        clamps = choice({"mask": False, "clamp": True}, rule, "action")
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
         seen: Any = "remaining" if gates else "original"
@@ -183,9 +186,9 @@ class Areal(PlainFramework):
         common: dict[str, Any] = {"clamp": "none", "effect": "zero", **given}
         sequences, agg = rule["level"] == "sequence", rule["agg"]
         if metric == "ratio":
-            level: Any = _RATIO_LEVELS[agg] if sequences else "token"
+            level: Any = choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
             return Gate(level=level, keep=(low, high), nonfinite="one", **common)
-        statistic: Any = _STATISTICS[metric]
+        statistic: Any = choice(_STATISTICS, rule, "metric")
         if metric == "kl_k1":  # train minus rollout there
             low, high = (None if high is None else -high), (None if low is None else -low)
             agg = "min" if agg == "max" else agg

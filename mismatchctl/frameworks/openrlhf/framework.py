@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.lint import Finding
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
@@ -78,19 +76,12 @@ class OpenRlhf(PlainFramework):
         ),
     )
 
-    _off = Finding(
-        "warning",
+    switch = Switch(
+        "correct",
         "is_correction_enable",
         "without is_correction_enable OpenRLHF corrects nothing, whatever the type and the threshold",
         "give --algo.advantage.is_correction_enable, as it is taken to be given here",
-        source,
     )
-
-    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
-        """As every shelf, and that the switch is missing: a block alone is read as if it was on."""
-        found = super().lint(native)
-        switched = any(name == "correct" for _, name, _ in self.spelling.find(native))
-        return found if switched or any(one.level == "error" for one in found) else [self._off, *found]
 
     def rules(self, options: Options) -> Rules:
         """A weight for every token, bounded; or raw, with a mask."""

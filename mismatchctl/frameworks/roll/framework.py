@@ -9,7 +9,8 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, GateOutcome, Weight
 from mismatchctl.correction.gates import adjacent_runs
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.options import check_flag, choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
@@ -101,7 +102,9 @@ class Roll(PlainFramework):
         found = []
         for given in options["filters"]:
             if unknown := sorted(set(given) - set(_FILTER)):
-                raise ConfigError(f"roll: a filter has no {unknown[0]!r}")
+                raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER)}")
+            for key, value in given.items():
+                check_flag(value, _FILTER[key], (*self.places, "filters", key), self.title)
             if (_FILTER | dict(given))["enabled"]:
                 found.append(_FILTER | dict(given))
         return found
@@ -111,15 +114,15 @@ class Roll(PlainFramework):
         given, gates = options["is_weight"], []
         weight = None
         if given["enabled"]:
-            weight = Weight(truncate=given["upper_bound"], clamp="none", **_LEVELS[given["weight_type"]])
+            weight = Weight(truncate=given["upper_bound"], clamp="none", **choice(_LEVELS, given, "weight_type"))
         for one in self._filters(options):
             common: dict[str, Any] = {"clamp": "none", "effect": "zero"}
             if one["ratio_enabled"]:
                 keep = (one["ratio_low"], one["ratio_high"])
-                gates.append(Gate(keep=keep, **_LEVELS[one["agg_type"]], **common))
+                gates.append(Gate(keep=keep, **choice(_LEVELS, one, "agg_type"), **common))
             if one["diff_enabled"]:
                 keep = (one["diff_low"], one["diff_high"])
-                gates.append(Gate(statistic="prob_diff", keep=keep, **_DIFF_LEVELS[one["agg_type"]], **common))
+                gates.append(Gate(statistic="prob_diff", keep=keep, **choice(_DIFF_LEVELS, one, "agg_type"), **common))
         return weight, tuple(gates)
 
     def shown_weights(self, run: Run) -> Array:

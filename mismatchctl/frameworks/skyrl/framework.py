@@ -11,6 +11,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, GateOutcome, Weight
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
@@ -154,13 +155,13 @@ class SkyRl(PlainFramework):
             gates.append(Gate(keep=keep, **common))
         weight = None
         if given["tis_ratio_type"] is not None:
-            sequences = {"token": False, "sequence": True}[given["tis_ratio_type"]]
+            sequences = choice({"token": False, "sequence": True}, given, "tis_ratio_type")
             bound = given["sequence_tis_ratio_clip_high" if sequences else "token_tis_ratio_clip_high"]
             rule: dict[str, Any] = {"level": "sequence", "sees": "remaining"} if sequences else {}
             weight = Weight(truncate=bound, **rule)
         metric = given["sequence_mask_metric"]
         if metric is not None:
-            level: Any = {"geometric": "geometric", "product": "sequence"}[metric]
+            level: Any = choice({"geometric": "geometric", "product": "sequence"}, given, "sequence_mask_metric")
             prefix = {"geometric": "geo", "product": "product"}[metric]
             keep = given[f"{prefix}_mask_low"], given[f"{prefix}_mask_high"]
             seen: dict[str, Any] = {"sees": "remaining", "clamp": "aggregate", "nonfinite": "keep", "effect": "zero"}

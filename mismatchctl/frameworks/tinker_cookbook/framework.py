@@ -92,6 +92,7 @@ class TinkerCookbook(PlainFramework):
             "optim/entropy": run.mean(-run.rollout),
         }
 
+
 def keys_of(call: Call) -> dict[str, Any] | None:
     """The options that a call of its class says; None if it says no loss, since many things are called so.
 

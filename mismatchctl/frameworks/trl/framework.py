@@ -11,7 +11,7 @@ from mismatchctl import surrogates
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, off_policy_mask
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
@@ -95,6 +95,13 @@ class Trl(PlainFramework):
             "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says",
             "set use_vllm true",
         ),
+    )
+
+    switch = Switch(
+        "use_vllm",
+        "use_vllm",
+        "without it TRL does not sample with vLLM and corrects nothing, whatever vllm_importance_sampling_mode says",
+        "give use_vllm true, as it is taken to be given here",
     )
 
     def read(self, native: Mapping[str, Any]) -> Options:
@@ -217,4 +224,6 @@ def keys_of(call: Call) -> dict[str, Any]:
     for name in call.computed:
         if name in Trl.aliases:
             raise ConfigError(f"line {call.line}: {name} is no plain value")
+    if call.brings_more and call.given.keys().isdisjoint(Trl.aliases):
+        raise ConfigError(f"line {call.line}: what ** brings is not read; write its options in the call")
     return call.given

@@ -18,6 +18,8 @@ _SECTIONS = frozenset(
     | {"hydra", "ray_init", "ray_kwargs", "reward", "reward_manager", "reward_model", "skip", "trainer"}
     | {"transfer_queue"}
 )
+_PARTS = frozenset({"actor_rollout_ref", "trainer"})
+"""Sections that only a configuration of all of verl has."""
 _ALGORITHM = frozenset(
     {"_target_", "adv_estimator", "filter_groups", "gamma", "kl_ctrl", "kl_penalty", "lam", "norm_adv_by_std_in_grpo"}
     | {"pf_ppo", "use_kl_in_reward", "use_pf_ppo"}
@@ -35,12 +37,26 @@ _REPLACED = {
 """What to write for a key that came to an end."""
 
 
+def find(native: Mapping[str, Any], *keys: str) -> Any:
+    """A value further inside; None if there is none."""
+    found: Any = native
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
+
+
 def path_of(native: Mapping[str, Any], version: Version) -> tuple[str, ...]:
     """The keys under which those of rollout correction stand in a configuration that may hold all of verl's."""
-    path: tuple[str, ...] = ("algorithm",) if isinstance(native.get("algorithm"), Mapping) else ()
-    outer = native[path[0]] if path else native
+    path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
+    outer = find(native, *path) or {}
     nested = version.dialect != "flat" and (BLOCK in outer or bool(path))
     return (*path, BLOCK) if nested else path
+
+
+def _is_full(native: Mapping[str, Any]) -> bool:
+    """Whether a configuration is one of all of verl, which need not set anything of its algorithm."""
+    alone = BLOCK in native or not KEYS.isdisjoint(native)
+    return isinstance(native.get("algorithm"), Mapping) or not (alone or _PARTS.isdisjoint(native))
 
 
 def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
@@ -49,9 +65,7 @@ def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
     Raises:
         ConfigError: they are no keys and values, or hold one of a correction that this version does not read.
     """
-    found: Any = native
-    for key in path_of(native, version):
-        found = found.get(key)
+    found = find(native, *path_of(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
     for item in unread(native, version):

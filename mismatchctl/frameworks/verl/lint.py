@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
-from mismatchctl.frameworks.verl.keys import unread
+from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, unread
 from mismatchctl.frameworks.verl.plan import option_of
 from mismatchctl.frameworks.verl.versions import VERSIONS, Version
 from mismatchctl.frameworks.verl.written import Written
@@ -37,6 +37,10 @@ def _texts(written: Written) -> Iterator[Finding]:
     for key in written.texts:
         consequence = "the quotes make it text, which verl compares with numbers: it stops with a TypeError"
         yield written.finding("error", key, consequence, f"write {written.section[key]} without quotes")
+    for key, usual in written.version.keys.items():
+        if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):
+            consequence = f"is the text {text!r}, and any text is true to verl"
+            yield written.finding("error", key, consequence, "write true or false without quotes")
 
 
 def _rejected(written: Written) -> Iterator[Finding]:
@@ -191,9 +195,15 @@ def _pure(version: Version) -> str:
 
 def _v1_trainer(written: Written) -> Iterator[Finding]:
     """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode."""
-    if written.version.dialect != "estimator" or not written.bypasses or written.find("trainer", "use_v1") is False:
+    if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False:
         return
-    actor = ("actor_rollout_ref", "actor", "policy_loss")
+    actor = ACTOR_BLOCK[:-1]
+    if not written.bypasses:
+        if written.find(*actor, "loss_mode") == "bypass_mode":
+            consequence = "takes the recomputed log-probs for the rollout's: nothing of the mismatch is corrected"
+            fix = f"write {written.place('bypass_mode')}: true, or another loss_mode"
+            yield written.finding("error", "", consequence, fix, ".".join((*actor, "loss_mode")))
+        return
     own = written.find(*actor, "rollout_correction")
     place = ".".join((*actor, "rollout_correction"))
     if written.find(*actor, "loss_mode") != "bypass_mode":

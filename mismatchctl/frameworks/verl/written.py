@@ -11,7 +11,7 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding, Level, is_text_of_number
 from mismatchctl.frameworks.verl.dialect import read
-from mismatchctl.frameworks.verl.keys import path_of
+from mismatchctl.frameworks.verl.keys import find, path_of
 from mismatchctl.frameworks.verl.versions import Version
 
 
@@ -84,10 +84,7 @@ class Written:
 
     def find(self, *keys: str) -> Any:
         """A value further inside; None if there is none."""
-        found: Any = self.root
-        for key in keys:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found
+        return find(self.root, *keys)
 
     def place(self, key: str) -> str:
         """Where a key of rollout correction stands."""
