@@ -306,3 +306,10 @@ def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "1 sequence, train_log_probs: length differs" in result.stderr
     assert "1 sequence, rollout_log_probs: null list" in result.stderr
+
+
+def test_a_dump_of_masked_tokens_alone_cannot_be_judged(tmp_path: Path) -> None:
+    rows = {"rollout_log_probs": [[-1.0, -2.0]], "train_log_probs": [[-1.5, -2.0]], "response_mask": [[0, 0]]}
+    pq.write_table(pa.table(rows), tmp_path / "dump.parquet")
+    result = run("diagnose", tmp_path)
+    assert result.exit_code == 4 and "no token is valid; check that response_mask" in result.stderr

@@ -43,6 +43,24 @@ def test_a_rollout_of_zeros_is_a_nucleus_of_one(share: float, tmp_path: Path) ->
     assert finding.confidence == "high" and "no exact zeros" not in finding.summary
 
 
+def test_a_lean_of_rounding_is_no_truncation(tmp_path: Path) -> None:
+    """Log-probs that are rounded downwards, by less than float32 tells."""
+    dump, rng = healthy(), np.random.default_rng(0)
+    rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
+    dump.tokens["train_log_probs"] = rollout - rng.uniform(0, 1e-9, len(rollout))
+    dump.tokens["rollout_log_probs"] = rollout
+    assert alarms(found(dump, tmp_path)) == ["numerical_noise"]
+
+
+def test_no_sampler_keeps_less_than_its_likeliest_token(tmp_path: Path) -> None:
+    dump, rng = healthy(), np.random.default_rng(0)
+    rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
+    dump.tokens["train_log_probs"] = rollout - rng.exponential(50.0, len(rollout))
+    findings = found(dump, tmp_path)
+    assert "truncated_sampling" not in {finding.cause for finding in findings}
+    assert findings[0].cause == "unexplained"
+
+
 def test_a_worker_of_enough_rows_is_found_among_small_ones(tmp_path: Path) -> None:
     dump = healthy()
     rows = np.arange(len(dump))

@@ -185,7 +185,7 @@ def diagnose(
         engine: where units are read; the findings do not depend on it.
 
     Raises:
-        DataError: a dump that cannot be read, or that holds no token.
+        DataError: a dump that cannot be read, or that holds no token, or only masked ones in which nothing shows.
         ConfigError: a `--by` or `--column` that the dump lacks.
     """
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=by, watched=COLUMNS)
@@ -207,6 +207,8 @@ def diagnose(
     noise = {run: found for run in runs if (found := _noise(everything.runs[run])) is not None}
     masked = [run for run in runs if not everything.runs[run].tokens]
     remedy = "check that response_mask is 1 on the tokens that the policy sampled"
+    if len(masked) == len(runs) and not any(runs.values()):
+        raise DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
     return Diagnosed(runs, sides, noise, warnings, problems)
 

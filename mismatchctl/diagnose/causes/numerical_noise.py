@@ -23,6 +23,8 @@ _LIGHT, ROUTED_TAIL, _ROUTED = 0.3, 0.7, 0.95
 _LARGER = 3.0
 """How much more than the small models of the bound a larger or surer one may make: no dump tells how large it is."""
 _TRACE = 0.004
+_ROUNDING = 1e-6
+"""E[ratio] - 1 below which rounding to float32, which may lean to one side, is enough for it, however sure it is."""
 UNRELATED = 0.6
 """Correlation of the columns below which they are not of the same text under any weights."""
 ENOUGH = 3000
@@ -50,7 +52,8 @@ def may_be_larger(case: Case) -> bool:
 
 
 def _balanced(case: Case) -> bool:
-    return abs(calibration(case)[1]) < 5
+    excess, z, _, _ = calibration(case)
+    return abs(z) < 5 or abs(excess) < _ROUNDING
 
 
 def _test(case: Case) -> Diagnosis | None:

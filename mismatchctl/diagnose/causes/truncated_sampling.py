@@ -24,6 +24,9 @@ _OFTEN, _CONTRADICTED = 0.005, 0.15
 _CUT, _NOISY, _FEWEST, _NORMAL, _WIDEST, _LENGTHS_DIFFER = 0.1, 0.03, 30, 1.96, 3.0, 4.0
 """Mass cut off beyond which noise does not tell it, and is not all of it; places that it takes; z of lists of different
 lengths."""
+_LEAST_CUT, _LEAST_KEPT, _FEW = 1e-6, 1e-6, 0.05
+"""Less than this no sampler cuts off, but rounding does; and less than a likeliest token has among a million, in more
+than a few places, none keeps."""
 _NO_FLOOR = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
@@ -43,6 +46,8 @@ def _test(case: Case) -> Diagnosis | None:
     zeros = float(certain.mean())
     one_sided = likely < _ONE_SIDED and unlikely < _ONE_SIDED
     if z > _Z or not (one_sided or zeros > _ZEROS):
+        return None
+    if -excess < _LEAST_CUT or float(np.quantile(case.x, _FEW)) < math.log(_LEAST_KEPT):
         return None
     nucleus = zeros > _ZEROS
     if nucleus and not one_sided and float(np.exp(np.quantile(case.t[certain], 0.05))) < _LEAST_MASS:
