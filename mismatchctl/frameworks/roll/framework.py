@@ -104,7 +104,7 @@ class Roll(PlainFramework):
             if unknown := sorted(set(given) - set(_FILTER)):
                 raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER)}")
             for key, value in given.items():
-                check_flag(value, _FILTER[key], (*self.places, "filters", key), self.title)
+                check_flag(value, _FILTER[key], (*self.block, "filters", key), self.title)
             if (_FILTER | dict(given))["enabled"]:
                 found.append(_FILTER | dict(given))
         return found
