@@ -16,7 +16,7 @@ _DIGITS = 3
 _MOST_DIGITS = 9
 _SMALLEST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e6
 _SMALLEST_PERCENT = 1e-5
-_ROUNDING = 1e-13  # a standard error this small beside the value is the arithmetic's
+_ROUNDING = 1e-13  # a standard error this small beside the value, or a distance from 1, is the arithmetic's
 _INVISIBLE = 1e-6  # nearer to 1 than this, the distance is written out
 
 
@@ -28,7 +28,9 @@ def number(value: float | None, unit: str = "") -> str:
         return f"{int(value):,}"
     if value == 0:
         return "0 %" if unit == "fraction" else "0"
-    if unit in AROUND_ONE and 0 < abs(value - 1) < _INVISIBLE:
+    if unit in AROUND_ONE and abs(value - 1) < _ROUNDING:
+        value = 1.0
+    elif unit in AROUND_ONE and abs(value - 1) < _INVISIBLE:
         return f"1 {'+' if value > 1 else '−'} {abs(value - 1):.1e}".replace("e-0", "e-")
     if unit == "fraction" and abs(value) >= _SMALLEST_PERCENT:
         return f"{_plain(100 * value, _digits_around_one(value))} %"

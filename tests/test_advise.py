@@ -527,6 +527,14 @@ class TestNoiseIsNoBias:
         assert chosen.first == "less" and chosen.mse["less"] < chosen.mse["same"]
         assert found.bias2 + chosen.variance("less") > chosen.mse["same"]
 
+    @pytest.mark.parametrize(("shrunk", "advised"), [(1e-5, "none"), (1e-2, "less")])
+    def test_a_gain_that_nobody_would_see_is_no_reason_to_correct(self, shrunk: float, advised: str) -> None:
+        """Every gradient a little smaller: as sure as can be, and not worth a correction."""
+        reference, _ = self.drawn(3, 0.0)
+        standard = Standard.of(0 * reference)
+        products = {"none": standard.against(reference), "less": standard.against((1 - shrunk) * reference)}
+        assert choose(products, 1.0).first == advised
+
 
 @pytest.mark.parametrize(
     ("other", "noise", "counts", "factor"),

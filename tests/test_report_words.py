@@ -20,6 +20,8 @@ from mismatchctl.vocabulary import vocabulary_of
         (1e-7, "fraction", "1.00e-7"),
         (1.0000213, "ratio", "1.000021"),
         (1 - 1e-12, "fraction", "1 − 1.0e-12"),
+        (1 + 2**-52, "fraction", "100 %"),
+        (1 - 2**-52, "ratio", "1.00"),
         (5.36e-4, "nats/token", "5.36e-4"),
         (0.00123456, "nats", "0.00123"),
         (23.349, "nats", "23.3"),

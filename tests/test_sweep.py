@@ -203,6 +203,14 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
         assert (low is None or low <= target.threshold) and (high is None or target.threshold <= high)
 
 
+def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None:
+    rows = make_rows(Shape(1, sequences=1, longest=40, flavours=("noise",), masks=("all",)))
+    path = str(write(rows, Files(tmp_path / "run", row_group=16)))
+    found = sweep([path], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=WISHES)
+    solved = [target for target in found.targets if target.threshold is not None]
+    assert solved and all(target.interval is None for target in solved)
+
+
 def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
     """The same with its threshold moved inwards by a factor on the log."""
 

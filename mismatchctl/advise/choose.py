@@ -21,7 +21,8 @@ UNDERRATED = 10.0
 """Times that a squared bias may be larger than estimated: four in five are within it where the truth is known."""
 SPLITS = 20
 _FEWEST_BATCHES = 8
-_ROUNDING = 1e-9
+_LEAST_GAIN = 1e-3
+"""Share of the uncorrected error below which less of it is no reason to correct, however sure it is."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def choose(
 
 def _surely_better(found: Mapping[str, Moments], name: str, sure: float) -> bool:
     difference, error = paired(found["none"].errors, found[name].errors)
-    return difference > max(sure * error, _ROUNDING * float(found["none"].errors.mean()))
+    return difference > max(sure * error, _LEAST_GAIN * float(found["none"].errors.mean()))
 
 
 def widened(sequences: int) -> float:

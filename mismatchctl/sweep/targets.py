@@ -165,7 +165,8 @@ class Bracket:
     Attributes:
         low, high: distances; the wish is met at one of them and not at the other.
         reached: what is measured at the one where it is met.
-        interval: distances between which the wish lies within the error; None beyond the grid.
+        interval: distances between which the wish lies within the error, an end None beyond the grid; None where a
+            single cluster tells no error.
     """
 
     run: str
@@ -175,7 +176,7 @@ class Bracket:
     low: float
     high: float
     reached: float
-    interval: tuple[float | None, float | None]
+    interval: tuple[float | None, float | None] | None
 
     def between(self, distances: Float64s, mass: Float64s) -> Between:
         """What a block holds."""
@@ -203,8 +204,11 @@ class Bracket:
 
     def _at(self, distance: float, reached: float) -> Target:
         threshold = self.rule.threshold(distance)
-        ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
-        low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
+        interval = None
+        if self.interval is not None:
+            ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
+            low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
+            interval = low, high
         study = Study(self.rule.correction, (Axis(self.rule.path, (threshold,)),))
         return Target(
             run=self.run,
@@ -213,7 +217,7 @@ class Bracket:
             rule=self.rule.words,
             correction=study.corrections[0].to_mapping(),
             threshold=threshold,
-            interval=(low, high),
+            interval=interval,
             reached=reached,
         )
 
@@ -247,7 +251,8 @@ def brackets(overall: pl.DataFrame, wishes: Sequence[Wish]) -> tuple[list[Bracke
                     continue
                 first = int(np.flatnonzero(~met)[0]) if key == ESS else int(np.flatnonzero(met)[0])
                 inside = np.abs(values - wanted) <= _Z * np.nan_to_num(errors)
-                ends, reached = _ends(inside, first), float(values[first - 1 if key == ESS else first])
+                ends = None if np.isnan(errors[first - 1 : first + 1]).any() else _ends(inside, first)
+                reached = float(values[first - 1 if key == ESS else first])
                 found.append(Bracket(run, key, wanted, rule, _GRID[first - 1], _GRID[first], reached, ends))
     return found, missed
 
