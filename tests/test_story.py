@@ -166,6 +166,14 @@ def test_what_to_do_follows_the_findings(cause: str, confidence: str, key: str) 
         assert found["what to do"].level == "bad"
 
 
+@pytest.mark.parametrize(("confidence", "level", "said"), [("high", "good", "nothing: no"), ("low", "unknown", "yet")])
+def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> None:
+    result = make_result(steps=[None])
+    result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
+    answer = answers(result)["what to do"]
+    assert (answer.key, answer.level) == ("nothing", level) and said in answer.text
+
+
 def test_a_mismatch_that_grows_is_never_nothing_to_do() -> None:
     result = make_result()
     result.runs["run-a"].findings = [finding("numerical_noise")]

@@ -235,8 +235,10 @@ def what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
     first = findings[0] if findings else None
     calm = first is None or first.cause in CALM or first.confidence == "low"
     if calm and all(answer.level in ("good", "unknown") for answer in others):
-        text = "nothing: no correction is needed, and none would hurt"
-        return Answer(question="what to do", key="nothing", level="good", text=text)
+        if first is not None and first.confidence == "low":
+            text = "nothing yet: nothing asks for a correction, but so little is sure that more data may"
+            return Answer(question="what to do", key="nothing", level="unknown", text=text)
+        return Answer(question="what to do", key="nothing", level="good", text="nothing: no correction is needed")
     advice = "" if first is None or calm else f"{gist(first.advice)} "
     text = f"{advice}Which correction holds, at which price: mismatchctl advise."
     return Answer(question="what to do", key="ask", level="fair", text=text)

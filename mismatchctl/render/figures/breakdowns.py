@@ -182,7 +182,9 @@ def places(breakdown: Breakdown) -> tuple[Float64s, list[tuple[float, str]]]:
     if breakdown.quantity == "length":  # bins hold whole numbers
         high = np.maximum(high - 1, low)
     where = np.log10(np.sqrt(np.maximum(low, high / 2) * high))
-    ticks = log_ticks(10.0 ** float(where.min()), max(10.0 ** float(where.max()), 10.0 ** float(where.min()) * 1.01))
+    if len(where) == 1:  # its middle is no number that anybody knows
+        return where, [(float(where[0]), bin_text(breakdown, 0))]
+    ticks = log_ticks(10.0 ** float(where.min()), 10.0 ** float(where.max()))
     inside = [tick for tick in ticks if where.min() - 0.02 <= math.log10(tick) <= where.max() + 0.02]
     return where, [(math.log10(tick), power(tick)) for tick in inside]
 

@@ -32,13 +32,16 @@ def plain(value: float) -> str:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten inside the interval, every second or third if there are many; 1-2-5 steps if there are few."""
+    """Powers of ten inside the interval, every second or third if there are many; 1-2-5 steps if there are few.
+
+    Where no such number lies in it, round ones as on a linear axis.
+    """
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     if last - first >= 2:
         step = math.ceil((last - first + 1) / 7)
         return [10.0**exponent for exponent in range(last, first - 1, -step)][::-1]
     steps = [m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5)]
-    return [tick for tick in steps if low <= tick <= high * (1 + 1e-9)] or [low, high]
+    return [tick for tick in steps if low <= tick <= high * (1 + 1e-9)] or round_ticks(low, high)
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
