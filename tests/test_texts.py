@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
 from mismatchctl.texts import TextError, number, parse_inline, parse_json, read_data, scalar
+from mismatchctl.texts.pointers import resolved
+from mismatchctl.texts.shell_text import parse_shell
 from mismatchctl.texts.yaml_text import parse_yaml
 from mismatchctl.texts.yaml_written import dump_yaml
 
@@ -213,3 +215,11 @@ def test_settings_are_refused_in_a_sentence(text: str, tmp_path: Path, monkeypat
     done = CliRunner().invoke(app, ["analyze", DUMP, "-q"])
     assert done.exit_code == SETTINGS[text], (done.exception, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
+    assert all(value in ("${a}", "${b}") for value in resolved({"a": "${b}", "b": "${a}"}).values())
+    found = resolved({"a": "x" * 900, "b": "${a}${a}", "c": "${d.e}", "d": {"e": [1, "${a}"]}, "f": "${oc.env:HOME}"})
+    assert found["b"] == "${a}${a}" and found["c"] == [1, "${a}"] and found["f"] == "${oc.env:HOME}"
+    doubled = parse_shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
+    assert len(doubled["--flag"]) <= 10_000

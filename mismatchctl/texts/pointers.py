@@ -12,6 +12,8 @@ _POINTER = re.compile(r"\$\{([^${}]*)\}")
 _RESOLVER = re.compile(r"oc\.(env|select):\s*([^,]*?)\s*(?:,(.*))?", re.DOTALL)
 _MOST_STEPS = 8
 """Pointers to pointers, and pointers inside pointers, that are followed."""
+_LONGEST = 1000
+"""Of a text with pointers, and with what they point to put in: a setting is shorter."""
 _ABSENT = object()
 
 
@@ -39,7 +41,7 @@ def _followed(text: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any
     def put_in(pointer: re.Match[str]) -> str:
         found = _pointed(pointer[1].strip(), place, root)
         plain = found is not _ABSENT and not isinstance(found, (Mapping, list))
-        return str(found) if plain else pointer[0]
+        return str(found)[:_LONGEST] if plain else pointer[0]
 
     for _ in range(_MOST_STEPS):
         if whole := _POINTER.fullmatch(text):
@@ -49,7 +51,7 @@ def _followed(text: str, place: tuple[str, ...], root: Mapping[str, Any]) -> Any
             if not isinstance(found, str):
                 return found
             text = found
-        elif (inside := _POINTER.sub(put_in, text)) != text:
+        elif len(text) <= _LONGEST and len(inside := _POINTER.sub(put_in, text)) <= _LONGEST and inside != text:
             text = inside
         else:
             break

@@ -25,6 +25,8 @@ _USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 """`$NAME`, `${NAME}`, `${NAME:-what it is without}`."""
 _MOST_NESTED = 4
 """Variables in the defaults of variables."""
+_LONGEST = 10_000
+"""Of a word with its variables put in: `A=$A$A` grows without end."""
 _BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do", "time")
 """Words that a command, or a variable, may follow."""
 _ENDS = "\n;|&"
@@ -94,9 +96,10 @@ def _put_in(word: str, variables: Mapping[str, str]) -> str:
         return variables.get(used[1] or used[2], used[0] if used[3] is None else used[3])
 
     for _ in range(_MOST_NESTED):
-        before, word = word, _USED.sub(value, word)
-        if word == before:
+        made = _USED.sub(value, word) if len(word) <= _LONGEST else word
+        if made == word or len(made) > _LONGEST:
             break
+        word = made
     return word
 
 
