@@ -11,7 +11,6 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -80,6 +79,8 @@ def asked(question: Callable[[Asked], Answer], of: Sequence[Asked], *, over_netw
     if not over_network:
         yield from map(question, of)
         return
+    from concurrent.futures import ThreadPoolExecutor  # takes longer in loading than a small file
+
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
         yield from pool.map(question, of)
 
