@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import re
-import secrets
 import shutil
 import socket
 import stat
@@ -212,7 +211,7 @@ def _unwritable(target: Path, error: OSError) -> ConfigError:
 
 def _mark() -> str:
     """What tells the temporary things of this process from those of others: its machine, its number, and chance."""
-    return f"{_machine()}-{os.getpid()}-{secrets.token_hex(6)}"
+    return f"{_machine()}-{os.getpid()}-{os.urandom(6).hex()}"
 
 
 def _machine() -> str:

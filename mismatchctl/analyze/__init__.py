@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from mismatchctl.analyze.against import RunLog, agreement, beside_metrics, carried, metrics_of, require_shared_steps
 from mismatchctl.analyze.build import build_result
-from mismatchctl.analyze.lags import lag_of
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
@@ -29,6 +27,9 @@ from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_b
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.result import Result, tell_all
 from mismatchctl.result.story import growth_of_run
+
+if TYPE_CHECKING:
+    from mismatchctl.analyze.against import RunLog
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,9 @@ def _add_logged(result: Result, framework: Framework, replays: Sequence[LoggedSt
 
 def _add_log(result: Result, log: RunLog, replays: Sequence[LoggedSteps]) -> None:
     """Keep what the run logged, how K3 follows it, and how what a framework would have logged agrees with it."""
+    from mismatchctl.analyze.against import agreement, beside_metrics, carried, metrics_of, require_shared_steps
+    from mismatchctl.analyze.lags import lag_of
+
     result.provenance.log = log.path
     require_shared_steps(log, [label for run in result.runs.values() for label in run.groups.labels])
     for name, run in result.runs.items():

@@ -20,6 +20,7 @@ from mismatchctl.cli.places import check_places, or_printed, or_stdout
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mismatchctl.analyze.against import RunLog
     from mismatchctl.render.document import Document
     from mismatchctl.render.figures.figure import Figure
     from mismatchctl.result import Result
@@ -149,11 +150,10 @@ def analyze(
 
     from mismatchctl.analyze import ReplayOptions
     from mismatchctl.analyze import analyze as run
-    from mismatchctl.analyze.against import read_log
     from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
     from mismatchctl.result import read_result
 
-    log = None if against is None else read_log(against)
+    log = None if against is None else _read_log(against)
     accepted = None if baseline is None else (str(baseline), read_result(baseline))
     where = engine.chosen()
     with outputs(quiet):
@@ -198,6 +198,12 @@ def analyze(
         _print(result, quiet, asked=bool(chosen))
     elif not quiet:
         show(_page(result, objectives))
+
+
+def _read_log(place: Path) -> RunLog:
+    from mismatchctl.analyze.against import read_log
+
+    return read_log(place)
 
 
 def _explain(result: Result) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mismatchctl.contract import REFERENCE
 from mismatchctl.diagnose.case import Case
@@ -17,11 +17,13 @@ from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.frameworks.layers.next import NextStep, first_comparison
-from mismatchctl.frameworks.layers.noise import LogitNoise, logit_noise
 from mismatchctl.measure import WORTH_COMPILING
 from mismatchctl.result import Finding, Growth, Sides
 from mismatchctl.views import FindingsViews
+
+if TYPE_CHECKING:
+    from mismatchctl.frameworks.layers.next import NextStep
+    from mismatchctl.frameworks.layers.noise import LogitNoise
 
 COLUMNS: tuple[str, ...] = tuple(
     dict.fromkeys((*(column for cause in CAUSES for column in cause.columns), REFERENCE, "reference_version"))
@@ -156,6 +158,8 @@ class Diagnosed(FindingsViews):
     @property
     def next(self) -> dict[str, list[NextStep]]:
         """The steps to a comparison of layers, of each run where the fault may be in one."""
+        from mismatchctl.frameworks.layers.next import first_comparison
+
         steps = {}
         for run, found in self.runs.items():
             surer = {finding.cause for finding in found if finding.confidence != "low"}
@@ -215,6 +219,8 @@ def diagnose(
 
 def _noise(evidence: Evidence) -> LogitNoise | None:
     """The noise on the logits that the sampled tokens of a run ask for."""
+    from mismatchctl.frameworks.layers.noise import logit_noise
+
     if evidence.sample is None:
         return None
     case = Case.of(evidence, evidence.sample.rows)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED, VERSIONS
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
-from mismatchctl.dumps.imported import native
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
 from mismatchctl.dumps.paths import Found
 from mismatchctl.dumps.problems import Problems
@@ -49,7 +48,7 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
     """
     result = Catalog()
     ready: list[Found] = []
-    for one in native(found, skip, result.notes.append):
+    for one in _native(found, skip, result.notes.append):
         if isinstance(one, DataError):
             result.reject(one, skip)
         else:
@@ -69,6 +68,15 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
     _agree(result, list(dict.fromkeys((*REQUIRED, *ALWAYS, *wanted, *names.by))), skip)
     result.files = [replace(file, index=index) for index, file in enumerate(result.files)]
     return result
+
+
+def _native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> Iterable[Found | DataError]:
+    """The files as Parquet; what converts those of frameworks is loaded where there are some."""
+    if not any(one.foreign for one in found):
+        return found
+    from mismatchctl.dumps.imported import native
+
+    return native(found, skip, note)
 
 
 def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-from mismatchctl.dumps.foreign.file import OpenFile
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import SHELVES
@@ -62,6 +61,8 @@ def recognize(path: Path, framework: str = "") -> Layout | None:
         ConfigError: an unknown framework.
         DataError: it may be a framework's, and cannot be read.
     """
+    from mismatchctl.dumps.foreign.file import OpenFile
+
     chosen = layouts(framework)[0] if framework else None
     if chosen is not None and chosen.recognizes(OpenFile(path)):
         return chosen
