@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -142,22 +141,13 @@ def _values(estimates: Estimates) -> dict[str, Value]:
 def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
     """Estimates of the cells of these labels, in the labels' natural order."""
     order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
-    metrics = {
-        key: _series(
-            estimate if key in GROUP_TAILS else replace(estimate, covers=None),
-            order,
-            OTHER_DIGITS if key in OTHERS else VALUE_DIGITS,
-        )
-        for key, estimate in sorted(rows.metrics.items(), key=lambda item: item[0] in OTHERS)
-    }
+    others = {key: found for key, found in rows.metrics.items() if key in OTHERS}
+    plain = {key: found for key, found in rows.metrics.items() if key not in OTHERS}
     return Groups(
         labels=[labels[cell] for cell in order],
-        metrics=metrics,
+        metrics=_series(plain, order, VALUE_DIGITS) | _series(others, order, OTHER_DIGITS),
         corrections={
-            name: {
-                key: _series(replace(estimate, covers=None), order, CORRECTION_DIGITS)
-                for key, estimate in estimates.items()
-            }
+            name: _series(estimates, order, CORRECTION_DIGITS, tails=())
             for name, estimates in zip(names, rows.corrections, strict=True)
         },
     )
@@ -169,39 +159,57 @@ def _label_key(label: Any) -> tuple[Any, ...]:
     return (2,) if label is None else (1, *natural_key(str(label)))
 
 
-def _series(estimate: Estimate, order: Sequence[int], digits: int) -> Series:
-    value = estimate.value[order]
-    known = np.isfinite(value)
-    errors: list[float | None] = [None] * len(value)
-    if estimate.se is not None:
-        errors = _rounded(np.where(known, estimate.se[order], np.nan), ERROR_DIGITS)
-    between: list[tuple[float, float] | None] = [None] * len(value)
-    if estimate.interval is not None and estimate.se is None:
-        low, high = (_rounded(np.where(known, ends, np.nan), ERROR_DIGITS) for ends in estimate.interval[order].T)
-        between = [None if one is None or two is None else (one, two) for one, two in zip(low, high, strict=True)]
-    return Series(
-        value=_rounded(value, digits),
-        se=errors if any(error is not None for error in errors) else None,
-        interval=between if any(ends is not None for ends in between) else None,
-        status=_statuses([estimate.status(cell) for cell in order]),
-        heavy_tail=[place for place, cell in enumerate(order) if estimate.covers_at(cell)],
-    )
+def _series(
+    estimates: Estimates, order: Sequence[int], digits: int, tails: Collection[str] = GROUP_TAILS
+) -> dict[str, Series]:
+    """The series of each estimate, all rounded at once; those of `tails` say where theirs is heavy."""
+    if not estimates:
+        return {}
+    value = np.stack([found.value[order] for found in estimates.values()])
+    unknown = np.full(len(order), np.nan)
+    error = np.stack([unknown if found.se is None else found.se[order] for found in estimates.values()])
+    errors = _rounded(np.where(np.isfinite(value), error, np.nan), ERROR_DIGITS)
+    return {
+        key: Series(
+            value=values,
+            se=se if any(one is not None for one in se) else None,
+            interval=_intervals(found, order),
+            status=_statuses(found, order),
+            heavy_tail=[place for place, cell in enumerate(order) if key in tails and found.covers_at(cell)],
+        )
+        for (key, found), values, se in zip(estimates.items(), _rounded(value, digits), errors, strict=True)
+    }
 
 
-def _statuses(statuses: Sequence[str]) -> str | dict[str, list[int]]:
+def _intervals(estimate: Estimate, order: Sequence[int]) -> list[tuple[float, float] | None] | None:
+    """Those of an estimate that has no standard error."""
+    if estimate.interval is None or estimate.se is not None:
+        return None
+    known = np.isfinite(estimate.value[order])
+    low, high = _rounded(np.where(known, estimate.interval[order].T, np.nan), ERROR_DIGITS)
+    between = [None if one is None or two is None else (one, two) for one, two in zip(low, high, strict=True)]
+    return between if any(between) else None
+
+
+def _statuses(estimate: Estimate, order: Sequence[int]) -> str | dict[str, list[int]]:
+    if np.isfinite(estimate.value).all():
+        return "ok"
+    statuses = [estimate.status(cell) for cell in order]
     if all(status == statuses[0] for status in statuses):
         return statuses[0]
     reasons = dict.fromkeys(status for status in statuses if status != "ok")
     return {reason: [index for index, status in enumerate(statuses) if status == reason] for reason in reasons}
 
 
-def _rounded(values: Float64s, digits: int) -> list[float | None]:
-    """Values with so many significant digits, those that are not finite as None; a whole number stays exact."""
+def _rounded(values: Float64s, digits: int) -> list[list[float | None]]:
+    """Rows of values with so many significant digits, what is not finite as None; a whole number stays exact."""
     finite = np.isfinite(values)
     held = np.where(finite, values, 0.0) + 0.0
     whole = (held == np.rint(held)) & (np.abs(held) < 2**53)
-    kept = np.where(whole, held, rounded_all(held, digits)).tolist()
-    return [value if known else None for value, known in zip(kept, finite.tolist(), strict=True)]
+    kept = np.where(whole, held, rounded_all(held, digits)).astype(object)
+    kept[~finite] = None
+    rows: list[list[float | None]] = kept.tolist()
+    return rows
 
 
 def _distribution(pair: PairSums) -> Distribution:

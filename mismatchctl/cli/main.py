@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -14,16 +14,16 @@ import typer
 from typer.core import TyperGroup
 
 from mismatchctl import __version__, interrupts
-from mismatchctl.cli import presets
 from mismatchctl.cli.output import say
 from mismatchctl.cli.settings import any_settings, read_settings
 from mismatchctl.errors import EXIT_CANNOT_JUDGE, EXIT_INTERRUPTED, EXIT_USAGE, MismatchctlError
 
-_VERBS = (
-    "analyze", "diagnose", "sweep", "advise", "compare", "gate", "watch", "score", "convert", "report", "schema",
-    "metrics", "lint", "doctor",
-)  # fmt: skip
-"""Each a function in the module of its name, in the order of the help."""
+NAME = "mismatchctl"
+VERBS = (
+    *("analyze", "diagnose", "sweep", "advise", "compare", "gate", "watch", "score"),
+    *("convert", "report", "schema", "metrics", "lint", "doctor", "presets"),
+)
+"""Each in a module of its own, in the order of the help."""
 EXIT_BROKEN_PIPE = 141
 """As a shell reports a process that a closed pipe has ended; 1 would say that there is a bug."""
 
@@ -107,7 +107,7 @@ def _usage(error: Any) -> Exception:
         return error  # type: ignore[no-any-return]
     words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "").replace(". Did", ": did")
     words = words.replace(": Input should", ": it should")
-    say(f"error: {words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else app.info.name} -h")
+    say(f"error: {words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else NAME} -h")
     return typer.Exit(EXIT_USAGE)
 
 
@@ -128,21 +128,6 @@ def _close_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-app = typer.Typer(
-    name="mismatchctl",
-    cls=_Group,
-    help="The mismatch between rollout and training log-probs in RL for LLMs: measure it, see what corrections do.",
-    epilog="Flags can be set in \\[tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, "
-    "or as MISMATCHCTL_<VERB>_<FLAG>.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for _verb in _VERBS:
-    app.command(_verb)(getattr(import_module(f"mismatchctl.cli.{_verb}"), _verb))
-app.add_typer(presets.app, name="presets")
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from mismatchctl.result import FORMAT
@@ -151,7 +136,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _settings(
     ctx: typer.Context,
     version: Annotated[
@@ -161,6 +145,36 @@ def _settings(
     ctx.default_map = read_settings(ctx.command)
 
 
+@cache
+def app_of(*verbs: str) -> typer.Typer:
+    """The app of these verbs, whose modules are loaded."""
+    made = typer.Typer(
+        name=NAME,
+        cls=_Group,
+        help="The mismatch between rollout and training log-probs in RL for LLMs: measure it, see what corrections do.",
+        epilog="Flags can be set in \\[tool.mismatchctl] of pyproject.toml, in mismatchctl.toml, "
+        "or as MISMATCHCTL_<VERB>_<FLAG>.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_settings)
+    for verb in verbs:
+        module = import_module(f"mismatchctl.cli.{verb}")
+        if hasattr(module, "app"):
+            made.add_typer(module.app, name=verb)
+        else:
+            made.command(verb)(getattr(module, verb))
+    return made
+
+
+def __getattr__(name: str) -> typer.Typer:
+    """`app`, which has every verb."""
+    if name == "app":
+        return app_of(*VERBS)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def main() -> None:
     """The command."""
     interrupts.install()
@@ -168,23 +182,11 @@ def main() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # units already run in threads; small products only wait
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would look through all installed packages
     try:
-        with _only(sys.argv[1:2]):
-            app()
+        verb = sys.argv[1:2]
+        alone = verb and verb[0] in VERBS and not any_settings()  # which may name any verb
+        app_of(*(verb if alone else VERBS))()
     except OSError as error:  # of what typer prints itself
         sys.exit(_explain(error))
-
-
-@contextlib.contextmanager
-def _only(verb: list[str]) -> Iterator[None]:
-    """No other command is built than the one that is called, unless settings name others."""
-    all_of_them = app.registered_commands, app.registered_groups
-    named = [command for command in app.registered_commands if [command.name] == verb]
-    if named and not any_settings():
-        app.registered_commands, app.registered_groups = named, []
-    try:
-        yield
-    finally:
-        app.registered_commands, app.registered_groups = all_of_them
 
 
 def _open_streams() -> None:

@@ -173,10 +173,15 @@ def preset(name: str) -> Correction:
 
 
 @cache
+def _advice() -> tuple[dict[str, str], ...]:
+    """advice.yaml of each shelf that has one: cause -> setting."""
+    places = (found.presets.with_name("advice.yaml") for found in SHELVES)
+    return tuple(read_data(place) for place in places if place.exists())
+
+
 def settings(cause: str) -> tuple[str, ...]:
-    """Where frameworks have what the advice on a cause of mismatch speaks of: advice.yaml on the shelves."""
-    said = ((found.presets.with_name("advice.yaml")) for found in SHELVES)
-    return tuple(words[cause] for place in said if place.exists() and cause in (words := read_data(place)))
+    """Where frameworks have what the advice on a cause of mismatch speaks of."""
+    return tuple(words[cause] for words in _advice() if cause in words)
 
 
 @cache
