@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Floats, Segments, TokenBatch
 from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
-from mismatchctl.correction import Applied, Correction, apply
+from mismatchctl.correction import Applied, Correction, apply, divisor
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.ratios import Ratios, ratios_of
 
@@ -227,7 +227,7 @@ def final_weights(correction: Correction, applied: Applied, groups: Sequence[NDA
             continue
         values = weights[members]
         mean = values.mean() if rule.normalize == "token" else own.mean(values)[own.nonempty].mean()
-        weights[members] = values / mean
+        weights[members] = values / divisor(mean)
     return weights
 
 

@@ -116,6 +116,12 @@ def test_weights_by_micro_batch() -> None:
         mm.weights(ROLLOUT, TRAIN, MASK, NORMALIZED, micro_batches=["a"])
 
 
+def test_weights_of_which_none_is_left_are_not_divided() -> None:
+    rule = {"weight": {"zero": [5.0, 6.0], "normalize": "token"}}  # no ratio lies there
+    made, _ = mm.weights(ROLLOUT, TRAIN, MASK, rule)
+    np.testing.assert_array_equal(made, np.zeros(MASK.shape))
+
+
 def test_weights_agree_with_the_goldens_of_a_framework() -> None:
     from conformance_peers import cases, framework, table
 

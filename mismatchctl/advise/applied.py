@@ -10,7 +10,7 @@ import numpy as np
 from mismatchctl.advise.sample import Sample
 from mismatchctl.analyze.trims import trimmed
 from mismatchctl.batch import Float64s
-from mismatchctl.correction import Correction
+from mismatchctl.correction import Correction, divisor
 from mismatchctl.correction.apply import apply
 from mismatchctl.measure.table import hash_values, mix
 from mismatchctl.ratios import ratios_of
@@ -82,5 +82,4 @@ def _means(correction: Correction, sums: Float64s, sample: Sample) -> Float64s |
         _, scope = np.unique(mix(hash_values(given), hash_values(sample.step)), return_inverse=True)
     by_token = rule.normalize == "token"
     own, count = (sums, segments.lengths) if by_token else (sums / np.maximum(segments.lengths, 1), segments.nonempty)
-    means: Float64s = (np.bincount(scope, own) / np.maximum(np.bincount(scope, count), 1))[scope]
-    return means
+    return divisor(np.bincount(scope, own) / np.maximum(np.bincount(scope, count), 1))[scope]

@@ -4,6 +4,7 @@ from mismatchctl.correction.apply import Applied, Selection, apply
 from mismatchctl.correction.gates import GateOutcome
 from mismatchctl.correction.load import correction_from_mapping, corrections_from_file
 from mismatchctl.correction.model import Correction, Gate, Weight
+from mismatchctl.correction.weights import divisor
 
 __all__ = [
     "Applied",
@@ -15,4 +16,5 @@ __all__ = [
     "apply",
     "correction_from_mapping",
     "corrections_from_file",
+    "divisor",
 ]

@@ -14,6 +14,8 @@ from mismatchctl.correction.model import Weight
 from mismatchctl.correction.selection import Selection
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios, bounded_excess
 
+_SMALLEST_MEAN = 1e-8
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -119,3 +121,8 @@ class Weights:
         if self.per_token:
             return over.sum(values)
         return np.where(over.counts > 0, values, 0.0) * over.counts
+
+
+def divisor(mean: Float64s) -> Float64s:
+    """What normalization divides weights by: their mean; 1 where that is so small that trainers leave them."""
+    return np.where(mean > _SMALLEST_MEAN, mean, 1.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.correction import Correction, Weight
+from mismatchctl.correction import Correction, Weight, divisor
 from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, FACTOR, MISMATCH
 from mismatchctl.measure.reduce import Plan
@@ -19,7 +19,6 @@ _LINEAR = ("sequence_weight", "loss", "loss_mean", "gradient_product")
 """In the weights; losses only where the dump has them."""
 _OF_LOSS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
 _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
-_SMALLEST_FACTOR = 1e-8  # below it trainers leave weights as they are
 
 
 @dataclass(frozen=True)
@@ -204,9 +203,8 @@ class Closing:
 
 
 def normalization_factor(total_excess: Float64s, count: Float64s) -> Float64s:
-    """The mean weight from a total of w - 1; 1 where it is so small that weights are left as they are."""
-    factor = 1 + total_excess / np.maximum(count, 1)
-    return np.where(factor > _SMALLEST_FACTOR, factor, 1.0)
+    """What weights are divided by, from a total of w - 1."""
+    return divisor(1 + total_excess / np.maximum(count, 1))
 
 
 def normalized(columns: Mapping[str, Float64s], factor: Float64s, correction: Correction) -> dict[str, Float64s]:
