@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,24 @@ def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
 def test_a_row_beats_another_only_if_it_is_nowhere_worse_and_of_equals_the_first() -> None:
     costs = np.array([[0.1, 0.5], [0.2, 0.4], [0.2, 0.6], [0.1, 0.5], [math.nan, 0.0], [0.3, 0.4]])
     assert not_beaten(costs).tolist() == [True, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("values", [1, 3, 30])
+def test_what_is_not_beaten_is_what_no_other_row_beats(objectives: int, values: int) -> None:
+    rng = np.random.default_rng(objectives)
+    costs = rng.choice([*range(values), math.nan], (80, 4), p=[0.96 / values] * values + [0.04])
+    costs[:, objectives:] = 0.5  # what does not differ
+    better = [[(a <= b).all() and ((a < b).any() or i < j) for i, a in enumerate(costs)] for j, b in enumerate(costs)]
+    expected = [not any(row) and not np.isnan(own).any() for row, own in zip(better, costs, strict=True)]
+    assert not_beaten(costs).tolist() == expected
+
+
+def test_the_front_of_as_many_points_as_there_may_be() -> None:
+    cut = np.linspace(0, 1, 100_000)
+    start = time.process_time()
+    assert not_beaten(np.column_stack([cut, -cut, cut, -cut])).all()
+    assert time.process_time() - start < 30  # each row of a copy of the front: minutes
 
 
 @pytest.mark.parametrize(
