@@ -53,6 +53,15 @@ def test_a_replicate_is_the_ratio_of_what_its_half_holds() -> None:
             assert math.isnan(found)
 
 
+def test_many_metrics_at_once_are_each_the_ratio_of_what_a_half_holds() -> None:
+    made = sample_of_run(analyze(["sample_data/dense"], findings=False).runs["dense"])
+    drawn = weights(made.keys, 0, 64)
+    total = {name: drawn @ made.sums[:, made.columns[name]] for name in ("tokens", "k3", "abs", "square")}
+    expected = {"abs_diff_mean": total["abs"], "k3": total["k3"], "k2": total["square"] / 2}
+    for key, draws in zip(expected, resample([made], [find_metric(key) for key in expected], 64)[0], strict=True):
+        np.testing.assert_allclose(draws.resampled, expected[key] / total["tokens"], rtol=1e-12)
+
+
 def test_weights_are_fair_and_independent() -> None:
     drawn = weights(np.arange(40, dtype=np.uint64), 0, 1 << 15)
     assert drawn.mean() == pytest.approx(1, abs=0.01)

@@ -80,15 +80,17 @@ def resample(
     """
     every = np.unique(np.concatenate([sample.keys for sample in samples]))
     positions = [[metric.columns(sample) for metric in metrics] for sample in samples]
+    wanted = [np.unique(np.concatenate([np.asarray(columns) for columns in rows])) for rows in positions]
     found = [[np.empty(replicates) for _ in metrics] for _ in samples]
     size = max(_BLOCK // max(len(every), 1) // _BITS, 1) * _BITS
     for start in range(0, replicates, size):
         stop = min(start + size, replicates)
         drawn = weights(every, start, stop)
-        for sample, rows, outs in zip(samples, positions, found, strict=True):
+        for sample, used, rows, outs in zip(samples, wanted, positions, found, strict=True):
             own = drawn if len(sample) == len(every) else drawn[:, np.searchsorted(every, sample.keys)]
+            sums = _product(own, sample.sums[:, used])  # all at once: the weights are read once, not for every metric
             for metric, columns, out in zip(metrics, rows, outs, strict=True):
-                out[start:stop] = metric.of(_product(own, sample.sums[:, columns]), sample, columns)
+                out[start:stop] = metric.of(sums[:, np.searchsorted(used, columns)], sample, columns)
     return [
         [
             Draws(float(metric.of(sample.sums[:, columns].sum(axis=0), sample, columns)), out)
