@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli.flags import Json
-from mismatchctl.cli.output import print_or_show
+from mismatchctl.cli.output import print_json, show
 from mismatchctl.errors import ConfigError
 
 
@@ -30,8 +30,7 @@ def metrics(
         if not meanings:
             raise
         found = {}
-    print_or_show(
-        [*glossary.metrics_data(found), *glossary.meanings_data(meanings)],
-        lambda: reference.metrics(found) if name is None else reference.metric(found, meanings),
-        as_json=json,
-    )
+    if json:  # what every framework calls each metric is read for it, from all their tables
+        print_json([*glossary.metrics_data(found), *glossary.meanings_data(meanings)])
+    else:
+        show(reference.metrics(found) if name is None else reference.metric(found, meanings))
