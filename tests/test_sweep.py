@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -29,6 +30,7 @@ from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
 from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
 from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
+from mismatchctl.sweep.words import says
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_data" / "dense")
 
@@ -228,6 +230,7 @@ def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None
     found = sweep([path], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=WISHES)
     solved = [target for target in found.targets if target.threshold is not None]
     assert solved and all(target.interval is None for target in solved)
+    assert re.search(r"ratio within \[1/x, x\]: [\d.]+;", says(found, "run")[1])
 
 
 def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:

@@ -182,7 +182,10 @@ def test_tables_hold_every_point_and_the_targets(found: Sweep, page: str) -> Non
             assert target.status in text
     assert "5 % of tokens rejected" in text
     assert "no threshold meets it" in text
-    assert "Upright line: 5 % of tokens rejected at" in text
+    assert re.search(r"Upright line: 5 % of tokens rejected at [^:]+, its 90 % interval shaded\.", text)
+    unsure = replace(found, targets=[replace(target, interval=None) for target in found.targets])
+    text = Parsed(_page(unsure)).text
+    assert "Upright line: 5 % of tokens rejected at" in text and "shaded" not in text
 
 
 def test_steps_spread_as_in_the_groups(found: Sweep) -> None:

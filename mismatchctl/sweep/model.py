@@ -48,7 +48,8 @@ class Target:
         rule: what is bounded: "token weights truncated above", "geometric ratio above", ...
         correction: the correction at that threshold, None where none meets the wish.
         threshold: the bound, exactly a value of the data.
-        interval: 90 % interval of the threshold over clusters; an end is None where it lies beyond the data.
+        interval: 90 % interval of the threshold over clusters; an end is None where it lies beyond the data;
+            None where a single cluster tells no error.
         reached: what the key is at the threshold.
         status: "ok", or why no threshold meets the wish.
     """

@@ -87,9 +87,15 @@ def says(sweep: Sweep, run: str) -> list[str]:
     found = "; ".join(filter(None, said))
     sentences = [f"At its cheapest, {found}." if found else "No point has every figure."]
     for (key, wanted), chosen in by_wish([target for target in sweep.targets if target.run == run]).items():
-        met = [f"{t.rule}: {threshold(t.threshold)} ({target_interval(t)})" for t in chosen if t.status == "ok"]
+        met = [_met(target) for target in chosen if target.status == "ok"]
         sentences.append(f"{wish_text(key, wanted)} – {'; '.join(met) or 'no threshold meets it'}.")
     return sentences
+
+
+def _met(target: Target) -> str:
+    """Where a rule meets its wish, and the interval of that where it is known."""
+    interval = "" if target.interval is None else f" ({target_interval(target)})"
+    return f"{target.rule}: {threshold(target.threshold)}{interval}"
 
 
 def _cheapest(study: Study, rows: Sequence[Row]) -> str:

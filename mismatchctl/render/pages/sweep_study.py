@@ -198,7 +198,8 @@ def _marked(path: str, markers: Sequence[draw.Marker]) -> Iterator[Note]:
         yield Note(f"Presets on {path} (dashed): {'; '.join(letters)}.", "quiet")
     for marker in markers:
         if marker.solved:
-            yield Note(f"Upright line: {marker.text}, its 90 % interval shaded.", "quiet")
+            shaded = "" if marker.interval is None else ", its 90 % interval shaded"
+            yield Note(f"Upright line: {marker.text}{shaded}.", "quiet")
 
 
 def _presets(own: Studied, path: str) -> Iterator[draw.Marker]:
