@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from mismatchctl.dumps import open_dump
 from mismatchctl.dumps.check import check
 from mismatchctl.dumps.convert import convert
 from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
 from mismatchctl.dumps.foreign.registry import LAYOUTS
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 
 DUMPS = Path(__file__).parent / "framework_dumps"
 PEERS, SLIME = DUMPS / "peers", DUMPS / "slime_miles"
@@ -308,3 +311,15 @@ def test_files_that_others_of_their_run_stand_for_are_no_fault() -> None:
     checks = {Path(one.path).parent.name: one for one in check([str(SLIME / "slime_head")])}
     assert checks["rollout_data"].sound and checks["rollout_data"].layout is None
     assert [bad.reason for bad in checks["train_data"].bad] == ["train_log_probs: log-prob above 0"]
+
+
+def test_a_temporary_folder_that_is_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_batch", full)
+    (tmp_path / "run").mkdir()
+    for file in (PEERS / OF_PEERS["roll"]).glob("*.pt"):  # of another place: what was converted before is kept
+        (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
+    with pytest.raises(ConfigError, match=r"\.parquet: cannot be written: No space left on device"):
+        open_dump([str(tmp_path / "run")])

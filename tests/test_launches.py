@@ -265,6 +265,12 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
             "off_policy_correction: {tis_ratio_type: seq}",
             "tis_ratio_type takes token, sequence, not 'seq'",
         ),
+        ("skyrl.yaml", "off_policy_correction: {tis_ratio_type: [token]}", r"takes token, sequence, not \['token'\]"),
+        (
+            "areal.yaml",
+            "actor: {rejection_sampling: {metric: kl}}",
+            "metric takes ratio, kl_k1, kl_k2, kl_k3, binary_kl, not 'kl'",
+        ),
         (
             "roll.yaml",
             "train_infer_correction: {is_weight: {enabled: true, weight_type: tokens}}",
@@ -275,7 +281,7 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
             "train_infer_correction: {filters: [{enabled: 'true'}]}",
             "filters.enabled takes true or false, not the text 'true'",
         ),
-        ("other.py", "other.Config(seed=3)", "calls no RolloutCorrectionConfig or GRPOConfig or Config"),
+        ("other.py", "other.Config(seed=3)", "no call of RolloutCorrectionConfig, GRPOConfig, Config says"),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )

@@ -67,6 +67,7 @@ VERL = [
     ("d", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}\ntrainer: {nnodes: 1}", "error",
      "actor_rollout_ref.actor.policy_loss.loss_mode", ["recomputed log-probs for the rollout's"]),
     ("d", "rollout_is: token\nbypass_mode: 'false'", "error", "bypass_mode", ["text 'false'", "any text is true"]),
+    ("d", "rollout_is: token\nbypass_mode: '${oc.env:BYPASS}'", "warning", "bypass_mode", ["${oc.env:BYPASS}", "true"]),
     ("d", "bypass_mode: true\nrollout_is: token\ntrainer: {use_v1: false}", "warning", "rollout_is", ["only logged"]),
     ("d", "loss_type: reinforce", "error", "loss_type", ["without bypass_mode"]),
     ("d", "rollout_is: token\nrollout_is_threshold: null", "error", "rollout_is_threshold", ["in silence"]),

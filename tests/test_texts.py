@@ -223,3 +223,12 @@ def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
     assert found["b"] == "${a}${a}" and found["c"] == [1, "${a}"] and found["f"] == "${oc.env:HOME}"
     doubled = parse_shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
     assert len(doubled["--flag"]) <= 10_000
+
+
+@pytest.mark.parametrize("deepest", [60, 3000])
+def test_what_points_is_looked_for_as_deep_as_settings_lie(deepest: int) -> None:
+    keys = parse_shell(f"run rule=1 {'a.' * deepest}b='${{c.d}}' c.d=2\n")
+    found: Any = resolved(keys)
+    for _ in range(deepest):
+        found = found["a"]
+    assert found["b"] == (2 if deepest == 60 else "${c.d}")

@@ -74,7 +74,8 @@ def _called(path: Path, name: str) -> list[Said]:
         raise ConfigError(f"{path}: {error}") from None
     found = [Said(called, keys, whose) for called, keys, whose in said if keys is not None]
     if not found:
-        raise ConfigError(f"{path}: calls no {' or '.join(PYTHON_CLASSES)}: that is what is read of Python")
+        classes = ", ".join(PYTHON_CLASSES)
+        raise ConfigError(f"{path}: no call of {classes} says a correction: that is what is read of Python")
     return found
 
 

@@ -143,7 +143,7 @@ def choice(choices: Mapping[str, Meant], options: Options, name: str) -> Meant:
         ConfigError: it is none of the choices.
     """
     given = options[name]
-    if given not in choices:
+    if not isinstance(given, str) or given not in choices:
         raise ConfigError(f"{name} takes {', '.join(choices)}, not {given!r}")
     return choices[given]
 

@@ -14,6 +14,8 @@ _MOST_STEPS = 8
 """Pointers to pointers, and pointers inside pointers, that are followed."""
 _LONGEST = 1000
 """Of a text with pointers, and with what they point to put in: a setting is shorter."""
+_DEEPEST = 64
+"""Keys above a value that is looked at: no setting lies deeper."""
 _ABSENT = object()
 
 
@@ -28,6 +30,8 @@ def resolved(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(value: Any, place: tuple[str, ...], root: Mapping[str, Any]) -> Any:
+    if len(place) > _DEEPEST:
+        return value
     if isinstance(value, Mapping):
         return {key: _resolved(one, (*place, str(key)), root) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

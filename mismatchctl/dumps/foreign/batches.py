@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from mismatchctl.dumps.foreign.rows import read_rows, schema_of
 from mismatchctl.errors import DataError
+from mismatchctl.files import replaced_when_done
 from mismatchctl.frameworks.layout import Layout, Row
 from mismatchctl.marks import signed
 from mismatchctl.recorder.formats import parquet_settings
@@ -30,11 +31,17 @@ def parquet_writer(place: Path, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
-    """Write batches of one schema as a file; whether there was any, and so a file."""
+    """Write batches of one schema as a file; whether there was any, and so a file.
+
+    Raises:
+        ConfigError: the place cannot be written.
+    """
     with ExitStack() as stack:
         writer = None
         for batch in batches:
-            writer = writer or stack.enter_context(parquet_writer(place, batch.schema))
+            if writer is None:
+                temporary = stack.enter_context(replaced_when_done(place, at_once=True))
+                writer = stack.enter_context(parquet_writer(temporary, batch.schema))
             writer.write_batch(batch)
     return writer is not None
 

@@ -23,6 +23,7 @@ _GONE = re.compile(r"behave?_imp_weight_(cap|mode)")
 _RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
 
 _STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
+_METRICS = {name: name for name in ("ratio", *_STATISTICS)}
 
 _USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
 
@@ -168,7 +169,8 @@ class Areal(PlainFramework):
         rule = options["rejection_sampling"]
         if rule is None:
             return None, tuple(gates)
-        metric, sequences = rule["metric"], choice({"token": False, "sequence": True}, rule, "level")
+        metric = choice(_METRICS, rule, "metric")
+        sequences = choice({"token": False, "sequence": True}, rule, "level")
         clamps = choice({"mask": False, "clamp": True}, rule, "action")
         low, high = rule["lower"], rule["upper"]
         raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
@@ -188,7 +190,7 @@ class Areal(PlainFramework):
         if metric == "ratio":
             level: Any = choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
             return Gate(level=level, keep=(low, high), nonfinite="one", **common)
-        statistic: Any = choice(_STATISTICS, rule, "metric")
+        statistic: Any = _STATISTICS[metric]
         if metric == "kl_k1":  # train minus rollout there
             low, high = (None if high is None else -high), (None if low is None else -low)
             agg = "min" if agg == "max" else agg

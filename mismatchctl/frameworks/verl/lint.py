@@ -38,7 +38,12 @@ def _texts(written: Written) -> Iterator[Finding]:
         consequence = "the quotes make it text, which verl compares with numbers: it stops with a TypeError"
         yield written.finding("error", key, consequence, f"write {written.section[key]} without quotes")
     for key, usual in written.version.keys.items():
-        if isinstance(usual, bool) and isinstance(text := written.section.get(key), str):
+        if not (isinstance(usual, bool) and isinstance(text := written.section.get(key), str)):
+            continue
+        if "$" in text:  # a pointer or a variable
+            consequence = f"stands for what this file does not say, {text}: it is taken for true here"
+            yield written.finding("warning", key, consequence, "give the configuration that the training prints")
+        else:
             consequence = f"is the text {text!r}, and any text is true to verl"
             yield written.finding("error", key, consequence, "write true or false without quotes")
 
