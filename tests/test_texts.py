@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,11 @@ def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
     assert found["b"] == "${a}${a}" and found["c"] == [1, "${a}"] and found["f"] == "${oc.env:HOME}"
     doubled = parse_shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
     assert len(doubled["--flag"]) <= 10_000
+    tracemalloc.start()
+    grown = parse_shell(f"A+={'x' * 9000}\n" * 60 + f"run --flag {'$A' * 2000} --short $A\n")
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+    assert grown == {"--flag": "$A" * 2000, "--short": "$A"}
 
 
 @pytest.mark.parametrize("deepest", [60, 3000])

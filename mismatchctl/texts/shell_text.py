@@ -60,7 +60,8 @@ def parse_shell(text: str) -> dict[str, Any]:
             flag = []
         elif variable := _VARIABLE.fullmatch(given):
             before = variables.get(variable[1], "") if variable[2] else ""
-            variables[variable[1]], flag = before + variable[3], []
+            value = (before + variable[3])[: _LONGEST + 1]  # a longer one is put in nowhere
+            variables[variable[1]], flag = value, []
             if of_command:
                 arguments[variable[1]] = scalar(variable[3])
         elif flag:
