@@ -201,7 +201,8 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
     ),
     "verl, nothing of its algorithm": ("run.yaml", VERL_ACTOR, "verl", None, []),
     "trl, its defaults in Python": (
-        "train.py", "args = GRPOConfig(output_dir='x', use_vllm=True)\n", "trl", {"level": "sequence"},
+        "train.py", "cfg = Config(loss_fn=mine)\nargs = GRPOConfig(output_dir='x', use_vllm=True)\n",
+        "trl", {"level": "sequence"},
         [{"level": "sequence", "keep": (None, 3.0)}],
     ),
     "tinker-cookbook, a loss that others have": (
@@ -253,7 +254,7 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
             "no option '--use_importance_sampling_correction': it belongs in loss_fn",
         ),
         ("mis.yaml", "{use_tis: true, tis_clip: '${cap}', cap: 2.0}", "which torch takes for no number$"),
-        ("tinker.py", "train.Config(loss_fn=cli.loss_fn)", "line 1: loss_fn is no plain value"),
+        ("tinker.py", "train.Config(log_path=p, loss_fn=cli.loss_fn)", "line 1: loss_fn is no plain value"),
         ("trl.py", "GRPOConfig(use_vllm=True, **common)", r"line 1: what \*\* brings is not read"),
         (
             "areal.yaml",

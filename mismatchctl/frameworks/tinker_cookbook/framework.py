@@ -16,6 +16,8 @@ from mismatchctl.texts.python_text import Call
 CLASS = "Config"
 """What is called in Python, as `train.Config`, with the loss beside everything else."""
 _SAID = ("loss_fn", "loss_fn_config")
+_BESIDE = {"model_name", "log_path", "dataset_builder", "max_tokens"}
+"""Of what else it cannot do without: many things are called Config, and have a loss."""
 _CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
 
 
@@ -94,11 +96,13 @@ class TinkerCookbook(PlainFramework):
 
 
 def keys_of(call: Call) -> dict[str, Any] | None:
-    """The options that a call of its class says; None if it says no loss, since many things are called so.
+    """The options that a call of its class says; None if it says no loss, or is another's.
 
     Raises:
         ConfigError: one of them is computed.
     """
+    if _BESIDE.isdisjoint((*call.given, *call.computed)):
+        return None
     for name in call.computed:
         if name in _SAID:
             raise ConfigError(f"line {call.line}: {name} is no plain value")
