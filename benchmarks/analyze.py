@@ -38,9 +38,9 @@ WITHOUT, SUMS = "the same without findings", "of that, reading and sums alone"
 START = """\
 The libraries are numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML; polars, numba, torch, `pyarrow.compute`
 and matplotlib (a page's figures are written without it) are not loaded; a pandas that happens to be installed is, by
-pyarrow, which takes longer then. Of the instructions of a small analysis with its report two fifths are
-the interpreter, libraries, the command line and the tool's own modules, a bit more than a third 16 files that are read,
-measured and judged, a quarter the page with its 25 figures."""
+pyarrow, which takes longer then. Of a small analysis with its report the libraries are more than a third
+and the page with its 25 figures an eighth; the rest is the tool's own modules and 16 files that are read, measured and
+judged."""
 LIBRARIES = "import jinja2, numpy, pyarrow.parquet, pydantic, rich.console, typer.main, yaml"
 CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS)
 
