@@ -125,7 +125,8 @@ imports included, ratios within rounds of cases that follow each other. The padd
 the other, four numbers each, without errors, groups or any other key, and its time grows with their number.
 
 The goal was 1.5 times one `analyze` at most. Long rows of bounds of one rule meet it, of weights as of gates on tokens
-and on sequences, and so do grids of two rules; an earlier one, beside other work, had 1.54, 1.56 and 1.64 in three of eight.
+and on sequences, and so do grids of two rules. An earlier run, beside other work, had 1.54, 1.56 and 1.64 in three of
+eight cases.
 A first sweep of such a row compiles its loop, which is kept for the next: 5 s more, once.
 """
 
