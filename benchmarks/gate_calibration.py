@@ -1,6 +1,7 @@
-"""How often the gate fails without a cause, and how often it finds a planted one: writes the tables of docs/gate.md.
+"""How often the gate fails without a cause, and how often it finds a planted one: the tables of docs/gate.md.
 
 Usage: python benchmarks/gate_calibration.py [FOLDER] [--splits 120] [--designed-on FOLDER] [--trained FOLDER]
+                                             [--write docs/gate.md]
 FOLDER holds one folder of Parquet files per run, with columns rollout_log_probs, train_log_probs and prompt_id. False
 failures are counted in every run, rises are planted in `*_noise_both_bf16`, and in `*_bf16_decode` of the folder that
 the statistics were designed on. All tokens are taken as valid. --trained is what second_numeric.py wrote: more prompts,
@@ -36,7 +37,6 @@ RULES = ("k3", "abs_diff_mean", "ess_token", "k2", "chi2_token", "prob_diff_mean
 HIGH = ("ess_token", "ess_sequence")
 RELABELINGS = 1023
 """Besides the one that was seen: a quarter of what the gate draws, for the sake of time."""
-OUT = Path(__file__).parent.parent / "docs" / "gate.md"
 
 
 @dataclass
@@ -300,7 +300,7 @@ def families(runs: dict[str, Run], splits: int) -> Iterator[str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
+    options = options_of(__doc__)
     options.add_argument("folder", type=Path, nargs="?")
     options.add_argument("--splits", type=int, default=120)
     options.add_argument("--designed-on", type=Path)
@@ -310,28 +310,40 @@ def main() -> None:
         runs = {path.name: Run.read(path) for path in sorted(given.folder.iterdir()) if path.is_dir()}
         runs = {name: run for name, run in runs.items() if (run.log_ratio != 0).any()}
         named = {"dense": runs["dense_noise_both_bf16"], "MoE": runs["moe_noise_both_bf16"]}
-        write("LEVELS", levels(runs, given.splits))
-        write("DETECTION", detection(named, given.splits))
-        write("LOST", lost_tokens(named, given.splits))
+        show("LEVELS", levels(runs, given.splits), given.write)
+        show("DETECTION", detection(named, given.splits), given.write)
+        show("LOST", lost_tokens(named, given.splits), given.write)
     if given.designed_on is not None:
         before = {model: Run.read(given.designed_on / f"{model.lower()}_bf16_decode") for model in ("dense", "MoE")}
-        write("DESIGNED", detection(before, given.splits))
+        show("DESIGNED", detection(before, given.splits), given.write)
     if given.trained is not None:
         names = [name for name in TRAINED if (given.trained / name / "tokens.parquet").exists()]
         others = {f"{TRAINED[name]} ({name})": Run.read(given.trained / name) for name in names}
-        write("RESCORED", rescored(given.trained, names, given.splits))
-        write("FAMILIES", families(others, given.splits))
-        write("TRAINED_LOST", lost_tokens(others, given.splits))
-        write("TRAINED_LEVELS", levels(others, given.splits))
-        write("TRAINED", detection(others, given.splits))
+        show("RESCORED", rescored(given.trained, names, given.splits), given.write)
+        show("FAMILIES", families(others, given.splits), given.write)
+        show("TRAINED_LOST", lost_tokens(others, given.splits), given.write)
+        show("TRAINED_LEVELS", levels(others, given.splits), given.write)
+        show("TRAINED", detection(others, given.splits), given.write)
 
 
-def write(mark: str, lines: Iterator[str]) -> None:
-    """Put a table between its marks."""
+def options_of(about: str | None) -> argparse.ArgumentParser:
+    """What all tables of docs/gate.md take."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, help="put the tables between their marks here, too")
+    return parser
+
+
+def show(mark: str, lines: Iterator[str], page: Path | None) -> None:
+    """Print a table; where a page is named, put it between its marks there."""
     body = "\n".join(lines)
-    before, start, rest = OUT.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
+    print(body, flush=True)
+    if page is None:
+        return
+    before, start, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
     _, end, after = rest.partition(f"<!-- /{mark} -->")
-    OUT.write_text(f"{before}{start}\n{body}\n\n{end}{after}", encoding="utf-8")
+    if not end:
+        sys.exit(f"{page}: there is no <!-- {mark} --> ... <!-- /{mark} --> to write between")
+    page.write_text(f"{before}{start}\n{body}\n\n{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often ten nights against a history fail without a cause, and by when they find one: a table of docs/gate.md.
 
-Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100]
+Usage: python benchmarks/gate_nights.py FOLDER [--stretches 100] [--write docs/gate.md]
 FOLDER is that of gate_calibration.py, whose `*_noise_both_bf16` are drawn from. A night is 16 prompts, either the same
 ones with another half of their responses, or others; the first is the baseline, and what does not fail is accepted.
 Runs that differ have the K3 of all their tokens times the exponential of a normal number of that spread.
@@ -8,14 +8,13 @@ Runs that differ have the K3 of all their tokens times the exponential of a norm
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from gate_calibration import OUT, Run, percent, planted, some, table
+from gate_calibration import Run, options_of, percent, planted, show, some, table
 
 from mismatchctl.gate import LEVEL, Allowance
 from mismatchctl.gate.comparison import compare
@@ -83,16 +82,13 @@ def rows(runs: dict[str, Run], stretches: int) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
+    options = options_of(__doc__)
     options.add_argument("folder", type=Path)
     options.add_argument("--stretches", type=int, default=100)
     given = options.parse_args()
     runs = {name: Run.read(given.folder / f"{name.lower()}_noise_both_bf16") for name in ("dense", "MoE")}
     heads = ["what is so", *(f"{name}, {which} prompts" for name in runs for which in ("the same", "other"))]
-    lines = "\n".join(table(heads, rows(runs, given.stretches)))
-    before, _, rest = OUT.read_text(encoding="utf-8").partition("<!-- NIGHTS -->\n")
-    _, _, after = rest.partition("<!-- /NIGHTS -->")
-    OUT.write_text(f"{before}<!-- NIGHTS -->\n\n{lines}\n\n<!-- /NIGHTS -->{after}", encoding="utf-8")
+    show("NIGHTS", table(heads, rows(runs, given.stretches)), given.write)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Whether the gate finds what it says it could find: writes two tables of docs/gate.md.
+"""Whether the gate finds what it says it could find: two tables of docs/gate.md.
 
-Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--show] [--plans]
+Usage: python benchmarks/gate_power.py FOLDER [--splits 120] [--said 12] [--models MODEL ...] [--plans]
+                                       [--write docs/gate.md]
 FOLDER is what second_numeric.py wrote for models of more than a thousand prompts. What `detectable` names is asked of
 dumps in which nothing rose, and its median is planted in tokens in three ways, none of which it is computed by:
 
@@ -13,14 +14,13 @@ What `--plan` answers is asked of 32 prompts, and the rise that it was asked for
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from gate_calibration import Design, Run, percent, sample_of, some, table, write
+from gate_calibration import Design, Run, options_of, percent, sample_of, show, some, table
 
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.need import needed
@@ -144,22 +144,17 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
+    options = options_of(__doc__)
     options.add_argument("folder", type=Path)
     options.add_argument("--splits", type=int, default=120)
     options.add_argument("--said", type=int, default=12)
     options.add_argument("--models", nargs="*")
     options.add_argument("--plans", action="store_true", help="only what --plan answers")
-    options.add_argument("--show", action="store_true", help="print the tables, and write nothing")
     given = options.parse_args()
     names = given.models or sorted(path.parent.name for path in given.folder.glob("*/tokens.parquet"))
     models = {name: Engines.read(given.folder / name) for name in names}
     for mark, lines in (("POWER", powers), ("PLAN", plans))[given.plans :]:
-        rows = lines(models, given.splits, given.said)
-        if given.show:
-            print(*rows, sep="\n")
-        else:
-            write(mark, rows)
+        show(mark, lines(models, given.splits, given.said), given.write)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How often 90 % intervals hold the truth: writes a table of docs/gate.md.
+"""How often 90 % intervals hold the truth: a table of docs/gate.md.
 
-Usage: python benchmarks/intervals.py FOLDER ... [--draws 200]
+Usage: python benchmarks/intervals.py FOLDER ... [--draws 200] [--write docs/gate.md]
 Each FOLDER holds dumps: files of Parquet, or one folder of them for a run, with columns rollout_log_probs,
 train_log_probs and, where several responses belong to one prompt, prompt_id. The prompts of a run are taken for all
 there are: so many of them are drawn, each anew from all, and the interval is held against the value of the whole run.
@@ -8,7 +8,6 @@ there are: so many of them are drawn, each anew from all, and the interval is he
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from gate_calibration import Run, percent, sample_of, table, write
+from gate_calibration import Run, options_of, percent, sample_of, show, table
 
 from mismatchctl.measure.bins import magnitude_edges
 from mismatchctl.measure.metrics.histograms import Quantile, quantiles_of
@@ -104,7 +103,7 @@ def rows(folders: list[Path], draws: int) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser()
+    options = options_of(__doc__)
     options.add_argument("folders", type=Path, nargs="+")
     options.add_argument("--draws", type=int, default=200)
     given = options.parse_args()
@@ -112,7 +111,7 @@ def main() -> None:
         "metric", "prompts", "held", "heavy_tail", "held of these", "missed, and nothing said",
         "runs where that is above 13 %",
     )  # fmt: skip
-    write("INTERVALS", table(heads, rows(given.folders, given.draws)))
+    show("INTERVALS", table(heads, rows(given.folders, given.draws)), given.write)
 
 
 if __name__ == "__main__":
