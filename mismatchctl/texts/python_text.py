@@ -9,6 +9,9 @@ from typing import Any
 from mismatchctl.texts.errors import TextError
 
 
+NOT_BROUGHT = "what ** brings is not read; write its options in the call"
+
+
 @dataclass(frozen=True)
 class Call:
     """A call of `name`, or of a function that belongs to it.
@@ -67,9 +70,11 @@ def _call(node: ast.Call, function: str) -> Call:
         else:
             computed.append(f"argument {place}")
     for keyword in node.keywords:
+        if keyword.arg is None:
+            continue
         try:
-            given[str(keyword.arg)] = ast.literal_eval(keyword.value)
+            given[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError):
-            computed.append(str(keyword.arg))
+            computed.append(keyword.arg)
     brings_more = any(keyword.arg is None for keyword in node.keywords)
     return Call(function, given, tuple(computed), brings_more, partial, node.lineno)

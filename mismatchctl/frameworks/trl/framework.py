@@ -15,7 +15,7 @@ from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, of
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.losses import exp
 from mismatchctl.surrogates import Array, Term
-from mismatchctl.texts.python_text import Call
+from mismatchctl.texts.python_text import NOT_BROUGHT, Call
 
 CLASS = "GRPOConfig"
 """What is called in Python, with its options beside those of the training."""
@@ -225,5 +225,5 @@ def keys_of(call: Call) -> dict[str, Any]:
         if name in Trl.aliases:
             raise ConfigError(f"line {call.line}: {name} is no plain value")
     if call.brings_more and call.given.keys().isdisjoint(Trl.aliases):
-        raise ConfigError(f"line {call.line}: what ** brings is not read; write its options in the call")
+        raise ConfigError(f"line {call.line}: {NOT_BROUGHT}")
     return call.given

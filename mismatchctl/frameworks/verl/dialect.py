@@ -34,6 +34,7 @@ _THRESHOLD_MISSING = (
     "rollout_rs_threshold must be explicitly provided when rollout_rs is enabled. "
     "Set rollout_rs_threshold to the desired threshold value."
 )
+_NOT_NULL = "'None' is text, which nothing takes for null: write null, in Python None without quotes"
 
 
 class Unapplied(Correction):
@@ -64,7 +65,8 @@ def read(native: Mapping[str, Any], version: Version) -> Correction:
     try:
         return {"flat": _flat, "ratio": _ratio, "estimator": _estimator}[version.dialect](settings, version)
     except (ValueError, TypeError) as error:
-        raise ConfigError(str(error)) from None
+        hint = f" ({_NOT_NULL})" if "None" in settings.values() else ""
+        raise ConfigError(f"{error}{hint}") from None
     except ZeroDivisionError:
         raise ConfigError("float division by zero") from None
 
@@ -132,6 +134,7 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     veto = _number(settings, "rollout_token_veto_threshold")
     if veto is not None:
         _positive("rollout_token_veto_threshold", settings)
+    if veto is not None and not math.isnan(veto):  # verl takes nan, and nothing is below it
         gates.append(_veto(veto, source, version))
     found = _made(Correction, name=f"verl-{version.name}", weight=weight, gates=tuple(gates), loss=loss)
     # PPO in bypass mode corrects nothing: rollout is compared with itself, every weight is 1 and every token stays.

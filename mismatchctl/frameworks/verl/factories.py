@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.texts.python_text import Call
+from mismatchctl.texts.python_text import NOT_BROUGHT, Call
 
 CLASS = "RolloutCorrectionConfig"
 Keys = dict[str, Any]
@@ -139,6 +139,8 @@ def keys_of(call: Call) -> Keys:
     """
     if call.computed:
         raise ConfigError(f"line {call.line}: {call.computed[0]} is no plain value with a name")
+    if call.brings_more:
+        raise ConfigError(f"line {call.line}: {NOT_BROUGHT}")
     return {"rollout_correction": _keys(call)}
 
 

@@ -234,8 +234,8 @@ def _veto(written: Written) -> Iterator[Finding]:
     threshold = written.settings[key] if key else None
     if key is None or threshold is None or isinstance(written.correction, ConfigError):
         return
-    if threshold <= 0:
-        yield written.finding("error", key, "ratios are above 0: it vetoes nothing", "1.0e-4 is usual; null is off")
+    if not threshold > 0:
+        yield written.finding("error", key, "nothing is below it, ratios are above 0: it vetoes nothing", "1.0e-4 is usual; null is off")
         return
     if written.correction.loss == "policy_gradient" and written.settings["rollout_rs"] is None:
         consequence = "the policy-gradient loss takes the mask of rejection only with rollout_rs: the veto is ignored"
