@@ -16,6 +16,7 @@ from mismatchctl import lint as linting
 from mismatchctl.advise import Advice
 from mismatchctl.advise import advise as advise_paths
 from mismatchctl.analyze import analyze as analyze_paths
+from mismatchctl.blas import one_thread
 from mismatchctl.compare import Comparison
 from mismatchctl.compare import compare as compare_paths
 from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
@@ -118,7 +119,7 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
 
 def lint(config: Any, **options: Any) -> list[Finding]:
     """The traps of a configuration in a framework's own keys: a file, or a mapping."""
-    with ExitStack() as opened:
+    with _Sources() as opened:
         if isinstance(config, Mapping):
             place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
             place.write_text(dump_yaml(dict(config)))
@@ -160,6 +161,10 @@ _IN_MEMORY = "memory.parquet"
 
 class _Sources(ExitStack):
     """Sources as paths; tables become files for as long as it is open, which no error speaks of."""
+
+    def __enter__(self) -> _Sources:
+        self.enter_context(one_thread())
+        return super().__enter__()
 
     def __exit__(self, *raised: Any) -> bool | None:
         done = super().__exit__(*raised)

@@ -371,3 +371,25 @@ def test_presets_and_metrics_are_listed_and_shown() -> None:
 
 def test_version() -> None:
     assert run("--version").stdout.startswith("mismatchctl ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["analyze", "{dump}", "-c", "{weight: {level: " + "x" * 3000 + "}}"],
+            "weight.level must be 'token', 'sequence'",
+        ),
+        (
+            ["analyze", "{dump}", "-c", "{weight: {level: token, truncate: [" + "1, " * 900 + "1]}}"],
+            "found a list of 901",
+        ),
+        (["sweep", "{dump}", "-c", "token_tis", "--vary", "weight.truncate=" + "1:" * 1500], "only log may stand"),
+        (["analyze", "x" * 3000], "there is no such file or folder"),
+    ],
+)
+def test_what_was_given_is_not_repeated_at_length(dump: Path, words: list[str], says: str) -> None:
+    done = run(*(word.format(dump=dump) if word == "{dump}" else word for word in words))
+    assert done.exit_code in (2, 4)
+    assert says in done.stderr
+    assert len(done.stderr) < 1100

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 import mismatchctl as mm
+from mismatchctl import door
+from mismatchctl.blas import _openblas
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.sweep import sweep
@@ -322,3 +324,21 @@ def test_names_of_runs_are_only_text() -> None:
     made = whole.model_copy(update={"runs": {name: whole["dense"]}})
     assert "\x1b" not in str(made) and "\u202e" not in str(made)
     assert "<script>" not in made._repr_html_() and "\x1b" not in made._repr_html_()
+
+
+def test_verbs_leave_the_threads_of_blas_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, set_threads = _openblas() or (None, None)
+    assert threads and set_threads
+    seen: list[int] = []
+    monkeypatch.setattr(door, "advise_paths", lambda paths, **options: seen.append(threads()) or {})
+    monkeypatch.setattr(door, "diagnose_paths", lambda paths: mm.advise(["a"]))
+    before = threads()
+    set_threads(2)
+    try:
+        mm.diagnose("b")
+        assert (seen, threads()) == ([1], 2)
+        with pytest.raises(DataError):
+            mm.analyze("no such file")
+        assert threads() == 2
+    finally:
+        set_threads(before)

@@ -22,6 +22,7 @@ ORDER = (
     "errors",
     "validation",
     "interrupts",
+    "blas",
     "opening",
     "escape",
     "finite",

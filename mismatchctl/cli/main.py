@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from functools import cache
 from importlib import import_module
@@ -31,6 +32,11 @@ EXIT_BROKEN_PIPE = 141
 _UsageError: Any = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "UsageError")
 """Of a flag, a value or a verb that there is not; typer brings click along, whose class it is, under a private name."""
 STDOUT = "stdout"
+
+
+_LONG_WORD = re.compile(r"(\S{200})\S{300,}(\S{100})")
+_LONGEST = 1000
+"""Characters of an error: it may repeat what was given."""
 
 
 class _Stdout(io.FileIO):
@@ -83,15 +89,15 @@ class _Group(TyperGroup):
         except _UsageError as error:
             raise _usage(error) from None
         except MismatchctlError as error:
-            say(f"error: {error}")
+            _say_error(str(error))
             raise typer.Exit(error.exit_code) from None
         except MemoryError:
-            say("error: there is no memory left: use fewer --threads, or --memory-limit")
+            _say_error("there is no memory left: use fewer --threads, or --memory-limit")
             raise typer.Exit(EXIT_USAGE) from None
         except RuntimeError as error:
             if type(error).__name__ != "OutOfMemoryError":  # torch's, which is loaded only where a device is used
                 raise
-            say("error: the GPU has no memory left: use fewer --threads, or --device cpu")
+            _say_error("the GPU has no memory left: use fewer --threads, or --device cpu")
             raise typer.Exit(EXIT_USAGE) from None
         except BrokenPipeError:  # the reader of the pipe has gone: nobody is left to tell
             _close_stdout()
@@ -101,13 +107,19 @@ class _Group(TyperGroup):
         return done
 
 
+def _say_error(sentence: str) -> None:
+    """Say what went wrong; of a long word, and of a sentence that is still long, without the middle."""
+    sentence = _LONG_WORD.sub(r"\1…\2", sentence)
+    say(f"error: {sentence if len(sentence) <= _LONGEST else f'{sentence[:700]} … {sentence[-200:]}'}")
+
+
 def _usage(error: Any) -> Exception:
     """Say what was not understood in one sentence, as all else; without any words, the help is the answer."""
     if type(error).__name__ == "NoArgsIsHelpError":
         return error  # type: ignore[no-any-return]
     words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "").replace(". Did", ": did")
     words = words.replace(": Input should", ": it should")
-    say(f"error: {words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else NAME} -h")
+    _say_error(f"{words[:1].lower()}{words[1:]}; see {error.ctx.command_path if error.ctx else NAME} -h")
     return typer.Exit(EXIT_USAGE)
 
 
@@ -116,9 +128,9 @@ def _explain(error: OSError) -> int:
     reason = error.strerror or str(error)
     if error.filename == STDOUT:
         _close_stdout()
-        say(f"error: {STDOUT} cannot be written: {reason}")
+        _say_error(f"{STDOUT} cannot be written: {reason}")
         return EXIT_USAGE
-    say(f"error: {error.filename or 'a file'}: {reason}")
+    _say_error(f"{error.filename or 'a file'}: {reason}")
     return EXIT_CANNOT_JUDGE
 
 

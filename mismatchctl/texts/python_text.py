@@ -8,7 +8,6 @@ from typing import Any
 
 from mismatchctl.texts.errors import TextError
 
-
 NOT_BROUGHT = "what ** brings is not read; write its options in the call"
 
 

@@ -235,7 +235,9 @@ def _veto(written: Written) -> Iterator[Finding]:
     if key is None or threshold is None or isinstance(written.correction, ConfigError):
         return
     if not threshold > 0:
-        yield written.finding("error", key, "nothing is below it, ratios are above 0: it vetoes nothing", "1.0e-4 is usual; null is off")
+        yield written.finding(
+            "error", key, "nothing is below it, ratios are above 0: it vetoes nothing", "1.0e-4 is usual; null is off"
+        )
         return
     if written.correction.loss == "policy_gradient" and written.settings["rollout_rs"] is None:
         consequence = "the policy-gradient loss takes the mask of rejection only with rollout_rs: the veto is ignored"
