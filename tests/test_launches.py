@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.native import read_configurations
+from mismatchctl.texts import TextError
 from mismatchctl.texts.shell_text import parse_shell
 
 OPENRLHF = """python3 -m openrlhf.cli.train_ppo_ray \\
@@ -312,10 +314,73 @@ def test_words_of_a_script() -> None:
     echo "several
     lines" && run k=${THR} --names a b
     """
-    assert parse_shell(script) == {
+    (reading,) = parse_shell(script)
+    assert reading.keys == {
         "loss_fn": "ppo", "x": {"y-z": [0.5, 5.0]}, "--on": True, "--n": [-1, 3], "q": 1, "a": {"b": 2.5}, "k": 2.5,
         "--names": "a",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("script", "readings"),
+    [
+        ("if a; then L=1; else\n L=2\nfi\nrun a.b=$L", [(1, "1"), (1, "2")]),
+        ("# if\nif x # then\nthen # c\n L=1 # fi\nelse\n L=2\nfi\nrun \\\n a.b=$L", [(3, "1"), (5, "2")]),
+        ("L=0\nif a; then\n run a.b=1\nfi\nrun c.d=$L", [(2, "1"), (0, None)]),
+        ("if a; then\n if b; then\n  L=1\n else\n  L=2\n fi\nelif c; then L=3\nelse\n L=4\nfi\nrun a.b=$L",
+         [(2, "1"), (4, "2"), (7, "3"), (8, "4")]),
+        ('case "$(hostname)" in\n a|b) L=1 ;;\n (c) L=2\n ;;\n *) echo usage; exit 1;;\nesac\nrun a.b=$L',
+         [(2, "1"), (3, "2")]),
+        ("case $1 in\n a) L=1 ;;\n *) L=2 ;;\nesac\nif b; then\n M=1\nelse\n M=1\nfi\nrun a.b=$L",
+         [(2, "1"), (3, "2")]),
+        ('L=3\nwhile a; do\n case "$1" in\n  --level) L="$2"; shift 2;;\n  *) exit 1;;\n esac\ndone\nrun a.b=$L',
+         [(0, "3")]),
+        ("if a; then L=1\nrun a.b=$L", [(0, "1")]),
+        ("run a.b=1 --name 'if' then\nrun fi", [(0, "1")]),
+    ],
+)  # fmt: skip
+def test_each_branch_that_sets_something_is_a_reading(script: str, readings: list[tuple[int, str | None]]) -> None:
+    found = [(one.line, one.keys.get("a", {}).get("b")) for one in parse_shell(script)]
+    assert found == [(line, value and int(value)) for line, value in readings]
+
+
+def test_a_script_of_too_many_branches_is_refused() -> None:
+    with pytest.raises(TextError, match="more than 100 branches"):
+        parse_shell("".join(f"if a; then\n L={one}\nfi\n" for one in range(60)))
+
+
+VERL_BRANCHES = """if [ "$MODE" = token ]; then
+  LEVEL=token
+  THR=2.0
+elif [ "$MODE" = sequence ]; then
+  LEVEL=sequence
+fi
+python3 -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_is=$LEVEL \\
+  algorithm.rollout_correction.rollout_is_threshold=${THR:-5.0}
+"""
+TWO_CALLS = """GRPOConfig(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=2.0)
+GRPOConfig(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=3.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "made"),
+    [
+        ("run.sh", VERL_BRANCHES, {"run-line-1": ("token", 2.0), "run-line-4": ("sequence", 5.0)}),
+        ("two.py", TWO_CALLS, {"two-line-1": ("token", 2.0), "two-line-2": ("token", 3.0)}),
+    ],
+)
+def test_what_a_file_says_in_two_ways_stands_side_by_side(
+    name: str, text: str, made: dict[str, tuple[str, float]], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = [one.correction for one in read_configurations(tmp_path / name)]
+    bounds = {one.name: (one.weight.level, one.weight.bounds[1]) for one in found if one.weight}
+    assert bounds == made
+    dump = Path(__file__).parent.parent / "sample_data" / "dense"
+    done = CliRunner().invoke(app, ["analyze", str(dump), "--config", str(tmp_path / name), "--json"])
+    assert [one["name"] for one in json.loads(done.stdout)["corrections"]] == list(made)
+    assert f"{name}: its branches or calls differ: {', '.join(made)} stand side by side" in done.stderr
 
 
 @pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])

@@ -218,14 +218,19 @@ def test_settings_are_refused_in_a_sentence(text: str, tmp_path: Path, monkeypat
     assert "Traceback" not in done.stderr
 
 
+def _shell(text: str) -> dict[str, Any]:
+    (reading,) = parse_shell(text)
+    return reading.keys
+
+
 def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
     assert all(value in ("${a}", "${b}") for value in resolved({"a": "${b}", "b": "${a}"}).values())
     found = resolved({"a": "x" * 900, "b": "${a}${a}", "c": "${d.e}", "d": {"e": [1, "${a}"]}, "f": "${oc.env:HOME}"})
     assert found["b"] == "${a}${a}" and found["c"] == [1, "${a}"] and found["f"] == "${oc.env:HOME}"
-    doubled = parse_shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
+    doubled = _shell("A=xx\n" + "A=$A$A\n" * 60 + "run --flag $A\n")
     assert len(doubled["--flag"]) <= 10_000
     tracemalloc.start()
-    grown = parse_shell(f"A+={'x' * 9000}\n" * 60 + f"run --flag {'$A' * 2000} --short $A\n")
+    grown = _shell(f"A+={'x' * 9000}\n" * 60 + f"run --flag {'$A' * 2000} --short $A\n")
     assert tracemalloc.get_traced_memory()[1] < 100e6
     tracemalloc.stop()
     assert grown == {"--flag": "$A" * 2000, "--short": "$A"}
@@ -233,7 +238,7 @@ def test_what_points_to_itself_or_grows_stays_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("deepest", [60, 3000])
 def test_what_points_is_looked_for_as_deep_as_settings_lie(deepest: int) -> None:
-    keys = parse_shell(f"run rule=1 {'a.' * deepest}b='${{c.d}}' c.d=2\n")
+    keys = _shell(f"run rule=1 {'a.' * deepest}b='${{c.d}}' c.d=2\n")
     found: Any = resolved(keys)
     for _ in range(deepest):
         found = found["a"]

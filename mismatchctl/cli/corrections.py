@@ -125,12 +125,18 @@ def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:
     from mismatchctl.frameworks.native import read_configurations
 
     configurations = read_configurations(path, framework)
+    said = []
     for found in configurations:
         if "@" not in framework:
-            say(f"{path}: read as {found.framework.dated}; --framework says otherwise", quiet)
+            said.append(f"read as {found.framework.dated}; --framework says otherwise")
         if found.unread:
-            say(f"{path}: nothing of a correction reads {', '.join(found.unread)}", quiet)
-    return [found.correction for found in configurations]
+            said.append(f"nothing of a correction reads {', '.join(found.unread)}")
+    corrections = [found.correction for found in configurations]
+    if len(corrections) > 1:
+        said.append(f"its branches or calls differ: {', '.join(one.name for one in corrections)} stand side by side")
+    for what in dict.fromkeys(said):
+        say(f"{path}: {what}", quiet)
+    return corrections
 
 
 def replaying(framework: str, configs: Iterable[str]) -> Framework | None:

@@ -42,11 +42,13 @@ class Said:
         name: of the correction that it makes.
         keys: and their values.
         whose: the framework whose class is called; empty where only the keys can tell.
+        line: where it begins, counted from 1; 0 where nothing else is said in the file, or where a script sets nothing.
     """
 
     name: str
     keys: dict[str, Any]
     whose: str = ""
+    line: int = 0
 
 
 def keys_in(path: Path) -> list[Said]:
@@ -59,7 +61,9 @@ def keys_in(path: Path) -> list[Said]:
     try:
         if form == "python":
             return _called(path, name)
-        return [Said(name, parse_shell(read_text(path)) if form == "shell" else _mapping(path))]
+        if form == "shell":
+            return [Said(name, reading.keys, line=reading.line) for reading in parse_shell(read_text(path))]
+        return [Said(name, _mapping(path))]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
@@ -69,10 +73,10 @@ def _called(path: Path, name: str) -> list[Said]:
     text = read_text(path)
     calls = [(call, *known) for owner, known in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
     try:
-        said = [(call.function or name, keys_of(call), whose) for call, whose, keys_of in calls]
+        said = [(call, keys_of(call), whose) for call, whose, keys_of in calls]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    found = [Said(called, keys, whose) for called, keys, whose in said if keys is not None]
+    found = [Said(call.function or name, keys, whose, call.line) for call, keys, whose in said if keys is not None]
     if not found:
         classes = ", ".join(PYTHON_CLASSES)
         raise ConfigError(f"{path}: no call of {classes} says a correction: that is what is read of Python")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,22 @@ class Written:
         name: how the correction that it makes is called.
         framework: whose it is, at the version that it was written for.
         keys: all of it, what it includes and points to put in.
+        line: where it begins, as far as there are others in the file.
     """
 
     name: str
     framework: Framework
     keys: dict[str, Any]
+    line: int = 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether its framework does not refuse it."""
+        try:
+            self.framework.correction(self.keys)
+        except ConfigError:
+            return False
+        return True
 
     def says_the_same(self, other: Written) -> bool:
         """Whether both make the same correction: an example in Python often shows two ways to say it."""
@@ -57,7 +68,7 @@ class Written:
 
 
 def read_configurations(path: str | Path, framework: str = "") -> list[Configuration]:
-    """The configurations of a file in a framework's own keys: one, unless calls in Python make different corrections.
+    """The configurations of a file in a framework's own keys: one, or those that calls or branches of it differ in.
 
     Args:
         path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls a framework's class.
@@ -73,13 +84,25 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     """What stands in a file, and whose it is: see `read_configurations`; `of_any`: even if it is of another one."""
     path = Path(path)
     found: list[Written] = []
-    for said in keys_in(path):
+    everything = keys_in(path)
+    for said in [said for said in everything if _tells(said, framework)] or everything[:1]:
         chosen = _whose(path, said, framework, of_any)
         whole = chosen.with_included(_own(said, chosen), path.parent)
-        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole))
+        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line)
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
-    return found
+    if len(found) > 1:  # where a script takes no branch, variables may be without a value
+        found = [one for one in found if one.line or one.is_readable] or found
+    names = [one.name for one in found]
+    return [
+        replace(one, name=f"{one.name}-line-{one.line}") if one.line and names.count(one.name) > 1 else one
+        for one in found
+    ]
+
+
+def _tells(said: Said, framework: str) -> bool:
+    """Whether keys are of a framework, or of the one that they are to be read as."""
+    return bool(said.whose or recognize(said.keys) or (framework and load_for(said.keys, framework).holds(said.keys)))
 
 
 def _own(said: Said, framework: Framework) -> dict[str, Any]:

@@ -6,31 +6,36 @@ set; what is left stays as it is written.
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mismatchctl.texts.errors import TextError
 from mismatchctl.texts.scalars import scalar
+from mismatchctl.texts.shell_words import VARIABLE, Word, choices, is_followed, words
 
 _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=([^(].*|)", re.DOTALL)
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
-"""Where an array begins, a word of which may follow at once."""
+_POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
+"""What the script itself is given."""
 _USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
 """`$NAME`, `${NAME}`, `${NAME:-what it is without}`."""
 _MOST_NESTED = 4
 """Variables in the defaults of variables."""
 _LONGEST = 10_000
 """Of a word with its variables put in: `A=$A$A` grows without end."""
-_BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do", "time")
-"""Words that a command, or a variable, may follow."""
-_ENDS = "\n;|&"
-"""What ends a command."""
+_MOST_READINGS = 100
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Keys of what a script launches if it takes one branch; `line` is where that begins, 0 where it takes none."""
+
+    keys: dict[str, Any]
+    line: int = 0
 
 
 def looks_like_shell(text: str) -> bool:
@@ -38,44 +43,72 @@ def looks_like_shell(text: str) -> bool:
     return _FLAG_LINE.search(text) is not None
 
 
-def parse_shell(text: str) -> dict[str, Any]:
+def parse_shell(text: str) -> list[Reading]:
     """Flags as `--name`: value, True without one, a list of several numbers; overrides and dotted flags as nested keys.
 
     A word `name=value` sets a variable before a command, and is an argument of it behind: `train.py loss_fn=ppo`.
+    Each branch of an `if` or a `case` that sets something is a reading, if it sets another thing than others; what
+    stands in other blocks counts in its order.
 
     Raises:
-        TextError: a quote is not closed, or a key is given a value and keys below it.
+        TextError: a quote is not closed, or a key is given a value and keys below it; there are too many branches.
     """
-    found: dict[str, Any] = {}
+    found = words(text)
+    readings: list[Reading] = []
+    for number, (branch, choice) in enumerate(choices(found, _sets)):
+        if number >= _MOST_READINGS:
+            raise TextError(f"more than {_MOST_READINGS} branches set something: give what one of them launches")
+        keys = _keys_of([word for word in found if is_followed(word, choice)])
+        if all(keys != one.keys for one in readings):
+            readings.append(Reading(keys, branch.line if branch is not None else 0))
+    return readings or [Reading(_keys_of(found))]
+
+
+def _sets(word: str) -> bool:
+    """Whether a word may set something."""
+    variable = VARIABLE.fullmatch(word)
+    return not _is_given(variable) if variable else bool(_FLAG.fullmatch(word) or _OVERRIDE.fullmatch(word))
+
+
+def _is_given(variable: re.Match[str]) -> bool:
+    """Whether a variable is what the script is called with: what it was before, it is without that."""
+    return _POSITIONAL.fullmatch(variable[3]) is not None
+
+
+def _keys_of(found: Sequence[Word]) -> dict[str, Any]:
+    """What words say, one after the other."""
+    keys: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     variables: dict[str, str] = {}
     flag: list[str] = []
-    for given, of_command, closes in _given(text, variables):
+    for given, of_command, closes in _given(found, variables):
         if named := _FLAG.fullmatch(given):
             flag = _keys(named[1])
-            _put(found, flag, True if named[2] is None else scalar(named[2]))
+            _put(keys, flag, True if named[2] is None else scalar(named[2]))
             flag = flag if named[2] is None else []
         elif override := _OVERRIDE.fullmatch(given):
-            _put(found, override[1].split("."), _value(override[2]))
+            _put(keys, override[1].split("."), _value(override[2]))
             flag = []
-        elif variable := _VARIABLE.fullmatch(given):
+        elif variable := VARIABLE.fullmatch(given):
             before = variables.get(variable[1], "") if variable[2] else ""
             value = (before + variable[3])[: _LONGEST + 1]  # a longer one is put in nowhere
-            variables[variable[1]], flag = value, []
+            flag = []
+            if not _is_given(variable):
+                variables[variable[1]] = value
             if of_command:
                 arguments[variable[1]] = scalar(variable[3])
         elif flag:
-            flag = flag if given and _add(found, flag, scalar(given)) else []
+            flag = flag if given and _add(keys, flag, scalar(given)) else []
         flag = [] if closes else flag
-    return arguments | found
+    return arguments | keys
 
 
-def _given(text: str, variables: Mapping[str, str]) -> Iterator[tuple[str, bool, bool]]:
+def _given(found: Sequence[Word], variables: Mapping[str, str]) -> Iterator[tuple[str, bool, bool]]:
     """Each word with the variables of its place put in, whether a command has it, and whether it ends an array.
 
     A word that is a variable may stand for several.
     """
-    for word, of_command in _words(text):
+    for word, of_command in ((one.text, one.of_command) for one in found):
         closes, word = word.endswith(")") and "(" not in word, word.removesuffix(")") if word != "(" else word
         given = _put_in(word, variables)
         several = _split(given) if given != word and _USED.fullmatch(word) else [given]
@@ -102,36 +135,6 @@ def _put_in(word: str, variables: Mapping[str, str]) -> str:
             break
         word = made
     return word
-
-
-def _words(text: str) -> Iterator[tuple[str, bool]]:
-    """Each word, and whether it stands behind a command or in an array."""
-    lines = _Lines(text.replace("\r\n", "\n").replace("\\\n", " "))
-    lexer = shlex.shlex(lines, posix=True, punctuation_chars=_ENDS)
-    lexer.whitespace_split, lexer.whitespace = True, " \t\r"
-    behind = in_array = False
-    try:
-        for word in lexer:
-            if word and not word.strip(_ENDS):
-                behind = False
-                continue
-            opens = _ARRAY.match(word)
-            word = word[opens.end() :] if opens else word
-            in_array = (in_array or bool(opens)) and not word.endswith(")")
-            yield word, behind or in_array or bool(opens)
-            behind = behind or not (_VARIABLE.fullmatch(word) or word in _BEFORE)
-    except ValueError as error:
-        raise TextError(str(error).lower()) from None
-
-
-class _Lines(io.StringIO):
-    """A text of which a comment is read without the end of its line, which ends a command."""
-
-    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
-        line = super().readline(-1 if size is None else size)
-        if line.endswith("\n"):
-            self.seek(self.tell() - 1)
-        return line
 
 
 def _keys(flag: str) -> list[str]:

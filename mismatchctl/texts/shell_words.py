@@ -1,0 +1,179 @@
+"""Words of a shell script, and which branches of its `if` and `case` each stands in."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from mismatchctl.texts.errors import TextError
+
+VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=([^(].*|)", re.DOTALL)
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
+"""Where an array begins, a word of which may follow at once."""
+_BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do", "time")
+"""Words that a command, or a variable, may follow."""
+_ENDS = "\n;|&"
+"""What ends a command."""
+_LEAVES = ("exit", "return")
+"""Commands after which nothing of the script is launched."""
+
+
+@dataclass(eq=False)
+class Branch:
+    """What follows `then` or `else`, or a pattern of `case`.
+
+    Attributes:
+        block: the `if` or `case` that it is of.
+        line: where it begins, counted from 1.
+        leaves: whether the script ends there.
+    """
+
+    block: Block
+    line: int
+    leaves: bool = False
+
+
+@dataclass(eq=False)
+class Block:
+    """An `if` or a `case`.
+
+    Attributes:
+        within: the branch that it stands in.
+        branches: its own, in their order.
+        always: whether one of them is taken in any case.
+    """
+
+    within: Branch | None
+    branches: list[Branch] = field(default_factory=list)
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word, whether it stands behind a command or in an array, and the branch that it stands in."""
+
+    text: str
+    of_command: bool
+    branch: Branch | None
+
+
+def words(text: str) -> list[Word]:
+    """The words of a script; in no branch where one is not closed.
+
+    Raises:
+        TextError: a quote is not closed.
+    """
+    found = _Words(text)
+    try:
+        words = list(found)
+    except ValueError as error:
+        raise TextError(str(error).lower()) from None
+    return words if found.branch is None else [Word(word.text, word.of_command, None) for word in words]
+
+
+Choice = Mapping[Block, Branch | None]
+"""Which branch is taken of some blocks; None: none of them."""
+
+
+def choices(found: Sequence[Word], sets: Callable[[str], bool]) -> Iterator[tuple[Branch | None, Choice]]:
+    """Each branch that may be taken of a block in which something is set (None where it sets nothing), and its choice.
+
+    Of other blocks nothing is chosen, but for those that the block stands in.
+    """
+    setting = dict.fromkeys(outer for word in found if sets(word.text) for outer in _path(word.branch))
+    for block in dict.fromkeys(branch.block for branch in setting):
+        around = {outer.block: outer for outer in _path(block.within)}
+        for own in (*block.branches, *([] if block.always else [None])):
+            if own is None or not own.leaves:
+                yield (own if own in setting else None), {**around, block: own}
+
+
+def is_followed(word: Word, choice: Choice) -> bool:
+    """Whether a word counts: of blocks of which nothing is chosen, all branches do in which the script does not end."""
+    return all(
+        not branch.leaves and (branch not in branch.block.branches or choice.get(branch.block, branch) is branch)
+        for branch in _path(word.branch)
+    )
+
+
+def _path(branch: Branch | None) -> Iterator[Branch]:
+    """A branch and those that it stands in."""
+    while branch is not None:
+        yield branch
+        branch = branch.block.within
+
+
+class _Words:
+    """Reads words one by one.
+
+    Attributes:
+        branch: in which the reader stands; of a condition, one that is none of its block's.
+    """
+
+    def __init__(self, text: str) -> None:
+        joined = text.replace("\r\n", "\n").replace("\\\n", "\f")
+        self._lines = _Lines(joined)
+        self._ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
+        self.branch: Branch | None = None
+
+    def __iter__(self) -> Iterator[Word]:
+        lexer = shlex.shlex(self._lines, posix=True, punctuation_chars=_ENDS)
+        lexer.whitespace_split, lexer.whitespace = True, " \t\r\f"
+        behind = in_array = in_head = in_pattern = False
+        for word in lexer:
+            if word and not word.strip(_ENDS):
+                behind = False
+                in_pattern = in_pattern or (";;" in word and self.branch is not None)
+                continue
+            if in_head or (in_pattern and word != "esac"):
+                if in_pattern and word.endswith(")"):
+                    self._next(always=word.strip("()") == "*")
+                in_pattern = (in_head and word == "in") or (in_pattern and not word.endswith(")"))
+                in_head = in_head and word != "in"
+                continue
+            if not behind:
+                in_head, in_pattern = word == "case", False
+                self._follow(word)
+            opens = _ARRAY.match(word)
+            word = word[opens.end() :] if opens else word
+            in_array = (in_array or bool(opens)) and not word.endswith(")")
+            yield Word(word.replace("\f", " "), behind or in_array or bool(opens), self.branch)
+            behind = behind or not (VARIABLE.fullmatch(word) or word in _BEFORE)
+
+    def _follow(self, word: str) -> None:
+        """Note what a word means for branches where a command may stand."""
+        if word in ("if", "case"):
+            self.branch = Branch(Block(self.branch), self._line)
+        elif self.branch is not None:
+            if word in ("then", "else"):
+                self._next(always=word == "else")
+            elif word in ("fi", "esac"):
+                self.branch = self.branch.block.within
+            elif word in _LEAVES:
+                self.branch.leaves = True
+
+    def _next(self, *, always: bool) -> None:
+        assert self.branch is not None
+        block = self.branch.block
+        block.always |= always
+        self.branch = Branch(block, self._line)
+        block.branches.append(self.branch)
+
+    @property
+    def _line(self) -> int:
+        return bisect_right(self._ends, self._lines.tell() - 1) + 1
+
+
+class _Lines(io.StringIO):
+    """A text of which a comment is read without the end of its line, which ends a command."""
+
+    def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
+        line = super().readline(-1 if size is None else size)
+        if line.endswith("\n"):
+            self.seek(self.tell() - 1)
+        return line
