@@ -1,14 +1,26 @@
-"""The compiled kernel gives the same bits in the process that compiles it and in those that load it."""
+"""The compiled kernel gives the same bits in the process that compiles it and in those that load its machine code.
+
+Whatever has become of the files that machine code is kept in, it is made anew: never a crash, never another number.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatchctl.measure.kernels import machine_code
+from mismatchctl.measure.kernels.machine_code import Loop
 
 REDUCED = """
-import hashlib
+import hashlib, sys
 import numpy as np
 from mismatchctl.batch import Segments
 from mismatchctl.measure.kernels.compiled import COMPILED
@@ -24,14 +36,117 @@ rows = np.arange(4)
 places = Places(rows, rows, rows)
 found = *COMPILED.reduce(ratios, None, places, pair, run), pair.tokens, pair.sums, *run.breakdowns.values()
 print([hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest() for values in found])
+print("numba" in sys.modules, file=sys.stderr)
 """
 
 
+def reduced(folder: Path) -> tuple[str, bool]:
+    """The bits, and whether numba was imported for them."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-c", REDUCED]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    return done.stdout, done.stderr.strip() == "True"
+
+
 def test_compiled_and_loaded_loops_give_the_same_bits(tmp_path: Path) -> None:
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    first, second = (
-        subprocess.run([sys.executable, "-c", REDUCED], check=True, capture_output=True, text=True, env=environment)
-        for _ in range(2)
-    )
-    assert list(tmp_path.rglob("*.nbc"))  # the first has left what the second loads
-    assert first.stdout == second.stdout
+    first, second = reduced(tmp_path), reduced(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1  # the first has left what the second loads
+    assert (first[1], second[1]) == (True, False)
+    assert first[0] == second[0]
+    (tmp_path / "file").touch()
+    assert reduced(tmp_path / "file") == first  # there is no folder to keep it in
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """A folder of its own for machine code; one entry for each time that some is made."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    counted, make = [], machine_code._made
+
+    def counting(*given: Any) -> bytes:
+        counted.append(1)
+        return make(*given)
+
+    monkeypatch.setattr(machine_code, "_made", counting)
+    return counted
+
+
+def unsplit() -> None:
+    """Put bytes together in a loop that has not run before, and hold them to numpy."""
+    body = np.random.default_rng(0).integers(0, 256, 4000).astype(np.uint8)
+    found = np.zeros(1000, np.uint32)
+    assert Loop("mismatchctl.dumps.page_loops", "unsplit")(body, 0, 1000, found) == 0
+    assert found.tobytes() == body.reshape(4, 1000).T.tobytes()
+
+
+def test_machine_code_that_is_not_what_was_kept_is_made_anew(made: list[int], tmp_path: Path) -> None:
+    unsplit()
+    unsplit()
+    assert len(made) == 1
+    (kept,) = (tmp_path / "kept").iterdir()
+    whole, chance = kept.read_bytes(), random.Random(0)
+    damaged = [b"", whole[:20], whole[:-1], whole + b"\0", whole[32:]]
+    for place in (0, 40, *(chance.randrange(len(whole)) for _ in range(4))):
+        damaged.append(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for count, content in enumerate(damaged, 2):
+        kept.write_bytes(content)
+        unsplit()
+        assert len(made) == count
+    kept.unlink()
+    os.mkfifo(kept)
+    unsplit()
+    assert len(made) == len(damaged) + 2
+
+
+@pytest.mark.parametrize("other", ["_environment", "source"])
+def test_machine_code_of_another_machine_version_or_source_is_made_anew(
+    made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    unsplit()
+    if other == "source":
+        source = tmp_path / "page_loops.py"
+        source.write_bytes(machine_code._origin("mismatchctl.dumps.page_loops").read_bytes() + b"#\n")
+        origin = machine_code._origin
+        monkeypatch.setattr(machine_code, "_origin", lambda name: source if "loops" in name else origin(name))
+    else:
+        environment = machine_code._environment()
+        monkeypatch.setattr(machine_code, "_environment", lambda: environment + b"+")
+    unsplit()
+    unsplit()
+    assert len(made) == 2
+
+
+def test_what_the_code_depends_on_is_this_machine_and_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    import llvmlite
+    import numba
+    from llvmlite import binding
+
+    told = machine_code._environment().decode()
+    for part in (llvmlite.__version__, numba.__version__, binding.get_host_cpu_name(), binding.get_default_triple()):
+        assert part in told
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    assert "NUMBA_OPT" in machine_code._environment.__wrapped__().decode()
+
+
+@pytest.mark.parametrize("missing", ["_environment", "_made", "_callable"])
+def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
+    made: list[int], monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def fail(*given: Any) -> None:
+        raise AttributeError(missing)
+
+    monkeypatch.setattr(machine_code, missing, fail)
+    body, found = np.arange(40, dtype=np.uint8), np.zeros(10, np.uint32)
+    Loop("mismatchctl.dumps.page_loops", "unsplit")(body, 0, 10, found)
+    assert found.tobytes() == body.reshape(4, 10).T.tobytes()
+
+
+def test_machine_code_that_needs_something_of_numba_is_refused() -> None:
+    from mismatchctl.measure.kernels.compiling import compiled
+
+    @compiled
+    def first_gamma(values: Any) -> int:
+        return int(math.gamma(values[0]))
+
+    with pytest.raises(LookupError, match="gamma"):
+        machine_code._made(first_gamma, (np.zeros(3),))

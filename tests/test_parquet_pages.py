@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from mismatchctl.dumps import pages
+from mismatchctl.dumps import page_loops, pages
 from mismatchctl.dumps.parquet import Parquet
 from mismatchctl.footer import Compact
 from mismatchctl.recorder.formats import write_parquet
@@ -39,7 +39,7 @@ def watched(loop: Any) -> Any:
     return run
 
 
-CHECKED = {name: watched(getattr(pages, name)) for name in ("zeros", "unsplit")}
+CHECKED = {name: watched(getattr(page_loops, name)) for name in ("zeros", "unsplit")}
 
 
 @pytest.fixture(autouse=True)

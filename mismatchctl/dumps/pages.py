@@ -10,22 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numba import int64, uint32
 from numpy.typing import NDArray
 
 from mismatchctl.footer import Compact
-from mismatchctl.measure.kernels.compiling import compiled
+from mismatchctl.measure.kernels.machine_code import Loop
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # it is not built for every machine: checksums are then a twentieth of an analysis
     from zlib import crc32
 
+zeros, unsplit = (Loop("mismatchctl.dumps.page_loops", name) for name in ("zeros", "unsplit"))
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Values of a column that are read at once, and bytes of a page: units of work stay far below."""
 _HEADER = 1 << 10
@@ -142,9 +141,7 @@ def _decompressed(page: _Page, compression: str) -> Bytes:
         body = pa.Codec("zstd").decompress(body, page.size)  # to this size, or it raises
     if body.size != page.size:
         raise _RefusedError
-    found = np.frombuffer(body, np.uint8)
-    found.flags.writeable = False  # as those of a file are: the loops are compiled once
-    return found
+    return np.frombuffer(body, np.uint8)
 
 
 def _lists(body: Bytes, count: int, open_list: bool) -> tuple[int, NDArray[np.int64], int, bool]:
@@ -207,51 +204,3 @@ class _Values:
             return pa.Array.from_buffers(kind, self.filled, [None, self._buffer.slice(0, self.filled * self._width)])
         bits = np.packbits(self._bytes[: self.filled], bitorder="little")
         return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(bits)])
-
-
-@compiled
-def zeros(body: Any, at: int, stop: int, count: int, out: Any) -> int:
-    """Write the places of zeros among `count` levels of one bit, in runs and groups of eight: how many, -1 if unsound.
-
-    `stop` is within the body, and there is room for `count` places.
-    """
-    done = found = 0
-    while done < count:
-        header: Any = int64(0)
-        shift, more = 0, True
-        while more:
-            if at >= stop or shift > 28:
-                return -1
-            byte = int64(body[at])
-            header |= (byte & 127) << shift
-            at, shift, more = at + 1, shift + 7, byte > 127
-        length, left = header >> 1, count - done
-        covered = length
-        if header & 1:
-            if not 0 < length <= stop - at or 8 * length - left > 7:
-                return -1
-            covered = min(8 * length, left)
-            for place in range(covered):
-                if not (body[at + (place >> 3)] >> (place & 7)) & 1:
-                    out[found] = done + place
-                    found += 1
-            at += length
-        else:
-            if not 0 < length <= left or at >= stop or body[at] > 1:
-                return -1
-            if body[at] == 0:
-                for place in range(length):
-                    out[found + place] = done + place
-                found += length
-            at += 1
-        done += covered
-    return found if at == stop else -1
-
-
-@compiled
-def unsplit(body: Any, start: int, count: int, out: Any) -> None:
-    """Put values of four bytes together, of which the first, second, ... bytes lie end to end."""
-    a, b = body[start : start + count], body[start + count : start + 2 * count]
-    c, d = body[start + 2 * count : start + 3 * count], body[start + 3 * count : start + 4 * count]
-    for i in range(count):
-        out[i] = uint32(a[i]) | uint32(b[i]) << uint32(8) | uint32(c[i]) << uint32(16) | uint32(d[i]) << uint32(24)

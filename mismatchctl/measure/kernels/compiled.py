@@ -1,6 +1,6 @@
 """The kernel for large dumps: the arithmetic of `plain` in compiled loops.
 
-They are imported by those who run them, as numba takes its time: what a cache holds needs none of them.
+Room that they work in is made here, as they make no array.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments, TokenBatch
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS, correction_columns
 from mismatchctl.measure.kernels.kernel import (
+    BREAKDOWNS,
     CLIMBED,
     CLIMBED_BY_ALL,
+    LANES,
+    TILE,
     TRUNCATED,
+    WRITTEN,
     Brought,
     Kernel,
     PairTables,
@@ -25,9 +29,14 @@ from mismatchctl.measure.kernels.kernel import (
     climbed_by_all,
     factors_of,
 )
+from mismatchctl.measure.kernels.machine_code import Loop
 from mismatchctl.measure.layers import table_of
 from mismatchctl.ratios import INTERVALS, Ratios
 
+_LOOPS, _LADDERS = "mismatchctl.measure.kernels.loops", "mismatchctl.measure.kernels.ladders"
+make_terms, mend_unlikely = Loop(_LOOPS, "make_terms"), Loop(_LOOPS, "mend_unlikely")
+reduce_sequences, search = Loop(_LOOPS, "reduce_sequences"), Loop("mismatchctl.measure.kernels.searches", "search")
+truncate_sequences, climb_sequences = Loop(_LADDERS, "truncate_sequences"), Loop(_LADDERS, "climb_sequences")
 _NOWHERE = np.zeros(0, np.int64)
 
 
@@ -73,8 +82,6 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
-        from mismatchctl.measure.kernels.loops import make_terms, mend_unlikely
-
         log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
         make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
         mend_unlikely(*self.given, policy_prob)
@@ -119,8 +126,6 @@ def reduce_tokens(
     run: RunTables | None = None,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says; tables without a row are left as they are."""
-    from mismatchctl.measure.kernels.loops import reduce_sequences
-
     assert isinstance(ratios, CompiledRatios)
     sums = np.zeros((len(ratios.segments), len(TOKEN_SUMS)))
     maxima = np.full((len(ratios.segments), len(TOKEN_MAXIMA)), -np.inf)
@@ -134,6 +139,7 @@ def reduce_tokens(
         np.argsort(places.rows, kind="stable"), places.rows, pair.cells, places.buckets, places.clusters, sums, maxima,
         pair.tokens.reshape(-1), pair.sums.reshape(-1), tables.breakdowns["surprisal"], tables.breakdowns["position"],
         joint, tables.layers.reshape(-1), outside,
+        np.empty((5, TILE + 8)), np.empty((3, TILE), np.int32), np.zeros(LANES * BREAKDOWNS["surprisal"].count * 2 * 4),
     )  # fmt: skip
     ratios.sums = sums.T, maxima.T
     return ratios.sums
@@ -141,10 +147,9 @@ def reduce_tokens(
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """As the interface says."""
-    from mismatchctl.measure.kernels.searches import search
-
     found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
-    return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, found)]
+    marks = np.zeros(TILE, np.bool_)
+    return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)]
 
 
 def truncate(
@@ -156,13 +161,12 @@ def truncate(
     bounds: Float64s,
 ) -> Float64s:
     """As the interface says."""
-    from mismatchctl.measure.kernels.ladders import truncate_sequences
-
     of, count = parts
     found = np.zeros((count, len(TRUNCATED), len(edges)))
     order = np.argsort(of, kind="stable")
     all_kept = _EVERY if kept is None else kept
-    truncate_sequences(*weights, all_kept, segments.offsets, order, of, edges, factors_of(bounds), found)
+    table, rungs = np.zeros((len(edges) + 1, WRITTEN)), np.zeros((3, len(edges) + 1))
+    truncate_sequences(*weights, all_kept, segments.offsets, order, of, edges, factors_of(bounds), found, table, rungs)
     return found
 
 
@@ -177,14 +181,13 @@ def climb(
     rungs: Rungs,
 ) -> tuple[Float64s, Float64s]:
     """As the interface says."""
-    from mismatchctl.measure.kernels.ladders import climb_sequences
-
     of, count = clusters
     rows = np.zeros((len(CLIMBED), count, rungs.count))
     sums = np.zeros((parts[1], rungs.count + 1, len(CLIMBED_BY_ALL) + gains.shape[1]))
     climb_sequences(
         values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
         np.argsort(of, kind="stable"), of, parts[0], rungs.edges, rungs.always, rungs.low, rungs.high, rows, sums,
+        np.zeros((rungs.count + 1, 6)), np.zeros((rungs.count, 2)),
     )  # fmt: skip
     return rows, climbed_by_all(np.moveaxis(sums, -1, 0))
 

@@ -1,7 +1,6 @@
 """How loops are compiled: liberties with IEEE's order, bits read as another type, wide vectors, whole rows at once.
 
-Numba keeps compiled loops on disk for as long as the file that a loop stands in is the same: what loops compute stands
-beside them, not here.
+A loop makes no array: what it needs beside its arguments is one of them.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba import float32, float64, int32, int64, njit, types
 from numba.extending import intrinsic
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
+BARE: dict[str, Any] = {"_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""What numba leaves out of machine code: memory that it counts references of, and ways in for Python and for C."""
 
 
 def compiled(loop: Loop, *, fastmath: frozenset[str] = frozenset()) -> Loop:
-    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order."""
+    """A loop that other threads can run beside; `fastmath` names the liberties that it takes with IEEE's order.
 
-    def made(*, cache: bool) -> Loop:
-        return cast(Loop, njit(nogil=True, cache=cache, error_model="numpy", fastmath=set(fastmath))(loop))
-
-    try:
-        return made(cache=True)
-    except RuntimeError:  # there is no folder to keep it in: it is compiled in every process
-        return made(cache=False)
+    It is for other loops to call, and for `machine_code`: what makes Python's objects of its arguments is left out.
+    """
+    return cast(Loop, njit(nogil=True, error_model="numpy", fastmath=set(fastmath), **BARE)(loop))
 
 
 compiled_terms = partial(compiled, fastmath=frozenset({"contract"}))
@@ -49,7 +46,7 @@ def _bitcast(source: Any, target: Any) -> Any:
 
 
 def _row_adder() -> Any:
-    """A function that adds a tuple of doubles to as many in a row of a flat table, all at once, in vector code."""
+    """A function that adds a tuple of doubles to as many in a row of a table's memory, all at once, in vector code."""
 
     @intrinsic
     def add(typing: Any, table: Any, start: Any, values: Any) -> Any:

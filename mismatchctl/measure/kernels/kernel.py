@@ -18,6 +18,10 @@ from mismatchctl.ratios import Ratios
 
 BUCKETS = 64
 """Clusters are also counted in this many buckets by their hash: enough to resample histograms from."""
+TILE = 1024
+"""Tokens that loops work on at once: what is noted of them stays in the processor's nearest cache."""
+LANES = 4
+"""Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
 JOINT = 128
 """Cells along each side of the grid of rollout probability against train probability."""
 BREAKDOWNS = {"position": bins.POSITION_BINS, "surprisal": bins.SURPRISAL_BINS, "length": bins.LENGTH_BINS}
@@ -127,6 +131,11 @@ TRUNCATED = (
     "squared_sequence_weight",
 )
 """Columns that an upper bound of token weights moves."""
+
+
+WRITTEN = 11
+"""What a loop writes at a rung: what six sums hold of a token, what it counts for in the others, and what a sequence is
+squared from there on."""
 
 
 class Truncate(Protocol):

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mismatchctl.measure.kernels.compiling import add_to_row, compiled
-
-_WRITTEN = 11
-"""What is written at a rung: what six sums hold of a token, what it counts for in the others, and what a sequence is
-squared from there on."""
+from mismatchctl.measure.kernels.kernel import WRITTEN
 
 
 @compiled
@@ -88,16 +83,16 @@ def _close(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_s
 
 @compiled
 def truncate_sequences(
-    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, factors: Any, found: Any
-) -> None:
+    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, factors: Any, found: Any,
+    table: Any, rungs: Any,
+) -> None:  # fmt: skip
     """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
 
-    `factors` are what the bounds make of a token, in each column that asks; an empty `kept`: all are.
+    `factors` are what the bounds make of a token, in each column that asks; an empty `kept`: all are. To work in there
+    are zeros: `table` [bounds + 1, WRITTEN] and `rungs` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
-    table = np.zeros((len(edges) + 1, _WRITTEN))
-    flat = table.reshape(-1)
-    own, beyond, made = np.zeros(len(edges) + 1), np.zeros(len(edges) + 1), np.empty(len(edges))
+    own, beyond, made = rungs[0], rungs[1], rungs[2]
     top = 0
     for turn, i in enumerate(order):
         share = 1.0 / max(offsets[i + 1] - offsets[i], 1)
@@ -112,7 +107,7 @@ def truncate_sequences(
                 own[rung] += k * w
                 beyond[rung] += k
                 written = (e, e * e, e * share, k * e, k * w * w, k * w * share, 1.0, k, share, k * share, 0.0)
-                add_to_row(flat, rung * _WRITTEN, written)
+                add_to_row(table, rung * WRITTEN, written)
             else:
                 all_sum += e
                 square += e * e
@@ -121,7 +116,7 @@ def truncate_sequences(
                 kept_weight += k * w
         own[0] += kept_weight
         base = (all_sum, square, all_sum * share, kept_sum, kept_square, kept_weight * share, 0.0, 0.0, 0.0, 0.0, 0.0)
-        add_to_row(flat, 0, base)
+        add_to_row(table, 0, base)
         table[own_top, 10] += _square(own, beyond, own_top, bounds, share, made, found[of[i], 7])
         top = max(top, own_top)
         if turn + 1 == len(order) or of[order[turn + 1]] != of[i]:
@@ -154,15 +149,14 @@ def _follow(table: Any, cluster: int, rows: Any) -> None:
 def climb_sequences(
     values: Any, kept: Any, k3: Any, excess: Any, square: Any, offsets: Any, sizes: Any, gains: Any, order: Any,
     clusters: Any, parts: Any, edges: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
+    table: Any, own: Any,
 ) -> None:  # fmt: skip
     """Write CLIMBED to `rows` [len, clusters, rungs], as `plain.climb` gives them; an empty `kept`: all are.
 
     And add what parts are told of to `sums` [parts, rungs + 1, ...], where it is written. Sequences have an `order` by
-    cluster.
+    cluster. To work in there are zeros: `table` [rungs + 1, 6] and `own` [rungs, 2].
     """
     never, lowest, highest = rows.shape[2], always[0], always[1]
-    table, own = np.zeros((never + 1, 6)), np.zeros((never, 2))
-    flat = table.reshape(-1)
     for turn, i in enumerate(order):
         whole, share, left = sums[parts[i]], 1.0 / sizes[i], sizes[i]
         size = sizes[i] / (offsets[i + 1] - offsets[i])
@@ -186,14 +180,14 @@ def climb_sequences(
             rung = max(low[place], high[place])
             if k > 0 and rung < never:
                 weight = (k + excess[j]) * share
-                add_to_row(flat, rung * 6, (k, excess[j], square[j], weight))
+                add_to_row(table, rung * 6, (k, excess[j], square[j], weight))
                 whole[rung, 0] += k3[j]
                 own[rung, 0] += k
                 own[rung, 1] += weight
                 first, last, left = min(first, rung), max(last, rung), left - k
         if all_kept > 0:
             weight = (all_kept + all_excess) * share
-            add_to_row(flat, 0, (all_kept, all_excess, all_square, weight))
+            add_to_row(table, 0, (all_kept, all_excess, all_square, weight))
             whole[0, 0] += all_k3
             own[0, 0] += all_kept
             own[0, 1] += weight

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Extent, Float64s, Floats, Ints
+from mismatchctl.measure.kernels.machine_code import Loop
 
+look_at_sequences = Loop("mismatchctl.measure.kernels.loops", "look_at_sequences")
 CAP = 1.0
 """A log ratio beyond it counts as this much in a sequence's level."""
 _COLUMNS = "train_log_probs", "rollout_log_probs"
@@ -49,32 +51,23 @@ class Look:
 
 def can_look() -> bool:
     """Whether compiled loops are at work in this process: else loading them takes longer than a look saves."""
-    return "mismatchctl.measure.kernels.compiling" in sys.modules
+    return "mismatchctl.measure.kernels.compiled" in sys.modules
 
 
 def look_at(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> Look:
     """Look at log-probs [T] of the trainer and the rollout, masked tokens included."""
-    from mismatchctl.measure.kernels.loops import look_at_sequences
-
     kind: np.dtype[Any] = np.result_type(policy, reference, np.float32)
-    columns = tuple(_read_only(values, kind) for values in (policy, reference))
+    columns = tuple(np.ascontiguousarray(values, kind) for values in (policy, reference))
     unsigned, signed = (np.dtype(f"{letter}{kind.itemsize}") for letter in "ui")
     reach = np.tile(np.array([np.iinfo(unsigned).max, 0], unsigned), (2, 1))
     highest = np.full(2, np.iinfo(signed).min, signed)
     sums = np.zeros((len(offsets) - 1, 4))
     look_at_sequences(
         columns, tuple(values.view(unsigned) for values in columns), tuple(values.view(signed) for values in columns),
-        _read_only(valid, np.dtype(np.bool_)), offsets, CAP, reach, highest, sums,
+        np.ascontiguousarray(valid, np.bool_), offsets, CAP, reach, highest, sums,
     )  # fmt: skip
     extents = {name: _extent(reach[side], highest[side]) for side, name in enumerate(_COLUMNS)}
     return Look(extents, sums.T)
-
-
-def _read_only(values: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Values as the loop is compiled for: those of a file are read-only."""
-    found = np.ascontiguousarray(values, kind).view()
-    found.flags.writeable = False
-    return found
 
 
 def _extent(reach: NDArray[Any], highest: np.signedinteger[Any]) -> Extent:

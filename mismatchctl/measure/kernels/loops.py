@@ -1,4 +1,4 @@
-"""The loops over tokens of `plain`, compiled by numba on first use and kept on disk.
+"""The loops over tokens of `plain`, for numba to compile.
 
 The pass walks through each sequence in tiles that stay in the processor's nearest cache: terms of the tile's tokens
 first, in a loop without branches that becomes vector code (one polynomial serves exp, expm1 and K3), then everything
@@ -25,7 +25,7 @@ from mismatchctl.measure.kernels.compiling import (
     float_bits,
     widen,
 )
-from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT
+from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, LANES, TILE
 from mismatchctl.measure.layers import BIN_OF_SURPRISAL, CAPS, FIRST, PROBABILITIES
 from mismatchctl.ratios import INTERVALS, LOG_RATIO_BOUND
 
@@ -210,8 +210,6 @@ def _parameters(kind: bins.OctaveBins) -> _Bins:
 _POSITION, _SURPRISAL = _parameters(BREAKDOWNS["position"]), _parameters(BREAKDOWNS["surprisal"])
 _BEHIND = np.minimum(np.ceil(BREAKDOWNS["position"].edges()[1:]), 2.0**62).astype(np.int64)
 """The first position + 1 behind each bin."""
-_LANES = 4
-"""Tokens in a row that fall into one bin are added in turn to so many sums, so that none waits for the one before."""
 
 
 @compiled
@@ -230,9 +228,9 @@ def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
 @compiled
 def _close_surprisal(lanes: Any, table: Any) -> None:
     """Add what was tallied of a bucket to its table, and begin anew."""
-    size = len(lanes) // _LANES
-    for lane in range(1, _LANES):
-        lanes[:size] += lanes[lane * size : (lane + 1) * size]
+    size = len(lanes) // LANES
+    for place in range(size, len(lanes)):
+        lanes[place % size] += lanes[place]
     for place, row in enumerate(table):
         up, down = lanes[8 * place : 8 * place + 4], lanes[8 * place + 4 : 8 * place + 8]
         row[0] += up[0] + down[0]
@@ -275,9 +273,9 @@ def _tally_run(
     By surprisal and sign: tokens, log ratios, K3 and what certainty lacks. |log ratio| follows from these.
     """
     surprisal, layer, cell = places
-    size, start = len(lanes) // _LANES, cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
+    size, start = len(lanes) // LANES, cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
     for j in range(len(x)):
-        add_to_row(lanes, j % _LANES * size + 4 * surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        add_to_row(lanes, j % LANES * size + 4 * surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
         add_to_row(layers, 2 * (start + layer[j]), (1.0, k3[j]))
         joint[uint64(cell[j])] += 1
 
@@ -322,28 +320,25 @@ def _tally_positions(x: Any, k3: Any, first: int, position: Any, table: Any) -> 
 
 
 _FIRST_NEIGHBOUR = TOKEN_SUMS.index("neighbours")
-_TILE = 1024
-"""Tokens per tile."""
 
 
 @compiled
 def reduce_sequences(
     policy: Any, reference: Any, position: Any, offsets: Any, order: Any, rows: Any, cells: Any, buckets: Any,
     clusters: Any, sums: Any, maxima: Any, tokens_by_row: Any, sums_by_cell: Any, by_surprisal: Any, by_position: Any,
-    joint: Any, layers: Any, outside: Any,
+    joint: Any, layers: Any, outside: Any, terms: Any, bins_of: Any, lanes: Any,
 ) -> None:  # fmt: skip
     """One pass over the tokens, in an `order` of sequences in which those of a row lie together.
 
-    `x` and `position` start one token early, with the neighbour of the tile's first.
+    `x` and `position` start one token early, with the neighbour of the tile's first. Room to work in are `terms` [5,
+    more than TILE] and `bins_of` [3, TILE], and `lanes` of zeros: LANES for each bin of surprisal, sign and sum.
     """
-    x = np.empty(_TILE + 1)
-    where, layer, cell = np.empty(_TILE, np.int32), np.empty(_TILE, np.int32), np.empty(_TILE, np.int32)
-    exp_minus_one, k3, policy_prob, reference_prob = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
-    lanes = np.zeros(_LANES * by_surprisal.shape[1] * 2 * 4)
+    x, exp_minus_one, k3, policy_prob, reference_prob = terms[0], terms[1], terms[2], terms[3], terms[4]
+    where, layer, cell = bins_of[0], bins_of[1], bins_of[2]
     for turn, i in enumerate(order):
         bucket = buckets[i]
-        for start in range(offsets[i], offsets[i + 1], _TILE):
-            stop = min(start + _TILE, offsets[i + 1])
+        for start in range(offsets[i], offsets[i + 1], TILE):
+            stop = min(start + TILE, offsets[i + 1])
             n, early = stop - start, int(start > offsets[i])
             p, q, places = policy[start:stop], reference[start:stop], position[start:stop]
             own, k3_own, p_own, q_own = x[1 : n + 1], k3[:n], policy_prob[:n], reference_prob[:n]
@@ -402,8 +397,8 @@ def look_at_sequences(
     them.
     """
     for i in range(len(offsets) - 1):
-        for start in range(offsets[i], offsets[i + 1], _TILE):
-            tokens = slice(start, min(start + _TILE, offsets[i + 1]))
+        for start in range(offsets[i], offsets[i + 1], TILE):
+            tokens = slice(start, min(start + TILE, offsets[i + 1]))
             for side in range(2):
                 _add_reach(bits[side][tokens], signed[side][tokens], reach[side], highest[side : side + 1])
             _add_levels(columns[0][tokens], columns[1][tokens], valid[tokens], cap, sums[i])

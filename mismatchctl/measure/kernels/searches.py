@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.measure.kernels.compiling import compiled
-
-_TILE = 1024
-"""Tokens that are looked at at once: what is noted of them stays in the processor's nearest cache."""
+from mismatchctl.measure.kernels.kernel import TILE
 
 
 @compiled
@@ -21,13 +19,17 @@ def _mark(policy: Any, reference: Any, low: float, high: float, marks: Any) -> N
 
 
 @compiled
-def search(policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, found: Any) -> int:
-    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many."""
-    count, marks = 0, np.zeros(_TILE, np.bool_)
-    eights = marks.view(np.uint64)
+def search(
+    policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
+) -> int:
+    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many.
+
+    `marks` [TILE] are there to work in.
+    """
+    count, eights = 0, marks.view(np.uint64)
     for i in sequences:
-        for start in range(offsets[i], offsets[i + 1], _TILE):
-            stop = min(start + _TILE, offsets[i + 1])
+        for start in range(offsets[i], offsets[i + 1], TILE):
+            stop = min(start + TILE, offsets[i + 1])
             _mark(policy[start:stop], reference[start:stop], low, high, marks[: stop - start])
             marks[stop - start :] = False
             for eight in range((stop - start + 7) >> 3):

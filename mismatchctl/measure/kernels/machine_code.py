@@ -1,0 +1,199 @@
+"""Compiled loops as Python calls them: their machine code is kept on disk, so that numba is imported to make it alone.
+
+Code is made for the types of what a loop is given, and takes pointers and numbers, as numba's native functions do. It
+is kept where numba would keep its own: in `NUMBA_CACHE_DIR`; else beside the source, or in the user's cache. It is made
+anew where a file is not whole, or not of these sources, versions and processor, and in every process where there is no
+folder for it. Where machine code cannot be had in this way, numba runs the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from mismatchctl.errors import ConfigError
+from mismatchctl.files import read_regular, write_atomically
+
+_KERNELS = Path(__file__).parent
+_LARGEST = 1 << 26
+"""Bytes of a file that may be machine code."""
+_making = threading.Lock()
+_loaded: list[Any] = []
+"""What machine code lies in: as long as that is here."""
+
+
+class Loop:
+    """A compiled loop of a module, which is imported only where there is no machine code of it yet."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+        self._codes: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        """Run it on arrays, numbers and tuples of them, other threads beside it; what it returns is an integer."""
+        kind = _kind_of(given)
+        if kind not in self._codes:
+            with _making:
+                if kind not in self._codes:
+                    self._codes[kind] = self._code(kind, given)
+        return self._codes[kind](*given)
+
+    def _code(self, kind: str, given: tuple[Any, ...]) -> Callable[..., Any]:
+        try:
+            made_for = _digest(_environment(), *map(Path.read_bytes, self._sources()))
+            mark = _digest(_environment(), kind.encode()).hex()[:16]  # machines may share a folder
+            file = f"{self._module.rpartition('.')[2]}.{self._name}-{mark}.o"
+            places = [folder / file for folder in _folders()]
+            code = next(filter(None, (_kept(place, made_for) for place in places)), None)
+            if code is None:
+                code = _made(self._loop(), given)
+                _keep(code, places, made_for)
+            return _callable(code, given)
+        except Exception:  # whatever is unlike what is expected of numba, llvmlite and this machine
+            return cast(Callable[..., Any], _by_numba(self._loop()))
+
+    def _loop(self) -> Any:
+        return vars(import_module(self._module))[self._name]
+
+    def _sources(self) -> list[Path]:
+        """Where the loop stands, and what loops take their constants from."""
+        constants = (*_KERNELS.glob("*.py"), *_KERNELS.parent.glob("*.py"), _KERNELS.parents[1] / "ratios.py")
+        return sorted({_origin(self._module), *constants})
+
+
+def _origin(module: str) -> Path:
+    """The file of a module, which is not imported for it."""
+    found = find_spec(module)
+    assert found is not None
+    return Path(str(found.origin))
+
+
+def _folders() -> list[Path]:
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folders = [Path(given)] if given else [_KERNELS / "__pycache__", Path(users) / "numba"]
+    return [folder for folder in folders if given or folder.is_absolute()]
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+@cache
+def _environment() -> bytes:
+    """What machine code depends on beside the sources."""
+    import llvmlite
+    from llvmlite import binding
+
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
+    cpu = binding.get_default_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    told = repr((llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
+    return told.encode() + _origin("numba").with_name("_version.py").read_bytes()
+
+
+def _kept(place: Path, made_for: bytes) -> bytes | None:
+    """The code in a file that is whole and made for this."""
+    try:
+        content = read_regular(place, _LARGEST)
+    except OSError:
+        return None
+    return content[32:] if content[:32] == _digest(made_for, content[32:]) else None
+
+
+def _keep(code: bytes, places: list[Path], made_for: bytes) -> None:
+    for place in places:
+        with contextlib.suppress(OSError, ConfigError):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, _digest(made_for, code) + code, at_once=True)
+            return
+
+
+def _made(loop: Any, given: tuple[Any, ...]) -> bytes:
+    """The name of a loop in its machine code for such arguments, and that code, with a line break in between."""
+    from llvmlite import binding
+
+    types = tuple(map(_type_of, given))
+    loop.compile(types)
+    found = loop.overloads[types]
+    _, _, (code, bitcode) = found.library.serialize_using_object_code()
+    for function in binding.parse_bitcode(bitcode).functions:
+        if function.is_declaration and not function.name.startswith("llvm."):
+            raise LookupError(function.name)  # it may be numba's: loading code that lacks it would end the process
+    name: bytes = found.fndesc.llvm_func_name.encode()
+    return name + b"\n" + bytes(code)
+
+
+def _by_numba(loop: Any) -> Any:
+    from numba import jit
+
+    from mismatchctl.measure.kernels.compiling import BARE
+
+    return jit(**{name: value for name, value in loop.targetoptions.items() if name not in BARE})(loop.py_func)
+
+
+def _type_of(value: Any) -> Any:
+    """Numba's type of a value; that an array is read-only makes no difference."""
+    numba: Any = import_module("numba")
+    if isinstance(value, tuple):
+        return numba.types.Tuple([_type_of(each) for each in value])
+    if isinstance(value, np.ndarray):
+        return numba.typeof(value).copy(readonly=False)
+    return numba.types.float64 if isinstance(value, float) else numba.types.intp
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({','.join(map(_kind_of, value))})"
+    if isinstance(value, np.ndarray):
+        flags = value.flags
+        return f"{value.dtype.str}{value.ndim}{flags.c_contiguous:d}{flags.f_contiguous:d}{flags.aligned:d}"
+    return "float" if isinstance(value, float) else "int"
+
+
+def _words_of(value: Any) -> Iterator[float]:
+    """What machine code takes for a value; arrays belong to nobody here, so that no references are counted."""
+    if isinstance(value, tuple):
+        for each in value:
+            yield from _words_of(each)
+    elif isinstance(value, np.ndarray):
+        owner = parent = 0
+        yield from (owner, parent, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
+    else:
+        yield value if isinstance(value, float) else int(value)
+
+
+def _callable(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
+    """A function that runs machine code on arguments of the types that it was made for."""
+    from llvmlite import binding
+
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    name, _, content = code.partition(b"\n")
+    machine = binding.Target.from_default_triple().create_target_machine()
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    engine.add_object_file(binding.ObjectFileRef.from_data(content))
+    engine.finalize_object()
+    words = (ctypes.c_double if isinstance(word, float) else ctypes.c_ssize_t for word in _words_of(given))
+    pointer = ctypes.c_void_p
+    native = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *words)(engine.get_function_address(name.decode()))
+
+    def run(*given: Any) -> int:
+        returned, raised = ctypes.c_int64(), ctypes.c_void_p()
+        failed = native(ctypes.byref(returned), ctypes.byref(raised), *_words_of(given))
+        assert not failed, "these loops raise nothing"
+        return returned.value
+
+    _loaded.append(engine)
+    return run
