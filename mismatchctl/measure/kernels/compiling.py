@@ -82,6 +82,22 @@ def _widener() -> Any:
     return widen
 
 
+def _extreme(name: str) -> Any:
+    """A function for one of two doubles, for loops of vector code: NaN and the sign of 0 do not matter."""
+
+    @intrinsic
+    def extreme(typing: Any, first: Any, second: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+            kind = given[0].type
+            function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(function, given, fastmath=("nnan", "nsz"))
+
+        return float64(float64, float64), generate
+
+    return extreme
+
+
 widen = _widener()
+larger, smaller = _extreme("llvm.maxnum"), _extreme("llvm.minnum")
 add_to_row = _row_adder()
 double_bits, double, float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)

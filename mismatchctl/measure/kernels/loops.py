@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import float32, float64, int32, int64, uint64
+from numba import float32, float64, int32, uint64
 
 from mismatchctl.measure import bins
 from mismatchctl.measure.columns import TOKEN_SUMS
@@ -23,6 +23,8 @@ from mismatchctl.measure.kernels.compiling import (
     double,
     double_bits,
     float_bits,
+    larger,
+    smaller,
     widen,
 )
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, LANES, TILE
@@ -89,29 +91,20 @@ def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
             policy_prob[j] = math.exp(policy[j])
 
 
-@compiled
-def _ordered(bits: int) -> int:
-    """Bits of a double as an integer that grows with the double, and back again.
-
-    Maxima of integers become vector code, those of floats do not.
-    """
-    return bits ^ ((bits >> 63) & 0x7FFFFFFFFFFFFFFF)
-
-
 @compiled_sums
 def _add_sums(
     policy: Any, reference: Any, x: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any,
     sums: Any, maxima: Any,
 ) -> tuple[float, float]:  # fmt: skip
-    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA; the extremes of x."""
+    """Add to TOKEN_SUMS, but for the neighbours at their end, and raise TOKEN_MAXIMA; the extremes of x.
+
+    In two loops: what one of them adds to would not fit into 16 registers.
+    """
     widen()
     log_ratio = absolute = square = k3_sum = excess = squared_excess = identical = 0.0
-    difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
-    high = low = _ordered(double_bits(x[0]))
-    farthest = int64(0)
+    lowest = highest = x[0]
     for j in range(len(x)):
-        place = _ordered(double_bits(x[j]))
-        high, low = max(high, place), min(low, place)
+        lowest, highest = smaller(lowest, x[j]), larger(highest, x[j])
         log_ratio += x[j]
         absolute += abs(x[j])
         square += x[j] * x[j]
@@ -120,9 +113,12 @@ def _add_sums(
         excess += bounded
         squared_excess += bounded * bounded
         identical += 1.0 if x[j] == 0.0 else 0.0
+    difference = squared_difference = p_sum = p_square = q_sum = q_square = policy_sum = reference_sum = 0.0
+    farthest = 0.0
+    for j in range(len(x)):
         p, q = policy_prob[j], reference_prob[j]
         apart = abs(p - q)
-        farthest = max(farthest, double_bits(apart))
+        farthest = larger(farthest, apart)
         difference += apart
         squared_difference += apart * apart
         p_sum += p
@@ -137,10 +133,9 @@ def _add_sums(
     )  # fmt: skip
     for index, value in enumerate(found):
         sums[index] += value
-    lowest, highest = double(_ordered(low)), double(_ordered(high))
     maxima[0] = max(maxima[0], highest)
     maxima[1] = max(maxima[1], -lowest)
-    maxima[2] = max(maxima[2], double(farthest))
+    maxima[2] = max(maxima[2], farthest)
     return lowest, highest
 
 
