@@ -24,9 +24,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
         })
         .forEach((row) => body.append(row));
     });
-    const unit = head.querySelector("small");
-    head.insertBefore(document.createTextNode("\u2060"), unit); // no line break before the button
-    head.insertBefore(button, unit);
+    head.append(button);
   });
 }
 for (const table of document.querySelectorAll("table[data-csv]")) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,12 @@ return [...document.querySelectorAll("a[href], button, summary, select, .scroll,
 """
 
 
+TABLES = """
+return [...document.querySelectorAll(".table table")].map((table) => [table.rows[0].cells.length, table.scrollWidth]);
+"""
+"""Columns of each table, and how wide it is."""
+
+
 def test_printed_pages_are_whole_and_readable(browser: Any, pages: dict[str, str]) -> None:
     """As PDF: the answer, what is folded and the glossary; nothing is wider than the paper."""
     visit(browser, pages["plain"], dark=True, printed=True, width=718)
@@ -205,3 +212,11 @@ def test_printed_pages_are_whole_and_readable(browser: Any, pages: dict[str, str
     )
     content = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})["data"])
     assert content.startswith(b"%PDF") and 3 < content.count(b"/Type /Page\n") < 60
+    papers = {tuple(map(float, box.split())) for box in re.findall(rb"/MediaBox \[([^\]]*)\]", content)}
+    assert papers == {(0, 0, 612, 792), (0, 0, 792, 612)}, "tables of many columns lie across"
+    wide = {}
+    for width in (718, 980):  # what margins leave of the paper, upright and across
+        visit(browser, pages["plain"], printed=True, width=width)
+        wide[width] = browser.execute_script(TABLES)
+    assert [table for table in wide[718] if table[1] > 718 and table[0] < 12] == []
+    assert [table for table in wide[980] if table[1] > 980] == [] != [table for table in wide[718] if table[0] > 11]
