@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +15,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice
 from mismatchctl.advise.applied import correct
@@ -26,7 +26,6 @@ from mismatchctl.advise.rank import rank
 from mismatchctl.advise.reference import reference_of
 from mismatchctl.advise.sample import Sample, _capped, _joined, _Part, read
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Weight, correction_from_mapping
 from mismatchctl.frameworks import load, presets
 from mismatchctl.render.figures.advice import advice_figure
@@ -37,8 +36,7 @@ CASES = sorted(path.name for path in TRUTH.iterdir() if path.is_dir())
 
 
 def run(*arguments: str, code: int = 0) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["advise", *arguments, "--json", "-q"])
-    assert result.exit_code == code, result.output
+    result = command.run("advise", *arguments, "--json", "-q", code=code)
     return json.loads(result.stdout) if code == 0 else {}
 
 
@@ -105,7 +103,7 @@ def test_yours_is_held_against_what_is_advised(tmp_path: Path) -> None:
     for own in (*found["advice"], yours):
         assert own["bias2_counted"] == pytest.approx(max(own["bias2"] - own["bias2_se"], 0.0))
         assert own["mse"] == pytest.approx(own["bias2_counted"] + own["variance"])
-    linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
+    linted = command.run("lint", config, dump, "--json")
     told = [
         each
         for each in json.loads(linted.stdout)["findings"]
@@ -119,7 +117,7 @@ def test_what_is_advised_is_not_told_again_as_yours(tmp_path: Path) -> None:
     config.write_text(yaml.safe_dump(run(dump, "--for", "verl")["advice"][0]["config"]))
     (yours,) = run(dump, "--for", "verl", "--config", str(config))["yours"]
     assert yours["ties"]
-    linted = CliRunner().invoke(app, ["lint", str(config), dump, "--json"])
+    linted = command.run("lint", config, dump, "--json")
     assert "times the error of the gradient" not in linted.stdout
 
 
@@ -137,7 +135,7 @@ def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
     """Errors are in units of no correction's; the sentences say of the others what the data say."""
     arguments = [str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_is", "-c", "seq_mis"]
     found = run(*arguments)["advice"]
-    page = " ".join(CliRunner().invoke(app, ["advise", *arguments], env={"COLUMNS": "80"}).stdout.split())
+    page = " ".join(command.run("advise", *arguments, COLUMNS="80").stdout.split())
     none = next(own["mse"] for own in found if own["name"] == "none")
     assert all(f" {own['name']} {own['mse'] / none:.3f} " in page for own in found)
     ties, behind = ([own for own in found[1:] if own["ties"] == tie] for tie in (True, False))
@@ -148,7 +146,7 @@ def test_the_page_tells_what_ties_and_why_the_next_one_lost() -> None:
 
 def test_when_nothing_is_left_it_says_so() -> None:
     limits = ["--max-rejection", "0", "--min-ess", "1"]
-    told = CliRunner().invoke(app, ["advise", str(TRUTH / "int4"), "-c", "token_is", "-c", "seq_mis", *limits])
+    told = command.run("advise", TRUTH / "int4", "-c", "token_is", "-c", "seq_mis", *limits)
     assert told.exit_code == 0 and "no correction: nothing else is within the limits" in told.stdout
     assert "nothing beats it" not in told.stdout.partition("Corrections")[0]
 
@@ -219,8 +217,7 @@ def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str
     ],
 )
 def test_wrong_flags_get_a_sentence(flags: tuple[str, str], word: str) -> None:
-    result = CliRunner().invoke(app, ["advise", str(TRUTH / "bf16"), *flags])
-    assert result.exit_code == 2
+    result = command.run("advise", TRUTH / "bf16", *flags, code=2)
     assert word in result.stderr and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
 

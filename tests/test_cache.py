@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.engines import Local, cache
 from mismatchctl.engines.cache import Cached
@@ -84,18 +83,17 @@ def test_every_verb_that_reads_dumps_takes_it(verb: str, dump: Path, tmp_path: P
         "sweep": ["--by", "worker", "--target-rejection", "0.05", "--batch", "64"],
         "gate": ["--baseline", str(baseline), "--rule", "k3:increase=20%"],
     }.get(verb, [])
-    runner = CliRunner()
     if verb == "gate":
-        runner.invoke(app, ["gate", str(dump), "--save-baseline", str(baseline), "--accept", "-q"])
-    command = [verb, str(dump), *arguments, "--json"]
+        run("gate", dump, "--save-baseline", baseline, "--accept", "-q")
+    words = [verb, str(dump), *arguments, "--json"]
     decoded.clear()
-    plain = runner.invoke(app, command)
+    plain = run(*words)
     assert plain.exit_code == 0, plain.output
     units = len(decoded)
     kept = ["--cache", str(tmp_path / "kept")]
-    assert runner.invoke(app, command + kept).stdout == plain.stdout
+    assert run(*words, *kept).stdout == plain.stdout
     decoded.clear()
-    assert runner.invoke(app, command + kept).stdout == plain.stdout
+    assert run(*words, *kept).stdout == plain.stdout
     # tokens of two runs are held against each other one by one, which takes them whole
     assert len(decoded) == (units - 2 * len(names_of(dump)) if verb == "compare" else 0)
 

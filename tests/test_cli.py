@@ -11,17 +11,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from typer.testing import CliRunner, Result
+from command import run
 
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 
 HEAVY = {"numpy", "pyarrow", "pydantic", "torch", "polars", "matplotlib", "jinja2", "yaml"}
-
-
-def run(*words: str | Path, **environment: str) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", **environment})
 
 
 def write_dump(folder: Path, *, seed: int = 0, steps: int = 3, bad: float | None = None) -> Path:

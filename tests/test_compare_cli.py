@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
+import command
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from make_pair import make_tokens, write_tokens
 from make_result import HOSTILE
-from typer.testing import CliRunner, Result
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 
 BASE = make_tokens(prompts=24, steps=2, longest=60)
 WORSE = BASE.scaled(lambda index, _, __: 3.0 if BASE.worker[index] == 3 else 1.0)
 
 
-def run(*words: str | Path, **environment: str) -> Result:
-    return CliRunner().invoke(app, ["compare", *map(str, words)], env={"COLUMNS": "140", **environment})
+run = partial(command.run, "compare", COLUMNS="140")
 
 
 @pytest.fixture

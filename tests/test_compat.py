@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.result import FORMAT, read_result
 
 COMPAT = Path(__file__).parent / "compat"
@@ -20,10 +18,6 @@ RESULTS = sorted(COMPAT.glob("result_*.json"))
 BASELINES = sorted(COMPAT.glob("baseline_*.json"))
 LOG_RATIOS = [[((row * 7 + token * 3) % 11 - 5) / 100 for token in range(3 + row % 2)] for row in range(24)]
 """Of the dump that the files in `compat/` were made of: x of each token of each sequence."""
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")

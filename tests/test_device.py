@@ -9,17 +9,17 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from test_kernels_corrections import made_batch
-from typer.testing import CliRunner, Result
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import TokenBatch
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.engines import Local
 from mismatchctl.engines.cache import Cached
@@ -37,8 +37,7 @@ CPU_AS_DEVICE = f"cpu with torch {importlib.metadata.version('torch')}"
 WITH_CURRENT = frozenset({"current_log_probs"})
 
 
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, ["analyze", str(SAMPLE), *map(str, words)], env={"COLUMNS": "200"})
+run = partial(command.run, "analyze", SAMPLE)
 
 
 def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,19 +16,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.measure.distributions import compared
 from mismatchctl.recorder import Recorder
 
 WORDS = 12
 
 
-def run(*argv: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(one) for one in argv])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
+run = partial(command.run, code=0)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from decimal import localcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import command
 import oracle
 import pytest
 from oracle_corrections import apply, correction_truths
 from oracle_estimates import CONTEXT
-from typer.testing import CliRunner
 
 from mismatchctl import doctor
-from mismatchctl.cli.main import app
 from mismatchctl.doctor import CORRECTIONS, ROWS, STORED, Dependency
 
-
-def run(*words: str, **environment: str) -> Any:
-    return CliRunner().invoke(app, ["doctor", *words], env={"COLUMNS": "200", **environment})
+run = partial(command.run, "doctor")
 
 
 def test_stored_numbers_are_those_of_the_oracle() -> None:

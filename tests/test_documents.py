@@ -16,10 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command import run
 from configurations import read_native
-from typer.testing import CliRunner, Result
 
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset, presets, shelf
@@ -40,10 +39,6 @@ def row(number: int) -> Callable[[Callable[[Path], None]], Callable[[Path], None
         return test
 
     return put
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
 def lint(*words: str | Path) -> list[dict[str, Any]]:

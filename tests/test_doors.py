@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl import escape
-from mismatchctl.cli.main import app
 from mismatchctl.errors import DataError
 from mismatchctl.finite import OVERFLOW, FiniteModel, rounded_all
 from mismatchctl.result import Value, read_result
@@ -31,10 +30,6 @@ HOSTILE = (
     "\ufffe", "{{7*7}}", "%0A::error::", "~~x~~",
 )  # fmt: skip
 """Of every medium; each stands in a name, a label or a title somewhere."""
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def dump(path: Path, rollout: float = -1.0, train: float = -1.5, names: tuple[str, ...] = ("a",)) -> Path:

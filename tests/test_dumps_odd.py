@@ -7,22 +7,21 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from make_dump import make_dump
-from typer.testing import CliRunner
 
 from mismatchctl import footer
-from mismatchctl.cli.main import app
 from mismatchctl.dumps import open_dump
 
 ROOT = Path(__file__).parent.parent
 
 
 def run(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "1000"})
+    done = command.run(*words, COLUMNS="1000")
     assert done.exit_code in (0, 2, 3, 4), done.exception
     return done.exit_code, done.output
 

@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Unit, open_dump
 from mismatchctl.engines import Local, memory, ray, shards_of, work
@@ -266,6 +265,5 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
     ],
 )
 def test_flags_that_make_no_sense_are_told(flags: list[str], problem: str) -> None:
-    done = CliRunner().invoke(app, ["analyze", SAMPLE, *flags])
-    assert done.exit_code == 2
+    done = run("analyze", SAMPLE, *flags, code=2)
     assert problem in " ".join(done.stderr.split())

@@ -9,18 +9,18 @@ import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
+import command
 import numpy as np
 import pytest
 import xmlschema
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from mismatchctl.cli.main import app
 from mismatchctl.gate import Check, Verdict
 from mismatchctl.gate.words import apart
 from mismatchctl.recorder import Recorder
@@ -33,9 +33,7 @@ ROOT = Path(__file__).parent.parent
 HOSTILE = "a\n::error::b|`<script>alert(1)</script>`\x1b[31m"
 
 
-def run(*words: str | Path, **environment: str) -> Result:
-    given_ = {"COLUMNS": "200", "GITHUB_ACTIONS": "", "GITHUB_STEP_SUMMARY": "", **environment}
-    return CliRunner().invoke(app, [str(word) for word in words], env=given_)
+run = partial(command.run, GITHUB_ACTIONS="", GITHUB_STEP_SUMMARY="")
 
 
 def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtype: type = np.float64) -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pytest
 from make_gate_result import noisy, result, table
 from pydantic import ValidationError
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.gate import Against, judge, rules_from_text
 from mismatchctl.gate.verdict import Verdict
 from mismatchctl.recorder import Recorder
@@ -43,7 +42,7 @@ def record(folder: Path, *, hide: bool = False, lost: int = 0, **columns: Any) -
 
 
 def run(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [str(word) for word in words])
+    done = command.run(*words)
     return done.exit_code, " ".join(done.output.split())
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset
 from mismatchctl.gate import Against, Check, as_baseline, judge, open_result, rules_from_text, write_baseline
@@ -166,7 +165,7 @@ def test_names_of_two_frameworks_need_two_gates(place: str) -> None:
 
 
 def test_the_command_says_what_a_name_means(place: str) -> None:
-    found = CliRunner().invoke(app, ["gate", place, "--rule", "mismatch_k3_kl:max=1"], env={"COLUMNS": "200"})
+    found = run("gate", place, "--rule", "mismatch_k3_kl:max=1")
     assert found.exit_code == 0 and "no code ever logged this" in found.stdout
 
 
@@ -194,6 +193,5 @@ def test_huge_logged_values_fail_and_do_not_overflow(place: str) -> None:
 
 def test_a_correction_that_the_framework_cannot_do_is_told(place: str) -> None:
     words = ["gate", place, "--rule", "rollout_corr/chi2_seq:correction=geo_rs,framework=verl,max=1"]
-    found = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
-    assert found.exit_code == 4
+    found = run(*words, code=4)
     assert "does not replay geo_rs" in found.stderr and "name a correction" in found.stdout

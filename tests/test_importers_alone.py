@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
 
@@ -39,8 +38,7 @@ def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("framework", ALONE)
 def test_rollouts_alone_are_recognized_and_say_what_is_missing(framework: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["convert", str(ALONE[framework]), str(tmp_path / "out.parquet")])
-    assert done.exit_code == 4
+    done = run("convert", ALONE[framework], tmp_path / "out.parquet", code=4)
     words = " ".join(done.stderr.split())
     assert f"files of {framework} hold no train log-probs, so there is nothing to compare" in words
     assert "--join train.parquet" in words
@@ -116,12 +114,10 @@ def test_rollouts_beside_what_the_trainer_wrote_are_no_obstacle(tmp_path: Path) 
 def test_completions_of_trl_are_no_obstacle_and_say_what_they_lack(tmp_path: Path) -> None:
     rows = converted(PEERS / "trl", tmp_path)
     assert rows == converted(PEERS / "trl/generation_batch_step1.pt", tmp_path) and len(rows) == 6
-    done = CliRunner().invoke(app, ["analyze", str(PEERS / "trl"), "--json"])
-    assert done.exit_code == 0, done.stderr
+    done = run("analyze", PEERS / "trl", "--json", code=0)
     completions = PEERS / "trl/completions"
     for words in (["convert", str(completions), str(tmp_path / "o.parquet")], ["analyze", str(completions)]):
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 4
+        done = run(*words, code=4)
         assert "hold no log-probs, so there is nothing to compare" in " ".join(done.stderr.split())
 
 
@@ -131,14 +127,12 @@ def test_what_is_no_framework_file_beside_a_dump_is_passed_over(tmp_path: Path) 
     shutil.copy(PEERS / "canonical_input.parquet", source)
     torch.save({"weight": torch.zeros(2)}, source / "model.pt")
     for words in (["convert", str(source), str(tmp_path / "o.parquet")], ["analyze", str(source)]):
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.stderr
+        run(*words, code=0)
 
 
 def test_parquet_that_is_no_dump_says_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
-    done = CliRunner().invoke(app, ["analyze", str(tmp_path)])
-    assert done.exit_code == 4
+    done = run("analyze", tmp_path, code=4)
     assert "if this file is no dump, name those that are; else name the right column" in " ".join(done.stderr.split())
 
 
@@ -149,8 +143,7 @@ def test_one_file_of_several_ranks_asks_for_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_of_all_that_miles_wrote_asks_for_one_of_two() -> None:
     """Its dashboard's Parquet is no dump of the contract, and no reason to leave the rest unread."""
-    done = CliRunner().invoke(app, ["analyze", str(MILES)])
-    assert done.exit_code == 4
+    done = run("analyze", MILES, code=4)
     words = " ".join(done.stderr.split())
     assert "is miles-policy-loss's, while" in words
     assert "name the folder of one" in words
@@ -221,7 +214,7 @@ def test_hostile_files_run_nothing(name: str, verb: str, tmp_path: Path) -> None
     source.mkdir()
     save(wrap(Hostile(marker)), source / name)
     more = [str(tmp_path / "out.parquet")] if verb == "convert" else []
-    done = CliRunner().invoke(app, [verb, str(source), *more])
+    done = run(verb, source, *more)
     assert not marker.exists()
     assert done.exit_code == 4
     assert says in done.stderr.replace("\n", "")

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from mismatchctl.cli.main import app
+from command import run
 
 PICKLE, TORCH = "global_step_1_training_input.pkl", "0_0.pt"
 
@@ -119,8 +117,7 @@ def refused(folder: Path, verb: str = "convert") -> str:
     out = folder.parent / "out.parquet"
     before = sorted(folder.parent.rglob("*"))
     words = [verb, str(folder), *([str(out)] if verb == "convert" else [])]
-    done = CliRunner().invoke(app, words, env={"COLUMNS": "1000"})
-    assert done.exit_code == 4, (done.exception, done.output)
+    done = run(*words, code=4, COLUMNS="1000")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert sorted(folder.parent.rglob("*")) == before
     return done.stderr

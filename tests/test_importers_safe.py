@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.dumps.foreign.registry import LAYOUTS
 from mismatchctl.dumps.foreign.rows import read_rows
 from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
@@ -169,8 +168,7 @@ def test_verbs_run_nothing_either(tmp_path: Path, verb: str, name: str) -> None:
     save = torch.save if name.endswith(".pt") else save_pickle
     save({"rollout_data": {"x": np.array([Hostile(tmp_path / "ran")], object)}, "rollout_id": 1}, place / name)
     words = [verb, str(place), *([str(tmp_path / "out.parquet")] if verb == "convert" else [])]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 4
+    done = run(*words, code=4)
     assert "nothing in a file is executed" in done.stderr and "system" in done.stderr
     assert list(tmp_path.iterdir()) == [place]
 

@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from command import run
 from make_framework_dumps import WRITERS, Variant, rollouts, variant
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
 
@@ -80,8 +79,7 @@ def test_a_source_is_analyzed_as_its_conversion(framework: str, tmp_path: Path) 
     convert(source, out)
     results = []
     for place in (source, out):
-        done = CliRunner().invoke(app, ["analyze", str(place), "--json"])
-        assert done.exit_code == 0, done.stderr
+        done = run("analyze", place, "--json", code=0)
         (one,) = json.loads(done.stdout)["runs"].values()
         results.append(one["overall"]["metrics"])
     assert results[0] == results[1] and results[0]
@@ -125,8 +123,7 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
     content = {"format_version": 2, "rollout_id": 0, "samples": [good, good | {column: value}]}
     path = tmp_path / "0.pt"
     torch.save(content, path)
-    done = CliRunner().invoke(app, ["convert", str(path), str(tmp_path / "out.parquet")], env={"COLUMNS": "400"})
-    assert done.exit_code == 4
+    run("convert", path, tmp_path / "out.parquet", code=4, COLUMNS="400")
     with pytest.raises(DataError, match=says) as error:
         convert(path, tmp_path / "out.parquet")
     assert (error.value.file, error.value.row) == (str(path), 1)
@@ -165,8 +162,7 @@ def test_values_that_are_no_log_probs_are_converted_and_refused_by_verbs(
     torch.save({"format_version": 2, "rollout_id": 0, "samples": samples}, path)
     convert(path, out)
     for place in (path, out):
-        done = CliRunner().invoke(app, ["analyze", str(place)], env={"COLUMNS": "1000"})
-        assert done.exit_code == 4
+        done = run("analyze", place, code=4, COLUMNS="1000")
         assert done.stderr.startswith(f"error: {place}, row 1, column {means}")
         assert "correct the dump, or leave such rows out with --on-bad skip" in done.stderr
-    assert CliRunner().invoke(app, ["analyze", str(path), "--on-bad", "skip"]).exit_code == 0
+    run("analyze", path, "--on-bad", "skip", code=0)

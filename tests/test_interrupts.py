@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl import files, interrupts
-from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
@@ -176,7 +175,7 @@ def test_the_first_output_does_not_stay_when_the_second_fails(
     monkeypatch.setattr("mismatchctl.render.to.html.html", fails)
     monkeypatch.chdir(tmp_path)
     for words in (["analyze", "--sequences", "q.parquet"], ["sweep", "-o", "s.csv"]):
-        done = CliRunner().invoke(app, [*words, str(dump), "--html", "p.html", "-q"])
+        done = run(*words, dump, "--html", "p.html", "-q")
         assert (done.exit_code, done.stderr) == (2, "error: the page fails\n")
         assert [path.name for path in tmp_path.iterdir()] == ["dump.parquet"]
 
@@ -207,7 +206,7 @@ def test_an_output_never_replaces_an_input(
     (tmp_path / "r.json").write_text("{}")
     before = dump.read_bytes()
     force = [] if words[0] == "diagnose" else ["--force"]
-    done = CliRunner().invoke(app, [*words, *force])
+    done = run(*words, *force)
     assert done.exit_code == 2 and dump.read_bytes() == before
     assert "never replaces an input" in done.stderr or words[0] == "diagnose"
 

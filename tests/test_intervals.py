@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import run
 from scipy import stats
-from typer.testing import CliRunner
 
 from mismatchctl import Result, analyze
-from mismatchctl.cli.main import app
 from mismatchctl.measure.metrics.intervals import CHI2, ESS, LINEAR, LOG, ODDS, intervals, t_quantile
 from mismatchctl.recorder import Recorder
 from mismatchctl.resample import find_metric, interval_of, sample_of_run
@@ -106,12 +105,10 @@ def test_the_gate_has_the_interval_of_the_result(dump: Path) -> None:
 
 
 def test_terminal_says_it_once_below_the_table_and_the_gate_in_its_sentence(dump: Path, tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["analyze", str(dump)], env={"COLUMNS": "160", "NO_COLOR": "1"})
+    shown = run("analyze", dump, COLUMNS="160", NO_COLOR="1")
     assert shown.stdout.count("heavy_tail") >= 1
     base = tmp_path / "base.json"
-    gate = CliRunner().invoke(
-        app, ["gate", str(dump), "--save-baseline", str(base), "--accept", "--rule", "k3:max=1"], env={"NO_COLOR": "1"}
-    )
+    gate = run("gate", dump, "--save-baseline", base, "--accept", "--rule", "k3:max=1", NO_COLOR="1")
     assert "heavy_tail" in gate.stdout
 
 

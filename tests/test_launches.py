@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run
 from configurations import read_native
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.native import read_configurations
 from mismatchctl.texts import TextError
@@ -386,7 +385,7 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
 @pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])
 def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught: bool, tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(f"vllm_importance_sampling_mode: token_mask\nloss_type: cispo\n{high}\n")
-    done = CliRunner().invoke(app, ["lint", str(tmp_path / "grpo.yaml"), "--json"])
+    done = run("lint", tmp_path / "grpo.yaml", "--json")
     assert any(found["place"] == "epsilon_high" for found in json.loads(done.stdout)["findings"]) == caught
 
 
@@ -405,7 +404,6 @@ def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught
 )  # fmt: skip
 def test_a_switch_that_is_missing_is_told(text: str, level: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
-    done = CliRunner().invoke(app, ["lint", str(tmp_path / "config.yaml")])
-    assert done.exit_code == 0
+    done = run("lint", tmp_path / "config.yaml", code=0)
     found = [line.split() for line in done.stdout.splitlines() if line.startswith("warning")]
     assert found == ([[level, place]] if level else [])

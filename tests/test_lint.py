@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.frameworks import load
 from mismatchctl.frameworks.lint import decimal
 from mismatchctl.recorder import Recorder
@@ -35,10 +34,6 @@ SOUND = {
 
 def mis(extra: str = "", **changed: str) -> str:
     return MIS.format(**{**SOUND, **changed}) + extra
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
 def lint(tmp_path: Path, text: str, *words: str | Path) -> tuple[int, list[dict[str, str]]]:

@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from command import run
 from conformance_peers import table as golden_table
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.losses import LOSSES, loss_numbers
 from mismatchctl.errors import ConfigError, DataError
@@ -212,12 +211,11 @@ def test_the_verb(tmp_path: Path) -> None:
     rows = pl.from_arrow(golden_table("input_moe.parquet", 0))
     assert isinstance(rows, pl.DataFrame)
     rows.write_parquet(tmp_path / "moe.parquet")
-    done = CliRunner().invoke(app, ["analyze", str(tmp_path / "moe.parquet"), "-c", "none", "--loss", "gspo", "--json"])
-    assert done.exit_code == 0, done.output
+    done = run("analyze", tmp_path / "moe.parquet", "-c", "none", "--loss", "gspo", "--json", code=0)
     assert json.loads(done.stdout)["corrections"][0]["loss"] == "gspo"
     rows.drop("advantages").write_parquet(tmp_path / "bare.parquet")
-    done = CliRunner().invoke(app, ["analyze", str(tmp_path / "bare.parquet"), "--loss", "gspo"])
+    done = run("analyze", tmp_path / "bare.parquet", "--loss", "gspo")
     assert done.exit_code == 4 and "advantages" in done.stderr and "the loss gspo needs this column" in done.stderr
-    assert CliRunner().invoke(app, ["analyze", str(tmp_path / "moe.parquet"), "--loss", "x"]).exit_code == 2
+    run("analyze", tmp_path / "moe.parquet", "--loss", "x", code=2)
     with pytest.raises(DataError):
         analyze([str(tmp_path / "bare.parquet")], [Correction()], losses=["ppo"])

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from command import run
 from make_result import make_result
 from test_cli import write_dump
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.marks import is_ours
 from mismatchctl.render.figures.of_run import run_figures
 
@@ -40,10 +39,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_its_own_is_written_anew_and_the_users_is_not(here: Path, name: str) -> None:
     words = [*KINDS[name], name]
     for _ in range(2):
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
+        run(*words, code=0)
     (here / name).write_text('{"precious": "mismatchctl"}\n')
-    refused = CliRunner().invoke(app, words)
+    refused = run(*words)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True), refused.output
     assert (here / name).read_text() == '{"precious": "mismatchctl"}\n'
 
@@ -83,8 +81,7 @@ def test_others_are_not_taken_for_its_own(tmp_path: Path, content: bytes) -> Non
     ],
 )
 def test_every_verb_with_figures_writes_them(here: Path, words: list[str], name: str) -> None:
-    done = CliRunner().invoke(app, [*words, "--figures", "figures", "-q"])
-    assert done.exit_code == 0, done.stderr
+    run(*words, "--figures", "figures", "-q", code=0)
     held = {place.name: place.read_text() for place in (here / "figures").iterdir()}
     assert f"{name}.svg" in held and len(held) == 2 * sum(place.endswith(".svg") for place in held) + 1
     captions = held.pop("captions.md")
@@ -93,20 +90,20 @@ def test_every_verb_with_figures_writes_them(here: Path, words: list[str], name:
 
 def test_figures_go_to_a_folder_and_are_written_anew(here: Path) -> None:
     kind, words = "svg", ["analyze", "dump", "-c", "token_tis", "--figures", "figures", "-q"]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    run(*words, code=0)
     held = {place.name: place.read_bytes() for place in (here / "figures").iterdir()}
     assert {"k3." + kind, "k3.csv", "k3_by_position.csv", "captions.md"} <= held.keys()
     assert held["k3.csv"].startswith(b"step,K3 (nats/token),")
-    assert CliRunner().invoke(app, words).exit_code == 0
+    run(*words, code=0)
     assert {place.name: place.read_bytes() for place in (here / "figures").iterdir()} == held
     (here / "figures" / f"k3.{kind}").write_text("mine")
-    refused = CliRunner().invoke(app, words)
+    refused = run(*words)
     assert (refused.exit_code, "--force" in refused.stderr) == (2, True)
     assert (here / "figures" / "k3.csv").read_bytes() == held["k3.csv"]
 
 
 def test_a_baseline_is_nobodys_to_write_anew(here: Path) -> None:
     saved = ["gate", "dump", "--rule", "k3:max=9", "--save-baseline", "base.json", "--accept"]
-    assert CliRunner().invoke(app, saved).exit_code == 0
+    run(*saved, code=0)
     assert not is_ours(Path("base.json"))
-    assert CliRunner().invoke(app, ["analyze", "dump", "-o", "base.json"]).exit_code == 2
+    run("analyze", "dump", "-o", "base.json", code=2)

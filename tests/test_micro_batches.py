@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 
 SIZE = 4
@@ -39,7 +38,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def told(*words: str, codes: tuple[int, ...] = (0,)) -> Any:
-    done = CliRunner().invoke(app, [*words, "--json"], env={"COLUMNS": "200"})
+    done = run(*words, "--json")
     assert done.exit_code in codes, done.output
     return json.loads(done.stdout)
 
@@ -101,6 +100,5 @@ def test_the_flag_is_as_the_column(verb: str, dumps: dict[str, str]) -> None:
 @pytest.mark.parametrize("verb", ["sweep", "compare", "gate"])
 def test_it_is_a_whole_number_above_0(verb: str, dumps: dict[str, str]) -> None:
     paths = [dumps["plain"], dumps["w-plain"]][: 2 if verb == "compare" else 1]
-    done = CliRunner().invoke(app, [verb, *paths, "-c", CORRECTION, "--micro-batch-size", "0"])
-    assert done.exit_code == 2
+    done = run(verb, *paths, "-c", CORRECTION, "--micro-batch-size", "0", code=2)
     assert "micro-batch-size" in done.stderr

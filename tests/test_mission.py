@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 from mismatchctl.texts import read_data
 
@@ -44,6 +43,5 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("command", "code"), [(command, *(code or (0,))) for command, *code in SHOWN])
 def test_the_command_shows_it(command: str, code: int, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
-    done = CliRunner().invoke(app, shlex.split(command)[1:], env={"COLUMNS": "160"})
-    assert done.exit_code == code, done.stderr
+    done = run(*shlex.split(command)[1:], code=code, COLUMNS="160")
     assert done.stdout

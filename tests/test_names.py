@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conformance_verl import table
-from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load
@@ -139,12 +138,12 @@ def test_the_headline_and_its_namesakes() -> None:
 
 
 def test_the_command_shows_both() -> None:
-    shown = CliRunner().invoke(app, ["metrics", "k3"]).stdout
+    shown = command.run("metrics", "k3").stdout
     known, unlike = shown.split("unlike it")
     assert "rollout_corr/k3_kl (verl 2026-08 2025-11-25 2025-11-12 2025-11-07)" in known
     assert "train/mis_k3_kl (slime 2026-01" in unlike
-    assert '"names"' in CliRunner().invoke(app, ["metrics", "k3", "--json"]).stdout
-    assert "documented, not logged, by slime" in CliRunner().invoke(app, ["metrics", "mismatch_k3_kl"]).stdout
+    assert '"names"' in command.run("metrics", "k3", "--json").stdout
+    assert "documented, not logged, by slime" in command.run("metrics", "mismatch_k3_kl").stdout
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command import run
 from tiny_models import RESPONSES, make_dump, make_model
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 
@@ -50,8 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(folder / "tiny")
     make_dump(folder / "tokens", [np.full(len(one), -1.0) for one in RESPONSES])
     (folder / "verl.yaml").write_text("rollout_correction: {rollout_is: token, rollout_is_threshold: 2.0}\n")
-    done = CliRunner().invoke(app, ["analyze", str(folder / "moe"), "-o", str(folder / "result.json"), "-q"])
-    assert done.exit_code == 0, done.output
+    run("analyze", folder / "moe", "-o", folder / "result.json", "-q", code=0)
     return folder
 
 
@@ -85,7 +84,7 @@ def test_every_verb_is_tried() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_asks_the_network(verb: str, place: Path, blocked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(app, VERBS[verb].split())
+    done = run(*VERBS[verb].split())
     assert blocked == []
     assert done.exit_code in (0, 3) and done.output, (done.output, done.exception)
 
@@ -104,5 +103,5 @@ def test_a_path_that_asks_for_it_does(
 ) -> None:
     monkeypatch.chdir(place)
     with pytest.raises(Refused):
-        CliRunner().invoke(app, words.split())
+        run(*words.split())
     assert blocked == ["filesystem('s3', 'bucket')"]

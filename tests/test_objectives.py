@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.kernels.choose import kernel_for
@@ -22,7 +21,6 @@ from mismatchctl.measure.metrics.facets import kl_key
 
 RNG = np.random.default_rng(11)
 LENGTHS = [6, 1, 19, 0, 33, 8]
-RUN = CliRunner()
 Rows = list[dict[str, Any]]
 
 
@@ -136,9 +134,7 @@ def test_losses_under_each_aggregation(tmp_path: Path, correction: Correction) -
 
 
 def invoke(*arguments: str, code: int = 0) -> str:
-    done = RUN.invoke(app, list(arguments))
-    assert done.exit_code == code, done.output
-    return done.output
+    return run(*arguments, code=code).output
 
 
 def test_flags_show_them(tmp_path: Path) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command import run
 from make_result import HOSTILE, make_corrections, make_result
 from test_report_html import Parsed
-from typer.testing import CliRunner
 
 from mismatchctl.advise import Advice, Advised
 from mismatchctl.advise.words import answer_with
 from mismatchctl.analyze import analyze as run_analyze
-from mismatchctl.cli.main import app
 from mismatchctl.gate import Check, Verdict
 from mismatchctl.render.document import WHOLE, Answers, Card, Document, Explorer, Headline, Note, Section, Table
 from mismatchctl.render.pages import analyze, combined
@@ -27,10 +25,6 @@ from mismatchctl.sweep.export import to_json
 from mismatchctl.sweep.saved import from_json
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
-
-
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,13 @@ import itertools
 import json
 from pathlib import Path
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.facets import SPREAD
 from mismatchctl.measure.metrics import MISMATCH_METRICS, pair_metrics
@@ -93,9 +92,7 @@ def test_the_shares_add_up(tmp_path: Path) -> None:
 
 
 def invoke(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(app, list(arguments))
-    assert done.exit_code == code, done.output
-    return done.output
+    return command.run(*arguments, code=code).output
 
 
 def test_rules_name_pairs(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from command import run
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 
@@ -53,8 +53,7 @@ def test_commands_of_the_tool(workplace: Path, monkeypatch: pytest.MonkeyPatch) 
     for command in console_commands():
         words = shlex.split(command)
         if words[0] == "mismatchctl" and not {">", "|", "&&"} & set(words):
-            ended = CliRunner().invoke(app, words[1:], env={"NO_COLOR": "1"})
-            assert ended.exit_code == 0, f"{command}\n{ended.output}"
+            run(*words[1:], code=0, NO_COLOR="1")
         elif words[0] == "mismatchctl":
             done = subprocess.run(command, shell=True, cwd=workplace, env=environment, capture_output=True, text=True)
             assert done.returncode == 0, f"{command}\n{done.stderr}"

@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.recorder import Recorder
 
 RAGGED = [np.array([-0.5, -1.0, -0.25], np.float32), np.array([], np.float32), np.array([-2.0], np.float32)]
@@ -99,8 +98,7 @@ def test_files_are_read_while_more_are_recorded(tmp_path: Path) -> None:
     with Recorder(tmp_path) as recorder:
         for step in range(3):
             recorder.write(step=step, **COLUMNS)
-            done = CliRunner().invoke(app, ["analyze", str(tmp_path), "--json", "--quiet"])
-            assert done.exit_code == 0, done.output
+            run("analyze", tmp_path, "--json", "--quiet", code=0)
 
 
 @pytest.mark.parametrize("background", [0, 1])
@@ -287,14 +285,12 @@ def test_what_kill_9_leaves_is_analyzed(tmp_path: Path, tmp_path_factory: pytest
 
     assert start(tmp_path, 1, 2).wait(60) == 0  # the restart
     assert len(steps(tmp_path)) == len(kept) + 16
-    done = CliRunner().invoke(app, ["analyze", str(tmp_path), "--json", "--quiet"])
-    assert done.exit_code == 0, done.output
+    done = run("analyze", tmp_path, "--json", "--quiet", code=0)
     assert sum(file["rows"] for file in json.loads(done.output)["provenance"]["inputs"]) == len(kept) + 16
     out = tmp_path_factory.mktemp("out") / "out.parquet"
-    converted = CliRunner().invoke(app, ["convert", str(tmp_path), str(out)])
-    assert converted.exit_code == 0, converted.output
+    run("convert", tmp_path, out, code=0)
     assert sorted(pq.read_table(out)["step"].to_pylist()) == steps(tmp_path)
-    assert CliRunner().invoke(app, ["analyze", str(out), "--json", "--quiet"]).exit_code == 0
+    run("analyze", out, "--json", "--quiet", code=0)
 
 
 def test_writers_of_one_step_never_overwrite_each_other(tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from tiny_models import MASKS, PROMPTS, RESPONSES, WORDS, expected, make_dump, make_model
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.score import checkpoint as checkpoints
 from mismatchctl.score import sequences
 
@@ -30,10 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[np.ndarr
     return folder, expected(make_model(folder))
 
 
-def run(*argv: object, code: int = 0) -> Any:
-    done = CliRunner().invoke(app, [str(one) for one in argv])
-    assert done.exit_code == code, (done.output, done.exception)
-    return done
+run = partial(command.run, code=0)
 
 
 def reference(folder: Path) -> dict[str, list[float] | None]:

@@ -10,16 +10,15 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any
 
+import command
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from configurations import read_native
 from conformance_peers import FRAMEWORKS as PEERS
 from conformance_peers import cases, table
-from typer.testing import CliRunner
 
 from mismatchctl.analyze.across import across
-from mismatchctl.cli.main import app
 from mismatchctl.correction.methods import METHODS, rule_of
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load, preset, presets, recognize, settings, shelf
@@ -31,8 +30,7 @@ SHIPPED = {name: item for name, item in presets().items() if item.framework}
 
 
 def run(*arguments: object) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
+    done = command.run(*arguments, code=0)
     return done.stdout
 
 

@@ -11,9 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.diagnose import diagnose
 from mismatchctl.diagnose.saved import diagnosis_schema
 from mismatchctl.result import Sides
@@ -77,7 +76,7 @@ def test_what_is_said_of_one_side_is_said_of_the_other_when_they_change_places(t
 
 
 def test_every_finding_has_its_side_in_json() -> None:
-    result = CliRunner().invoke(app, ["diagnose", str(DUMPS / "moe_trainer_temperature"), "--json"])
+    result = run("diagnose", DUMPS / "moe_trainer_temperature", "--json")
     data = json.loads(result.stdout)
     assert data["findings"][0]["cause"] == "temperature"
     assert [finding["side"] for finding in data["findings"]] == ["trainer"] * len(data["findings"])
@@ -114,8 +113,7 @@ def test_few_rows_are_judged_with_low_confidence(rows: int, tmp_path: Path) -> N
 
 def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
     report = Path(__file__).parent / "framework_dumps" / "comparators" / "sglang" / "error_from_layer" / "report.jsonl"
-    result = CliRunner().invoke(app, ["diagnose", str(DUMPS / "dense_rollout_int8"), "--layers", str(report)])
-    assert result.exit_code == 0
+    result = run("diagnose", DUMPS / "dense_rollout_int8", "--layers", report, code=0)
     assert "Whose error  rollout, high confidence" in result.stdout
     assert "layer 3, mlp_output" in result.stdout
     assert "last good layer 2" in " ".join(result.stdout.split())
@@ -123,8 +121,7 @@ def test_the_terminal_says_whose_error_and_where_in_the_network() -> None:
 
 def test_a_broken_report_is_refused_before_the_dump_is_read(tmp_path: Path) -> None:
     (tmp_path / "report.jsonl").write_text("nothing")
-    result = CliRunner().invoke(app, ["diagnose", "no/such/dump", "--layers", str(tmp_path / "report.jsonl")])
-    assert result.exit_code == 4
+    result = run("diagnose", "no/such/dump", "--layers", tmp_path / "report.jsonl", code=4)
     assert "report.jsonl" in result.stderr
 
 
@@ -145,7 +142,7 @@ def test_errors_by_place_and_probability(tmp_path: Path) -> None:
         for side, error in ((band.rollout_rms, rollout - reference), (band.train_rms, train - reference)):
             assert side == pytest.approx(np.sqrt(np.mean(error[inside] ** 2)), rel=1e-9)
     page = tmp_path / "page.html"
-    done = CliRunner().invoke(app, ["diagnose", str(path), "--html", str(page), "-q"])
+    done = run("diagnose", path, "--html", page, "-q")
     assert done.exit_code == 0 and "has the rollout&#39;s largest error" in page.read_text().replace("&#x27;", "&#39;")
 
 
@@ -207,14 +204,14 @@ def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path)
 def test_what_to_compare_next_is_in_the_json_as_on_the_page() -> None:
     """Of each run whose fault may be in a layer; with a report of layers, that one says what is next."""
     paths = [str(DUMPS / name) for name in ("dense_rollout_int8", "dense_clean_fp32")]
-    told = json.loads(CliRunner().invoke(app, ["diagnose", *paths, "--json"]).stdout)
+    told = json.loads(run("diagnose", *paths, "--json").stdout)
     jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
     assert list(told["next"]) == ["dense_rollout_int8"]
-    page = " ".join(CliRunner().invoke(app, ["diagnose", *paths], env={"COLUMNS": "400"}).stdout.split())
+    page = " ".join(run("diagnose", *paths, COLUMNS="400").stdout.split())
     for step in told["next"]["dense_rollout_int8"]:
         assert f"{step['name']} {step['text']}" in page
     report = str(Path(__file__).parent / "framework_dumps/comparators/sglang/clean/report.jsonl")
-    told = json.loads(CliRunner().invoke(app, ["diagnose", *paths, "--layers", report, "--json"]).stdout)
+    told = json.loads(run("diagnose", *paths, "--layers", report, "--json").stdout)
     jsonschema.validate(told, diagnosis_schema(), cls=jsonschema.Draft202012Validator)
     assert "next" not in told and told["layers"] and told["logit_noise"]
 

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.dumps.convert import convert
 from mismatchctl.dumps.foreign import reading
 
@@ -40,10 +39,6 @@ SOURCES = [
     "slime_miles/miles_head/cp2/train_data",
     "slime_miles/miles_head/policy_loss_debug",
 ]
-
-
-def run(*words: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
 
 
 def nemo(path: Path, sequences: int = 40, length: int = 30, seed: int = 1) -> Path:

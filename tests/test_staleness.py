@@ -7,14 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.result import Result
 
 LENGTHS = [5, 30, 12, 0, 44, 9, 1, 17]
@@ -98,7 +97,7 @@ def test_rules_tables_breakdowns_and_causes_read_them(tmp_path: Path) -> None:
     path = dump(tmp_path / "a.parquet", worker=["a", "b"] * 4)
 
     def run(*words: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
+        done = command.run(*words)
         return done.exit_code, done.stdout if "--json" in words else done.output
 
     assert run("gate", path, "--rule", "mixed_versions:max=0")[0] == 3

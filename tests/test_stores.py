@@ -5,17 +5,16 @@ import os
 import threading
 from pathlib import Path
 
+import command
 import object_store
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from object_store import BUCKET, CUT, RESET, SECRETS
 from test_dumps_support import content, read, wide, write
-from typer.testing import CliRunner
 
 from mismatchctl import stores
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.dumps import open_dump
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset
@@ -269,23 +268,21 @@ def test_many_threads_share_a_store(tmp_path, proxy, put):
 
 
 def test_the_command(proxy, samples):
-    result = CliRunner().invoke(app, ["analyze", f"s3://{BUCKET}/samples/dense", "--quiet", "--json"])
-    assert result.exit_code == 0, result.output
+    result = command.run("analyze", f"s3://{BUCKET}/samples/dense", "--quiet", "--json", code=0)
     assert json.loads(result.stdout)["provenance"]["inputs"][0]["path"].startswith(f"s3://{BUCKET}/samples/dense/")
-    result = CliRunner().invoke(app, ["analyze", "s3://no-such-bucket/x/*"])
-    assert result.exit_code == 4
+    result = command.run("analyze", "s3://no-such-bucket/x/*", code=4)
     assert "there is no such bucket" in result.stderr
 
 
 def test_a_baseline_in_a_bucket(tmp_path, proxy, samples, put):
-    runner, dump = CliRunner(), f"s3://{BUCKET}/samples/dense"
+    dump = f"s3://{BUCKET}/samples/dense"
     saved = ["gate", dump, "--accept", "--save-baseline", str(tmp_path / "base.json")]
-    assert runner.invoke(app, saved).exit_code == 0
+    command.run(*saved, code=0)
     put(tmp_path / "base.json", "baselines/base.json")
     for form in ("s3://", "s3:/"):
-        result = runner.invoke(app, ["gate", dump, "--baseline", f"{form}{BUCKET}/baselines/base.json"])
+        result = command.run("gate", dump, "--baseline", f"{form}{BUCKET}/baselines/base.json")
         assert result.exit_code == 0, result.output
-    result = runner.invoke(app, ["gate", dump, "--baseline", f"s3://{BUCKET}/baselines/none.json"])
+    result = command.run("gate", dump, "--baseline", f"s3://{BUCKET}/baselines/none.json")
     assert result.exit_code == 4
     assert "there is no such object" in result.stderr
 
@@ -307,8 +304,7 @@ def test_nothing_is_written_to_a_store(tmp_path, monkeypatch, words):
     (tmp_path / "s3:/b").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2
+    result = command.run(*words, code=2)
     assert f"{words[-1]}: object stores are read, not written" in result.stderr
     assert sorted(tmp_path.rglob("*")) == before
     assert not any((tmp_path / "s3:/b").iterdir())

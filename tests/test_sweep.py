@@ -7,21 +7,21 @@ import math
 import re
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_dumps import Files, Shape, make_rows, write
-from typer.testing import CliRunner
 
 import mismatchctl.sweep
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.measure import Plan
@@ -35,8 +35,7 @@ from mismatchctl.sweep.words import says
 SAMPLE = str(Path(__file__).parent.parent / "sample_data" / "dense")
 
 
-def run(*words: str) -> Any:
-    return CliRunner().invoke(app, ["sweep", *words])
+run = partial(command.run, "sweep")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 2**16))

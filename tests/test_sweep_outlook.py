@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command import run
 
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction
 from mismatchctl.predict import at_length, batch_rejection, sample_of
 from mismatchctl.sweep import Axis, Outlook, Study, sweep
@@ -40,16 +39,14 @@ def test_nothing_is_predicted_unasked() -> None:
 
 def test_they_are_printed_with_model_and_check_and_written() -> None:
     flags = ["--geo", "1.01,1.02", "--batch", "32", "--at-length", "4096", "--at-step", "+5"]
-    printed = CliRunner().invoke(app, ["sweep", MOE, *flags], env={"COLUMNS": "140"})
-    assert printed.exit_code == 0, printed.output
+    printed = run("sweep", MOE, *flags, code=0, COLUMNS="140")
     for words in ("a batch of 32 sequences", "4,096 tokens a response", "+5 steps", "Model: ", "Check on this dump: "):
         assert words in printed.stdout, words
-    data = json.loads(CliRunner().invoke(app, ["sweep", MOE, *flags, "--json"]).stdout)
+    data = json.loads(run("sweep", MOE, *flags, "--json").stdout)
     assert [len(forecast["predictions"]) for forecast in data["predictions"]] == [5, 5]
     first = data["predictions"][0]["predictions"][0]
     assert first["interval"][0] <= first["value"] <= first["interval"][1]
 
 
 def test_a_length_of_nothing_is_refused() -> None:
-    refused = CliRunner().invoke(app, ["sweep", MOE, "--geo", "1.01,1.02", "--at-length", "0"])
-    assert refused.exit_code == 2
+    run("sweep", MOE, "--geo", "1.01,1.02", "--at-length", "0", code=2)

@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import command
 import polars as pl
 import pytest
 import yaml
 from chromium import NEEDS_BROWSER, OVERLAPS, TOO_WIDE, background, visit
 from make_result import HOSTILE
 from test_report_html import Parsed
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.correction import Correction, correction_from_mapping
 from mismatchctl.frameworks import SHELVES, load
 from mismatchctl.render.document import Figures, Section, Table
@@ -303,15 +302,13 @@ def test_it_begins_with_a_point_one_can_afford(rejected: list[float | None], sta
 def test_the_flag_writes_the_page_and_refuses_to_overwrite(tmp_path: Path) -> None:
     place = tmp_path / "sweep.html"
     flags = ["sweep", MOE, "--geo", "1.01,1.02", "--html", str(place)]
-    done = CliRunner().invoke(app, flags)
-    assert done.exit_code == 0, done.output
+    command.run(*flags, code=0)
     assert data_of(place.read_text())["studies"][0]["axes"][0]["texts"] == ["1.01", "1.02"]
-    assert CliRunner().invoke(app, flags).exit_code == 0  # its own is written anew
+    command.run(*flags, code=0)  # its own is written anew
     place.write_text("mine")
-    again = CliRunner().invoke(app, flags)
-    assert again.exit_code == 2
+    again = command.run(*flags, code=2)
     assert "--force" in again.stderr
-    assert CliRunner().invoke(app, [*flags, "--force"]).exit_code == 0
+    command.run(*flags, "--force", code=0)
 
 
 @pytest.fixture(scope="module")

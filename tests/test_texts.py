@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.errors import ConfigError
 from mismatchctl.texts import TextError, number, parse_inline, parse_json, read_data, scalar
 from mismatchctl.texts.pointers import resolved
@@ -189,7 +188,7 @@ BAD = {
 def test_every_flag_reads_through_the_door(flag: str, name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(BAD[name])
-    done = CliRunner().invoke(app, [*FLAGS[flag], str(path)])
+    done = run(*FLAGS[flag], path)
     assert (done.exit_code, done.exception.__class__) == (2, SystemExit)
     assert done.stderr.startswith(f"error: {path}: ") or flag == "lint" or name == "empty-key.yaml"
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1 and done.stdout == ""
@@ -213,8 +212,7 @@ SETTINGS = {
 def test_settings_are_refused_in_a_sentence(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mismatchctl.toml").write_text(f"[analyze]\n{text}")
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["analyze", DUMP, "-q"])
-    assert done.exit_code == SETTINGS[text], (done.exception, done.stderr)
+    done = run("analyze", DUMP, "-q", code=SETTINGS[text])
     assert "Traceback" not in done.stderr
 
 

@@ -6,14 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import command
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from mismatchctl.analyze import analyze
-from mismatchctl.cli.main import app
 from mismatchctl.engines.cache import Cached
 from mismatchctl.engines.local import Local
 from mismatchctl.errors import ConfigError
@@ -119,10 +118,7 @@ def test_a_column_of_text_is_refused(tmp_path: Path) -> None:
 def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:
     found = columns(worker=["a", "b", "a", "b", "a"], prompt_id=[0, 0, 1, 1, 2])
     path = write(tmp_path / "a.parquet", found)
-    done = CliRunner().invoke(
-        app, ["analyze", path, "-c", "token_tis", "--by", "worker", "--by", "turn", "--json"], env={"COLUMNS": "200"}
-    )
-    assert done.exit_code == 0, done.stderr
+    done = command.run("analyze", path, "-c", "token_tis", "--by", "worker", "--by", "turn", "--json", code=0)
     result = json.loads(done.stdout)
     assert result["provenance"]["by"] == ["worker", "turn"]
     by = result["runs"]["a"]["by"]
@@ -132,16 +128,16 @@ def test_beside_other_columns_corrections_and_a_cache(tmp_path: Path) -> None:
         cached = analyze([path], by=["worker", "turn"], engine=Cached(Local(1), tmp_path / "cache"))
         assert cached.runs["a"].by["turn"].metrics["k3"].value == by["turn"]["metrics"]["k3"]["value"]
     page = tmp_path / "page.html"
-    assert CliRunner().invoke(app, ["analyze", path, "--by", "turn", "--html", str(page), "--quiet"]).exit_code == 0
+    command.run("analyze", path, "--by", "turn", "--html", page, "--quiet", code=0)
     assert "By turn" in page.read_text()
 
 
 def test_rules_and_comparisons_by_turn(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", columns())
-    done = CliRunner().invoke(app, ["gate", path, "--rule", "k3:per=turn,max=1e-9"], env={"COLUMNS": "200"})
-    assert done.exit_code == 4, done.output  # so few responses tell nothing, but which turn it is
+    done = command.run(
+        "gate", path, "--rule", "k3:per=turn,max=1e-9", code=4
+    )  # so few responses tell nothing, but which turn it is
     assert "K3 KL in turn 3: 0.0" in done.stdout
     other = write(tmp_path / "b.parquet", columns())
-    assert CliRunner().invoke(app, ["compare", path, other, "--by", "turn"]).exit_code == 0
-    refused = CliRunner().invoke(app, ["sweep", path, "--geo", "1.001:1.01:3", "--by", "turn"])
-    assert refused.exit_code == 2
+    command.run("compare", path, other, "--by", "turn", code=0)
+    command.run("sweep", path, "--geo", "1.001:1.01:3", "--by", "turn", code=2)

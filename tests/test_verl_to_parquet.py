@@ -12,9 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from mismatchctl.cli.main import app
+from command import run
 
 SCRIPT = Path(__file__).parent.parent / "docs/integrations/verl_to_parquet.py"
 LENGTHS = (4, 1, 6)
@@ -82,8 +80,7 @@ def test_batches_become_the_contract(jagged: bool, script: ModuleType, tmp_path:
         assert sum(map(bool, row["response_mask"])) == sum(mask)
         for column, name in names.items():
             assert valid(row[column], row["response_mask"]) == valid(tensors[name][number][:length].tolist(), mask)
-    done = CliRunner().invoke(app, ["analyze", str(tmp_path / "dumps"), "--json"])
-    assert done.exit_code == 0, done.output
+    run("analyze", tmp_path / "dumps", "--json", code=0)
 
 
 def test_batches_from_before_the_recomputation_are_refused(script: ModuleType, tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
+import command
 import pytest
 from test_cli import write_dump
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.watch import Look, Watch
 
 
@@ -74,14 +74,12 @@ def test_files_that_are_being_written_wait(tmp_path: Path, files: list[bytes]) -
     assert all(look is not None and not look.result.provenance.left_out for look in found)
 
 
-def run(*words: object) -> object:
-    return CliRunner().invoke(app, ["watch", *map(str, words), "--every", "0.1s", "--until-idle", "0s"])
+run = partial(command.run, "watch", "--every", "0.1s", "--until-idle", "0s")
 
 
 def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "a.parquet").write_bytes(files[0][:-8] + b"nonsense"[:4] + b"PAR1")
-    done = CliRunner().invoke(app, ["watch", str(tmp_path), "--every", "0.1s", "--until-idle", "0.2s"])
-    assert done.exit_code == 4
+    done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=4)
     assert "a.parquet" in done.stderr and done.stdout == ""
 
 
@@ -112,7 +110,7 @@ def test_a_rule_that_fails_ends_it_or_runs_a_command(tmp_path: Path, files: list
 
 @pytest.mark.parametrize("words", [["--until-idle", "soon"], ["--exec", "true"]])
 def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
-    assert CliRunner().invoke(app, ["watch", str(tmp_path), *words]).exit_code == 2
+    command.run("watch", tmp_path, *words, code=2)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +121,5 @@ def test_wrong_usage(tmp_path: Path, words: list[str]) -> None:
     ],
 )
 def test_what_could_never_fail_is_refused(flags: list[str], told: str, tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["watch", str(tmp_path), "--until-idle", "0s", *flags])
+    done = command.run("watch", tmp_path, "--until-idle", "0s", *flags)
     assert done.exit_code == 2 and done.stderr.startswith(f"error: {told}")

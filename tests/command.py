@@ -1,0 +1,15 @@
+"""The command, as tests run it: in this process."""
+
+from __future__ import annotations
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from mismatchctl.cli.main import app
+
+
+def run(*words: object, code: int | None = None, **environment: str) -> Result:
+    """What the command says of these words, in wide lines; it ends with `code`, where one is given."""
+    done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", **environment})
+    assert code is None or done.exit_code == code, (done.output, done.exception)
+    return done
