@@ -211,44 +211,22 @@ _WEIGHTS = (
 )  # fmt: skip
 
 _LOSS = (
-    _of_loss(
-        "pg_loss",
-        "clipped surrogate, after OPSM, times the weight",
-        lambda c: c.pg_loss,
-        like=Quantity.LOSS,
-        pair="current/anchor",
-    ),
-    _of_loss(
-        "pg_clipfrac",
-        "1 where the clip decides",
-        lambda c: c.surrogate.clipped,
-        like=Quantity.CLIPPED,
-        pair="current/anchor",
-    ),
+    _of_loss("pg_loss", "clipped surrogate, after OPSM, times the weight", lambda c: c.pg_loss,
+             like=Quantity.LOSS, pair="current/anchor"),
+    _of_loss("pg_clipfrac", "1 where the clip decides", lambda c: c.surrogate.clipped,
+             like=Quantity.CLIPPED, pair="current/anchor"),
     _of_loss("ppo_kl", "old - c; GSPO: m(old - c)", lambda c: c.ppo_kl, like=Quantity.K1, pair="current/train"),
     _of_loss("train_rollout_logprob_abs_diff", "|old - q|", lambda c: c.train_rollout_abs_diff, like=Quantity.ABS),
-    _of_loss(
-        "ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original", like=Quantity.RATIO, pair="current/train"
-    ),
+    _of_loss("ois", "exp(c - old)", lambda c: exp(-c.ppo_kl), CORRECTS, "original",
+             like=Quantity.RATIO, pair="current/train"),
     _of_loss("kl_loss", "k1, k2 or k3 of c and reference", lambda c: c.kl_loss, KL_LOSS),
-    _of_loss(
-        "opsm_clipfrac",
-        "tokens that OPSM masks, masked ones too, over valid tokens",
-        lambda c: c.opsm_clipfrac,
-        OPSM,
-        "none",
-    ),
-    _of_loss(
-        "train_rollout_kl",
-        "exp(old - q) - 1 - (old - q), within 10",
-        lambda c: c.train_rollout_kl,
-        miles_only=True,
-        like=Quantity.K3,
-    ),
-    _of_loss(
-        "ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio, mask="none", miles_only=True
-    ),
-)
+    _of_loss("opsm_clipfrac", "tokens that OPSM masks, masked ones too, over valid tokens", lambda c: c.opsm_clipfrac,
+             OPSM, "none"),
+    _of_loss("train_rollout_kl", "exp(old - q) - 1 - (old - q), within 10", lambda c: c.train_rollout_kl,
+             miles_only=True, like=Quantity.K3),
+    _of_loss("ess_ratio", "(sum w)^2 / (n sum w^2), w = exp(c - old)", lambda c: c.ess_ratio,
+             mask="none", miles_only=True),
+)  # fmt: skip
 
 METRICS: Logged = (*_POLICIES, *_WEIGHTS, *_LOSS)
 """`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""

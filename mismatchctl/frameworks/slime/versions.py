@@ -40,19 +40,11 @@ class Version:
 
 VERSIONS = (
     Version("slime", "seed", "2026-01", "9bfe15250e82baebf405fc824d1708f779d44406", False, dual_clip=False),
-    Version(
-        "slime",
-        "head",
-        "2026-08",
-        "624b824a898ab0ec1fcb4d373004c7f3852bf515",
-        True,
-        dual_clip=True,
-        cispo=True,
-        bypass_compares_current=True,
-    ),
+    Version("slime", "head", "2026-08", "624b824a898ab0ec1fcb4d373004c7f3852bf515", True, dual_clip=True, cispo=True,
+            bypass_compares_current=True),
     Version("miles", "seed", "2026-01", "2cdc1f71", False, dual_clip=False),
     Version("miles", "head", "2026-08", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", True, dual_clip=True, finite=True),
-)
+)  # fmt: skip
 """Oldest first. Miles of 2026-01 is slime of that month line for line in mis.py and in the policy loss."""
 
 

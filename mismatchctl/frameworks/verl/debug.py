@@ -15,15 +15,9 @@ DEBUG: tuple[Meaning, ...] = (
     Meaning(f"{_PREFIX}probs_diff_max", _WHEN, _DIFF, TOKENS, "max", Quantity.PROB_DIFF),
     Meaning(f"{_PREFIX}probs_diff_mean", _WHEN, _DIFF, TOKENS, "mean", Quantity.PROB_DIFF),
     Meaning(f"{_PREFIX}probs_diff_std", _WHEN, _DIFF, TOKENS, "standard deviation (n - 1)", Quantity.PROB_DIFF),
-    Meaning(
-        f"{_PREFIX}actor_probs_pearson_corr",
-        _WHEN,
-        "probabilities of the token under train and rollout",
-        TOKENS,
-        "Pearson correlation",
-        Quantity.PROBS,
-    ),
-)
+    Meaning(f"{_PREFIX}actor_probs_pearson_corr", _WHEN, "probabilities of the token under train and rollout", TOKENS,
+            "Pearson correlation", Quantity.PROBS),
+)  # fmt: skip
 """What calculate_debug_metrics logs, before any rejection."""
 
 

@@ -115,34 +115,16 @@ class PerToken:
 
 LOSS: tuple[Meaning, ...] = (
     Meaning(
-        "actor/ppo_kl",
-        "",
+        "actor/ppo_kl", "",
         "anchor minus current log-prob, clamped to +-20 by some losses; the anchor is train, in bypass mode rollout",
-        KEPT,
-        "mean",
-        Quantity.K1,
-        "current/train",
+        KEPT, "mean", Quantity.K1, "current/train",
     ),
-    Meaning(
-        "actor/pg_clipfrac",
-        "",
-        "whether the clip decides the token's loss",
-        KEPT,
-        "mean",
-        Quantity.CLIPPED,
-        "current/anchor",
-    ),
+    Meaning("actor/pg_clipfrac", "", "whether the clip decides the token's loss", KEPT, "mean", Quantity.CLIPPED,
+            "current/anchor"),
     Meaning("actor/pg_clipfrac_lower", "", "whether the dual clip decides the token's loss", KEPT, "mean"),
-    Meaning(
-        "actor/pg_loss",
-        "",
-        "policy loss of the token, weighted",
-        KEPT,
-        "as loss_agg_mode says",
-        Quantity.LOSS,
-        "current/anchor",
-    ),
-)
+    Meaning("actor/pg_loss", "", "policy loss of the token, weighted", KEPT, "as loss_agg_mode says", Quantity.LOSS,
+            "current/anchor"),
+)  # fmt: skip
 """What the actor logs of its loss."""
 
 
