@@ -75,42 +75,24 @@ class NemoRl(PlainFramework):
 
     source = "NVIDIA-NeMo/RL@7ea279abfbeb"
     traps = (
-        Trap(
-            lambda o: (
-                o["loss"]["truncated_importance_sampling_type"] is not None
-                and not o["loss"]["use_importance_sampling_correction"]
-            ),
-            "error",
-            "loss_fn.truncated_importance_sampling_type",
-            "without use_importance_sampling_correction no weight is computed: the type does nothing",
-            "set use_importance_sampling_correction true",
-        ),
-        Trap(
-            lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
-            "info",
-            "loss_fn.truncated_importance_sampling_type",
-            "a log ratio above 88.7 overflows float32: its "
-            "weight becomes 0, not the bound, and is not counted as out of bounds",
-            "watch for such tokens",
-        ),
-        Trap(
-            lambda o: (
-                o["loss"]["truncated_importance_sampling_type"] is None
-                and o["loss"]["truncated_importance_sampling_ratio"] is not None
-            ),
-            "warning",
-            "loss_fn.truncated_importance_sampling_ratio",
-            "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
-            "set truncated_importance_sampling_type tis",
-        ),
-        Trap(
-            lambda o: bool(o["loss"]["force_on_policy_ratio"]),
-            "warning",
-            "loss_fn.force_on_policy_ratio",
-            "prev_logprobs is all zero in the dump: the forward pass is skipped",
-            "do not measure a mismatch from such a dump",
-        ),
-    )
+        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is not None
+                        and not o["loss"]["use_importance_sampling_correction"]),
+             "error", "loss_fn.truncated_importance_sampling_type",
+             "without use_importance_sampling_correction no weight is computed: the type does nothing",
+             "set use_importance_sampling_correction true"),
+        Trap(lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
+             "info", "loss_fn.truncated_importance_sampling_type",
+             "a log ratio above 88.7 overflows float32: its weight becomes 0, not the bound, and is not counted as out "
+             "of bounds", "watch for such tokens"),
+        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is None
+                        and o["loss"]["truncated_importance_sampling_ratio"] is not None),
+             "warning", "loss_fn.truncated_importance_sampling_ratio",
+             "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
+             "set truncated_importance_sampling_type tis"),
+        Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "warning", "loss_fn.force_on_policy_ratio",
+             "prev_logprobs is all zero in the dump: the forward pass is skipped",
+             "do not measure a mismatch from such a dump"),
+    )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
         """The filter of sequences, then the weight of its type."""

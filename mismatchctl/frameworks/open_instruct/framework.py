@@ -56,21 +56,14 @@ class OpenInstruct(PlainFramework):
 
     source = "allenai/open-instruct@e6c3044aa620"
     traps = (
-        Trap(
-            lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]),
-            "warning",
-            "rho_mask_sequence_level",
-            "a sequence is a packed row: several responses share one mean",
-            "do not pack, or mask tokens",
-        ),
-        Trap(
-            lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]),
-            "warning",
-            "rho_mask_lower_bound",
-            "with rho_mask_tv_divergence it drops sequences that differ LESS",
-            "set rho_mask_upper_bound instead",
-        ),
-    )
+        Trap(lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]), "warning",
+             "rho_mask_sequence_level",
+             "a sequence is a packed row: several responses share one mean", "do not pack, or mask tokens"),
+        Trap(lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]), "warning",
+             "rho_mask_lower_bound",
+             "with rho_mask_tv_divergence it drops sequences that differ LESS",
+             "set rho_mask_upper_bound instead"),
+    )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
         """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""

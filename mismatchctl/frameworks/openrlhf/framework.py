@@ -59,22 +59,13 @@ class OpenRlhf(PlainFramework):
 
     source = "OpenRLHF/OpenRLHF@3c3be6234e0c"
     traps = (
-        Trap(
-            lambda o: o["type"] == "seq-mask-tis",
-            "info",
-            "is_correction_type",
-            "seq-mask-tis leaves the weights of kept sequences unbounded: the "
-            "documents call it a clamp, the code does not clamp",
-            "use tis for a bound",
-        ),
-        Trap(
-            lambda o: o["policy_loss_type"] == "gspo" and bool(o["correct"]),
-            "warning",
-            "policy_loss_type",
-            "gspo takes the rollout's log-probs for the old ones and filters nothing",
-            "do not count on the correction with gspo",
-        ),
-    )
+        Trap(lambda o: o["type"] == "seq-mask-tis", "info", "is_correction_type",
+             "seq-mask-tis leaves the weights of kept sequences unbounded: the documents call it a clamp, the code "
+             "does not clamp", "use tis for a bound"),
+        Trap(lambda o: o["policy_loss_type"] == "gspo" and bool(o["correct"]), "warning", "policy_loss_type",
+             "gspo takes the rollout's log-probs for the old ones and filters nothing",
+             "do not count on the correction with gspo"),
+    )  # fmt: skip
 
     switch = Switch(
         "correct",

@@ -56,21 +56,12 @@ class PrimeRl(PlainFramework):
 
     source = "PrimeIntellect-ai/prime-rl@559b44772e47"
     traps = (
-        Trap(
-            lambda o: o["kl_tau"] > 0,
-            "info",
-            "kl_tau",
-            "the penalty on squared log ratios is taken on dropped tokens too",
-            "set kl_tau 0 to leave them out",
-        ),
-        Trap(
-            lambda o: o["type"] == "default",
-            "info",
-            "type",
-            "type default, dppo_mask_low and _high are gone after 2026-08-27 (pull request 3418): IPO follows",
-            "use type ipo there",
-        ),
-    )
+        Trap(lambda o: o["kl_tau"] > 0, "info", "kl_tau",
+             "the penalty on squared log ratios is taken on dropped tokens too", "set kl_tau 0 to leave them out"),
+        Trap(lambda o: o["type"] == "default", "info", "type",
+             "type default, dppo_mask_low and _high are gone after 2026-08-27 (pull request 3418): IPO follows",
+             "use type ipo there"),
+    )  # fmt: skip
 
     def __init__(self, version: str) -> None:
         super().__init__(version)

@@ -79,24 +79,14 @@ class Roll(PlainFramework):
 
     source = "alibaba/ROLL@8eb27cc2dc34"
     traps = (
-        Trap(
-            lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
-            "error",
-            "loss_agg_mode",
-            "with token-mean the loss ignores the mask: filters reject nothing",
-            "use seq-mean-token-mean",
-        ),
-        Trap(
-            lambda o: (
-                len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
-                < sum(bool(one.get("enabled")) for one in o["filters"])
-            ),
-            "warning",
-            "train_infer_correction.filters",
-            "two filters of one agg_type log under one name: the last is seen",
-            "use different agg_types",
-        ),
-    )
+        Trap(lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
+             "error", "loss_agg_mode",
+             "with token-mean the loss ignores the mask: filters reject nothing", "use seq-mean-token-mean"),
+        Trap(lambda o: (len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
+                        < sum(bool(one.get("enabled")) for one in o["filters"])),
+             "warning", "train_infer_correction.filters",
+             "two filters of one agg_type log under one name: the last is seen", "use different agg_types"),
+    )  # fmt: skip
 
     def _filters(self, options: Options) -> list[Options]:
         found = []

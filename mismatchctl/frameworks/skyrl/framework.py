@@ -107,27 +107,15 @@ class SkyRl(PlainFramework):
 
     source = "NovaSky-AI/SkyRL@a9564572eb8e"
     traps = (
-        Trap(
-            lambda o: (
-                o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
-                and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None
-            ),
-            "info",
-            "off_policy_correction.outlier_token_is_threshold_low",
-            "only ratios above the bound veto",
-            "give 1e-4 as the lower one",
-        ),
-        Trap(
-            lambda o: (
-                sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None for side in ("low", "high"))
-                == 1
-            ),
-            "error",
-            "off_policy_correction.token_mask_is_threshold_low",
-            "the mask of tokens needs both bounds: with one it does nothing",
-            "give both",
-        ),
-    )
+        Trap(lambda o: (o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
+                        and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None),
+             "info", "off_policy_correction.outlier_token_is_threshold_low",
+             "only ratios above the bound veto", "give 1e-4 as the lower one"),
+        Trap(lambda o: sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None
+                           for side in ("low", "high")) == 1,
+             "error", "off_policy_correction.token_mask_is_threshold_low",
+             "the mask of tokens needs both bounds: with one it does nothing", "give both"),
+    )  # fmt: skip
 
     def read(self, native: Mapping[str, Any]) -> Options:
         """As every shelf, and what use_tis stands for, which is deprecated."""

@@ -46,14 +46,9 @@ class TinkerCookbook(PlainFramework):
 
     source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
     traps = (
-        Trap(
-            lambda o: o["loss_fn"] == "importance_sampling",
-            "info",
-            "loss_fn",
-            "importance_sampling bounds no ratio",
-            "use ppo or cispo for a bound",
-        ),
-    )
+        Trap(lambda o: o["loss_fn"] == "importance_sampling", "info", "loss_fn",
+             "importance_sampling bounds no ratio", "use ppo or cispo for a bound"),
+    )  # fmt: skip
 
     def rules(self, options: Options) -> Rules:
         """REINFORCE weighted with the ratio to the sampler."""

@@ -73,29 +73,17 @@ class Trl(PlainFramework):
 
     source = "huggingface/trl@f2cd57710ae3"
     traps = (
-        Trap(
-            lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"),
-            "info",
-            "vllm_importance_sampling_mode",
-            "a sequence's ratio is the product over its tokens, not a mean: it leaves any interval as responses grow",
-            "use token_truncate or token_mask for long responses",
-        ),
-        Trap(
-            lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1,
-            "warning",
-            "epsilon_high",
-            "CISPO bounds the ratio by epsilon_high itself, not by 1 + epsilon_high: with "
-            "0.2 every larger ratio becomes 0.2",
-            "give the bound itself, such as 5.0",
-        ),
-        Trap(
-            lambda o: bool(o["correct"]) and not o["use_vllm"],
-            "warning",
-            "use_vllm",
-            "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says",
-            "set use_vllm true",
-        ),
-    )
+        Trap(lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"), "info",
+             "vllm_importance_sampling_mode",
+             "a sequence's ratio is the product over its tokens, not a mean: it leaves any interval as responses grow",
+             "use token_truncate or token_mask for long responses"),
+        Trap(lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1, "warning", "epsilon_high",
+             "CISPO bounds the ratio by epsilon_high itself, not by 1 + epsilon_high: with 0.2 every larger ratio "
+             "becomes 0.2",
+             "give the bound itself, such as 5.0"),
+        Trap(lambda o: bool(o["correct"]) and not o["use_vllm"], "warning", "use_vllm",
+             "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says", "set use_vllm true"),
+    )  # fmt: skip
 
     switch = Switch(
         "use_vllm",
