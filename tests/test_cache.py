@@ -87,8 +87,7 @@ def test_every_verb_that_reads_dumps_takes_it(verb: str, dump: Path, tmp_path: P
         run("gate", dump, "--save-baseline", baseline, "--accept", "-q")
     words = [verb, str(dump), *arguments, "--json"]
     decoded.clear()
-    plain = run(*words)
-    assert plain.exit_code == 0, plain.output
+    plain = run(*words, code=0)
     units = len(decoded)
     kept = ["--cache", str(tmp_path / "kept")]
     assert run(*words, *kept).stdout == plain.stdout

@@ -40,8 +40,7 @@ def dump(tmp_path: Path) -> Path:
 
 
 def test_bare_command_answers(dump: Path) -> None:
-    done = run("analyze", dump)
-    assert done.exit_code == 0
+    done = run("analyze", dump, code=0)
     for name in ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2"):
         assert name in done.stdout
     assert done.stderr == ""
@@ -83,8 +82,7 @@ def test_exit_codes(
     empty.mkdir()
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    done = run(*(word.format(dump=dump, empty=empty) for word in words))
-    assert done.exit_code == code, done.output
+    done = run(*(word.format(dump=dump, empty=empty) for word in words), code=code)
     assert says in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.output
@@ -95,8 +93,7 @@ def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     outputs = [tmp_path / name for name in ("result.json", "report.html", "sequences.parquet")]
     words = ["-o", outputs[0], "--html", outputs[1], "--sequences", outputs[2]]
-    done = run("analyze", folder, *words)
-    assert done.exit_code == 4
+    done = run("analyze", folder, *words, code=4)
     assert len(done.stderr.splitlines()) == 1
     for part in ("step_00001.parquet", "row 2", "train_log_probs", "--on-bad skip"):
         assert part in done.stderr
@@ -106,8 +103,7 @@ def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
 def test_on_bad_skip_counts_what_it_leaves_out(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("inf"))
     page, result = tmp_path / "report.html", tmp_path / "result.json"
-    done = run("analyze", folder, "--on-bad", "skip", "-o", result, "--html", page)
-    assert done.exit_code == 0
+    done = run("analyze", folder, "--on-bad", "skip", "-o", result, "--html", page, code=0)
     assert "left out" in done.stdout
     (left_out,) = json.loads(result.read_text())["provenance"]["left_out"]
     assert left_out["count"] == 1
@@ -132,8 +128,7 @@ def test_report_renders_again_without_the_dump(dump: Path, tmp_path: Path) -> No
     summary = run("analyze", dump, "-o", result, "--html", first).stdout
     for path in dump.iterdir():
         path.unlink()
-    again = run("report", result, "--html", second)
-    assert again.exit_code == 0
+    again = run("report", result, "--html", second, code=0)
     assert again.stdout == summary
     assert first.read_bytes() == second.read_bytes()
 
@@ -144,7 +139,7 @@ def test_reports_are_not_overwritten_without_force(dump: Path, tmp_path: Path) -
     refused = run("analyze", dump, "--html", page)
     assert (refused.exit_code, page.read_text()) == (2, "mine")
     assert "--force" in refused.stderr
-    assert run("analyze", dump, "--html", page, "--force").exit_code == 0
+    run("analyze", dump, "--html", page, "--force", code=0)
     assert page.read_text() != "mine"
 
 
@@ -163,8 +158,8 @@ def test_nothing_is_written_amid_the_dump_that_is_read(dump: Path, tmp_path: Pat
         assert (done.exit_code, sorted(dump.iterdir())) == (2, before), words
         assert "the dump that is read" in done.stderr and done.stderr.count("\n") == 1, words
     FigureFlags(dump / "figures").check([dump])
-    assert run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html").exit_code == 0
-    assert run("analyze", dump, "-q").exit_code == 0, "what was written there is not read"
+    run("analyze", dump, "-q", "-o", dump / "r.json", "--html", dump / "r.html", code=0)
+    run("analyze", dump, "-q", code=0)
 
 
 def test_a_name_that_is_too_long_is_a_matter_of_usage(dump: Path, tmp_path: Path) -> None:
@@ -215,8 +210,7 @@ def test_sequences_and_join(dump: Path, tmp_path: Path) -> None:
         {"step": [step for step, _ in rows], "sequence_id": [s for _, s in rows], "tag": [f"{a}-{b}" for a, b in rows]}
     ).write_parquet(mine)
     out = tmp_path / "sequences.parquet"
-    done = run("analyze", dump, "--sequences", out, "--join", mine, "-c", "miles-moe-2", "--by", "worker")
-    assert done.exit_code == 0, done.stderr
+    run("analyze", dump, "--sequences", out, "--join", mine, "-c", "miles-moe-2", "--by", "worker", code=0)
     table = pl.read_parquet(out)
     assert table["tag"].to_list() == [f"{a}-{b}" for a, b in rows]
     result = json.loads(run("analyze", dump, "--json", "-c", "miles-moe-2").stdout)["runs"]["healthy"]["overall"]
@@ -252,8 +246,7 @@ def test_a_column_of_a_value_per_sequence_is_refused(
                 step=number if "step" in spread else 0, rollout_log_probs=[[-1.0]] * len(some),
                 train_log_probs=[[-1.1]] * len(some), name=[f"n{value}" for value in some],
             )  # fmt: skip
-    done = run(verb, tmp_path / "dump", "--by", "name")
-    assert done.exit_code == 2
+    done = run(verb, tmp_path / "dump", "--by", "name", code=2)
     assert done.stdout == ""
     assert "--by name: more than 20 values; break down by what many sequences share" in done.stderr
 
@@ -290,15 +283,13 @@ def test_settings_file_environment_and_flags_take_precedence_in_this_order(
     assert chosen(MISMATCHCTL_ANALYZE_CORRECTION="token_tis none") == ["token_tis", "none"]
     assert chosen("-c", "seq_mis", MISMATCHCTL_ANALYZE_CORRECTION="none") == ["seq_mis"]
     (tmp_path / "pyproject.toml").write_text("[tool.mismatchctl.analyze]\ncorection = 'none'\n")
-    refused = run("analyze", dump)
-    assert refused.exit_code == 2
+    refused = run("analyze", dump, code=2)
     assert "did you mean 'correction'?" in refused.stderr
 
 
 def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "evil\x1b[31m[bold]")
-    done = run("analyze", folder)
-    assert done.exit_code == 0
+    done = run("analyze", folder, code=0)
     assert "\x1b[31m" not in done.stdout
     assert "[bold]" in done.stdout
     missing = run("analyze", tmp_path / "no\x1b[2Jsuch")
@@ -348,9 +339,8 @@ def test_schema_prints_the_contract_and_checks_files(dump: Path, tmp_path: Path)
     contract = run("schema").stdout
     assert "rollout_log_probs *" in contract
     assert "old_log_probs" in contract
-    assert run("schema", "--check", dump).exit_code == 0
-    bad = run("schema", "--check", write_dump(tmp_path / "bad", bad=3.0))
-    assert bad.exit_code == 4
+    run("schema", "--check", dump, code=0)
+    bad = run("schema", "--check", write_dump(tmp_path / "bad", bad=3.0), code=4)
     assert "row 2" in bad.stdout
     assert json.loads(run("schema", "--json-schema").stdout)["title"] == "Result"
 

@@ -29,8 +29,7 @@ def dumps(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("width", ["80", "140"])
 def test_the_sentence_comes_first(dumps: tuple[Path, Path], width: str) -> None:
-    done = run(*dumps, "--by", "worker", COLUMNS=width)
-    assert done.exit_code == 0, done.output
+    done = run(*dumps, "--by", "worker", COLUMNS=width, code=0)
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0] == "worse against base: 2 runs, 7,414 tokens"
@@ -68,8 +67,9 @@ def test_exit_codes(
     (tmp_path / "other.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    done = run(*(w.format(a=dumps[0], b=dumps[1], empty="empty", text=tmp_path / "other.json") for w in words))
-    assert done.exit_code == code, done.output
+    done = run(
+        *(w.format(a=dumps[0], b=dumps[1], empty="empty", text=tmp_path / "other.json") for w in words), code=code
+    )
     assert says in done.stderr
     assert done.stdout == ""
     assert sorted(tmp_path.rglob("*")) == before
@@ -77,16 +77,15 @@ def test_exit_codes(
 
 def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     out, page = tmp_path / "found.json", tmp_path / "found.html"
-    done = run(*dumps, "--json", "-o", out, "--html", page)
-    assert done.exit_code == 0, done.output
+    done = run(*dumps, "--json", "-o", out, "--html", page, code=0)
     data = json.loads(done.stdout)
     assert json.loads(out.read_text()) == data
     assert [side["name"] for side in data["sides"]] == ["base", "worse"]
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert sorted(done.stderr.splitlines()) == [f"wrote {page}", f"wrote {out}"]
-    assert run(*dumps, "--html", page).exit_code == 0  # its own
+    run(*dumps, "--html", page, code=0)  # its own
     page.write_text("somebody's notes")
-    assert run(*dumps, "--html", page).exit_code == 2
+    run(*dumps, "--html", page, code=2)
     quiet = run(*dumps, "--html", page, "--force", "--quiet")
     assert (quiet.exit_code, quiet.stdout, quiet.stderr) == (0, "", "")
 
@@ -94,8 +93,7 @@ def test_json_and_files(dumps: tuple[Path, Path], tmp_path: Path) -> None:
 def test_a_result_is_known_by_its_content(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     kept = tmp_path / "kept.bin"
     analyze([str(dumps[0])]).write(kept)
-    done = run(kept, dumps[1])
-    assert done.exit_code == 0, done.output
+    done = run(kept, dumps[1], code=0)
     assert done.stdout.startswith("worse against base: 2 runs, ")
     assert "a Result holds no tokens" in done.stdout
 
@@ -104,11 +102,9 @@ def test_bad_rows_stop_or_are_left_out(dumps: tuple[Path, Path], tmp_path: Path)
     broken = BASE.scaled(lambda _, __, ___: 1.0)
     broken.train[3][2] = float("nan")
     bad = write_tokens(tmp_path / "bad.parquet", broken)
-    refused = run(dumps[0], bad)
-    assert refused.exit_code == 4
+    refused = run(dumps[0], bad, code=4)
     assert "row 3" in refused.stderr
-    done = run(dumps[0], bad, "--on-bad", "skip", "--json")
-    assert done.exit_code == 0, done.output
+    done = run(dumps[0], bad, "--on-bad", "skip", "--json", code=0)
     (contrast,) = json.loads(done.stdout)["contrasts"]
     assert contrast["tokens"]["unmatched"] == [1, 0]
     assert "left out" in done.stderr
@@ -117,8 +113,7 @@ def test_bad_rows_stop_or_are_left_out(dumps: tuple[Path, Path], tmp_path: Path)
 def test_columns_are_renamed(dumps: tuple[Path, Path], tmp_path: Path) -> None:
     extra = {"mine": [row.tolist() for row in WORSE.train]}
     renamed = [write_tokens(tmp_path / f"{n}.parquet", BASE, leave_out=("train_log_probs",), **extra) for n in "xy"]
-    done = run(*renamed, "--column", "train_log_probs=mine", "--json")
-    assert done.exit_code == 0, done.output
+    done = run(*renamed, "--column", "train_log_probs=mine", "--json", code=0)
     assert json.loads(done.stdout)["contrasts"][0]["changes"]["k3"]["difference"] == 0
 
 
@@ -128,8 +123,7 @@ def test_hostile_names_are_printed_harmlessly(tmp_path: Path) -> None:
         write_tokens(tmp_path / f"{name}\x1b[31m[bold]\u202e.parquet", tokens, leave_out=("worker",), host=worker)
         for name, tokens in (("a", BASE), ("b", WORSE))
     ]
-    done = run(*paths, "--by", "host", "--html", tmp_path / "page.html")
-    assert done.exit_code == 0, done.output
+    done = run(*paths, "--by", "host", "--html", tmp_path / "page.html", code=0)
     page = (tmp_path / "page.html").read_text()
     for text in (done.stdout, page):
         assert "\x1b" not in text
@@ -143,15 +137,13 @@ def test_a_matrix_is_printed_with_what_is_missing(dumps: tuple[Path, Path]) -> N
     words = [
         f"rollout=vllm,trainer=fsdp={dumps[0]}", f"rollout='sg, lang',trainer=megatron={dumps[1]}",
     ]  # fmt: skip
-    done = run(*words)
-    assert done.exit_code == 0, done.output
+    done = run(*words, code=0)
     assert done.stdout.count("missing") == 8
     assert "sg, lang → megatron against vllm → fsdp" in done.stdout
 
 
 def test_without_colour_or_unicode(dumps: tuple[Path, Path]) -> None:
-    done = run(*dumps, PYTHONIOENCODING="ascii", NO_COLOR="1")
-    assert done.exit_code == 0
+    run(*dumps, PYTHONIOENCODING="ascii", NO_COLOR="1", code=0)
 
 
 def test_other_storage_types_are_warned_of(dumps: tuple[Path, Path], tmp_path: Path) -> None:

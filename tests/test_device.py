@@ -42,8 +42,7 @@ run = partial(command.run, "analyze", SAMPLE)
 
 def test_without_a_device_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ACCELERATORS, lambda: ())
-    done = run("--device", "cuda", "-o", tmp_path / "result.json")
-    assert done.exit_code == 2
+    done = run("--device", "cuda", "-o", tmp_path / "result.json", code=2)
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1
     assert "finds no CUDA device here" in done.stderr

@@ -13,10 +13,9 @@ import planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import run
 from planted import Planted, healthy
-from typer.testing import CliRunner
 
-from mismatchctl.cli.main import app
 from mismatchctl.diagnose import diagnose
 from mismatchctl.result import Finding
 
@@ -237,10 +236,6 @@ def test_more_tokens_than_the_sample_holds(tmp_path: Path) -> None:
     assert f"{missing:,} valid tokens" in findings["padding_or_sentinel"].summary
 
 
-def run(*arguments: object, **options: Any) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], **options)
-
-
 def test_json_is_findings_strongest_first(tmp_path: Path) -> None:
     path = planted.unsampled_tokens(planted.top_p(healthy(), 0.9), 20).write(tmp_path / "dump.parquet")
     data = json.loads(run("diagnose", path, "--json").stdout)
@@ -259,7 +254,7 @@ def test_findings_of_several_runs_name_their_run() -> None:
 @pytest.mark.parametrize("columns", ["80", "140"])
 def test_the_terminal_shows_every_part_of_a_finding(columns: str, tmp_path: Path) -> None:
     path = planted.temperature(healthy(), 0.8).write(tmp_path / "dump.parquet")
-    printed = run("diagnose", path, "--verbose", env={"COLUMNS": columns}).stdout
+    printed = run("diagnose", path, "--verbose", COLUMNS=columns).stdout
     assert max(map(len, printed.splitlines())) <= int(columns)
     for part in ("temperature", "high  1. ", "found", "for", "where", "see", "do", "pointless"):
         assert part in printed
@@ -277,8 +272,8 @@ def test_analyze_keeps_findings_in_the_result_and_shows_them(tmp_path: Path) -> 
 
 def test_values_that_analyze_refuses_are_findings(tmp_path: Path) -> None:
     path = planted.placeholder(healthy(), "train", math.nan, 0.01).write(tmp_path / "dump.parquet")
-    assert run("analyze", path).exit_code == 4
-    assert run("diagnose", path).exit_code == 0
+    run("analyze", path, code=4)
+    run("diagnose", path, code=0)
 
 
 @pytest.mark.parametrize(
@@ -302,8 +297,7 @@ def test_rows_that_are_none_are_counted(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "dump.parquet")
-    result = run("diagnose", tmp_path)
-    assert result.exit_code == 0
+    result = run("diagnose", tmp_path, code=0)
     assert "1 sequence, train_log_probs: length differs" in result.stderr
     assert "1 sequence, rollout_log_probs: null list" in result.stderr
 

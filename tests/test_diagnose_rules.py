@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import planted
 import pytest
+from command import run
 from planted import Planted, healthy
-from test_diagnose import alarms, found, run
+from test_diagnose import alarms, found
 
 from mismatchctl.result import Finding
 
@@ -171,8 +172,8 @@ def test_reading_is_short_and_evidence_is_behind_a_flag(tmp_path: Path) -> None:
     healthy().write(tmp_path / "other.parquet")
     planted.shifted(healthy(), 1, 0.2).write(tmp_path / "shifted.parquet")
     paths = [tmp_path / f"{name}.parquet" for name in ("one", "other", "shifted")]
-    brief = run("diagnose", *paths, env={"COLUMNS": "100"}).stdout
-    whole = run("diagnose", *paths, "--verbose", env={"COLUMNS": "100"}).stdout
+    brief = run("diagnose", *paths, COLUMNS="100").stdout
+    whole = run("diagnose", *paths, "--verbose", COLUMNS="100").stdout
     assert brief.index("first finding") < brief.index("strongest first")
     assert ("standard errors" in brief, "standard errors" in whole) == (False, True)
     lines = brief.splitlines()

@@ -32,8 +32,7 @@ def test_stored_numbers_are_those_of_the_oracle() -> None:
 
 def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = run("--json")
-    assert done.exit_code == 0, done.output
+    done = run("--json", code=0)
     told = json.loads(done.stdout)
     assert told["sound"] and told["settings"] == told["unread_variables"] == []
     assert {check["part"] for check in told["self_test"]} >= {"from a file to a Result", "compiled loops"}
@@ -41,8 +40,7 @@ def test_a_sound_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert {"numpy", "polars", "torch", "ray"} <= {package["name"] for package in told["dependencies"]}
     assert told["machine"]["threads"] >= 1 and told["machine"]["memory"] > 1e8
     assert set(told["machine"]) >= {"version", "python", "platform", "devices", "memory_limit", "memory_free"}
-    plain = run()
-    assert plain.exit_code == 0
+    plain = run(code=0)
     for word in ("numpy", "threads", "memory", "numbers are right", "every flag is as --help has it"):
         assert word in plain.stdout
 
@@ -66,8 +64,7 @@ def test_each_setting_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytes
 
 def test_a_wrong_number_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STORED, "k3", STORED["k3"] * (1 + 1e-8))
-    done = run()
-    assert done.exit_code == 3
+    done = run(code=3)
     assert f"should be {STORED['k3']!r}" in done.stdout and "17 of 18 numbers are right" in done.stdout
     assert "0 of 1 numbers are right" in done.stdout
 

@@ -49,8 +49,7 @@ def lint(*words: str | Path) -> list[dict[str, Any]]:
 
 
 def analyzed(*words: str | Path) -> dict[str, Any]:
-    done = run("analyze", *words, "--json")
-    assert done.exit_code == 0, done.stderr
+    done = run("analyze", *words, "--json", code=0)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -91,7 +90,7 @@ def scalars_and_versions(folder: Path) -> None:
         assert {finding["level"] for finding in lint(path)} <= {"info"}
         assert overall(analyzed(folder / "d", "--config", path), "mine")["rejected_sequences"] == pytest.approx(1 / 12)
     for framework, words in (("verl", 0), ("verl@2026-08", 2)):  # without a version, that of the keys
-        assert run("analyze", folder / "d", "--config", path, "--framework", framework).exit_code == words
+        run("analyze", folder / "d", "--config", path, "--framework", framework, code=words)
     old = written(folder, "rollout_correction: {rollout_is: token, rollout_token_veto_threshold: 1e-5}")
     assert read_native(old)[0].title == "verl@2025-11-25"
     with pytest.raises(ConfigError, match=r"verl@2026-08 knows no .*: verl@2025-11-07 to verl@2025-11-25 do"):
@@ -107,8 +106,7 @@ def keys_that_nothing_reads(folder: Path) -> None:
         (found,) = [finding for finding in lint(path) if finding["place"] == f"mis_{name}"]
         assert found["level"] == "error"
         assert "the code reads" in found["consequence"]
-        done = run("analyze", folder / "d", "--config", path)
-        assert done.exit_code == 2
+        done = run("analyze", folder / "d", "--config", path, code=2)
         assert f"mis_{name}" in done.stderr and "the code reads" in done.stderr
     mis = yaml.safe_load((EXAMPLES / "slime-mis.yaml").read_text())
     for title in shelf("verl").titles:
@@ -121,8 +119,7 @@ def keys_that_nothing_reads(folder: Path) -> None:
         with pytest.raises(ConfigError, match="did you mean 'tis_upper_bound'"):
             load(title).correction(mis | {"tis_uper_bound": 2})
         assert [item.key for item in load(title).unread(mis | {"my_own": 2})] == ["my_own"]
-    done = run("analyze", folder / "d", "--config", written(folder, "use_tis: true\nmy_own: 3"))
-    assert done.exit_code == 0
+    done = run("analyze", folder / "d", "--config", written(folder, "use_tis: true\nmy_own: 3"), code=0)
     assert "my_own" in done.stderr
 
 
@@ -142,8 +139,7 @@ def what_is_written_is_read_back(folder: Path) -> None:
                 assert is_same(load(title).correction(keys), preset(name)), (title, name)
     assert refused
     for title in ("slime", "miles", "verl", "verl@2025-11-07"):
-        done = run("presets", "show", "ppo_is_bypass", "--as", title)
-        assert done.exit_code == 0
+        done = run("presets", "show", "ppo_is_bypass", "--as", title, code=0)
         path = written(folder, done.stdout)
         assert is_same(read_native(path)[1], preset("ppo_is_bypass"))
         assert analyzed(folder / "d", "--config", path)
@@ -197,8 +193,7 @@ def micro_batches(folder: Path) -> None:
     assert any("--micro-batch-size N" in text and "whole step" in text for text in warned["warnings"])
     assert not analyzed(folder / "d", "-c", "token_tis")["warnings"]
     sequences = folder / "sequences.parquet"
-    alone = run("analyze", *words, "--micro-batch-size", "1", "--sequences", sequences, "--force", "--json")
-    assert alone.exit_code == 0, alone.stderr
+    alone = run("analyze", *words, "--micro-batch-size", "1", "--sequences", sequences, "--force", "--json", code=0)
     assert not json.loads(alone.stdout)["warnings"]
     import polars as pl
 
@@ -236,7 +231,7 @@ def advice(folder: Path) -> None:
         assert one["source"] and one["fix"]
         assert one["change"].startswith("d: ")
         assert changes in one["change"] + one["consequence"]
-        assert run("lint", path).exit_code == 0
+        run("lint", path, code=0)
 
 
 @row(16)
@@ -293,7 +288,7 @@ def truly_on_policy(folder: Path) -> None:
     """The flag leads to the check of what it promises."""
     (found,) = lint(EXAMPLES / "slime-true-on-policy.sh")
     assert "gate DUMP --expect-bitwise" in found["fix"]
-    assert run("gate", folder / "d", "--expect-bitwise").exit_code == 3
+    run("gate", folder / "d", "--expect-bitwise", code=3)
 
 
 @row(22)
@@ -337,8 +332,7 @@ def longer_responses_under_a_bias(folder: Path) -> None:
             recorder.write(step=0, rollout_log_probs=list(rollout), train_log_probs=list(rollout + x))
         given = ("-c", "{gates: [{level: geometric, keep: [0.998004, 1.002]}], name: g}")
         vary = ("--vary", "gates.0.keep.1=1.002:1.01:2", "--at-length", str(length))
-        done = run("sweep", folder / name, *given, *vary, "--json")
-        assert done.exit_code == 0, done.stderr
+        done = run("sweep", folder / name, *given, *vary, "--json", code=0)
         first = min(json.loads(done.stdout)["predictions"], key=lambda each: each["point"])
         (found,) = [each for each in first["predictions"] if each["quantity"] == "rejected_sequences"]
         return dict(found)
@@ -378,8 +372,7 @@ def kl_and_losses(folder: Path) -> None:
             step=0, rollout_log_probs=rollout, train_log_probs=train, current_log_probs=current, ref_log_probs=ref,
             advantages=rng.normal(size=16), response_mask=[np.full(int(n), i != 3) for i, n in enumerate(lengths)],
         )  # fmt: skip
-    done = run("analyze", folder / "ref", "-c", "none", "--kl", "k3", "--loss-agg", "seq-mean-token-mean")
-    assert done.exit_code == 0, done.stderr
+    run("analyze", folder / "ref", "-c", "none", "--kl", "k3", "--loss-agg", "seq-mean-token-mean", code=0)
     (found,) = analyzed(folder / "ref", "-c", "none")["runs"].values()
     kept = [i for i in range(16) if i != 3]
     x = [current[i] - ref[i] for i in kept]
@@ -391,7 +384,7 @@ def kl_and_losses(folder: Path) -> None:
         value = found["overall"]["metrics"][f"{key}_seq_mean"]["value"]
         assert value == pytest.approx(np.mean([part.mean() for part in parts]), rel=1e-5)
     assert {"loss", "loss_seq_sum", "loss_seq_mean"} <= found["overall"]["corrections"]["none"].keys()
-    assert run("gate", folder / "ref", "--rule", "ref_k3_unbiased:max=10").exit_code == 0
+    run("gate", folder / "ref", "--rule", "ref_k3_unbiased:max=10", code=0)
 
 
 @row(8)
@@ -463,8 +456,7 @@ def routing_that_is_replayed(folder: Path) -> None:
     for name, train, code in (("replayed", flipped, 0), ("not", other, 3)):
         columns = {"rollout_log_probs": rollout, "train_log_probs": rollout, "rollout_experts": experts}
         pq.write_table(pa.table({**columns, "train_experts": train}), folder / f"{name}.parquet")
-        done = run("gate", folder / f"{name}.parquet", "--rule", "routing_differs:max=0")
-        assert done.exit_code == code, done.stdout
+        run("gate", folder / f"{name}.parquet", "--rule", "routing_differs:max=0", code=code)
 
 
 @row(17)
@@ -475,7 +467,7 @@ def both_drifts_together(folder: Path) -> None:
     assert {"k3", "drift_k3", "total_k3"} <= metrics.keys()
     shares = [metrics[f"total_share_{part}"]["value"] for part in ("mismatch", "drift")]
     assert sum(shares) == pytest.approx(1)
-    assert run("gate", folder / "d", "--rule", "k3:pair=current/rollout,max=1").exit_code == 0
+    run("gate", folder / "d", "--rule", "k3:pair=current/rollout,max=1", code=0)
 
 
 @row(19)
@@ -488,8 +480,7 @@ def growth_of_one_run_against_another(folder: Path) -> None:
                 rollout = [-rng.exponential(1.0, 40) - 0.5 for _ in range(8)]
                 train = [values + rng.normal(0, 0.02 * np.exp(rate * step / 2), 40) for values in rollout]
                 recorder.write(step=step, rollout_log_probs=rollout, train_log_probs=train)
-    done = run("compare", folder / "grows-plain", folder / "grows-masked", "--json")
-    assert done.exit_code == 0, done.stderr
+    done = run("compare", folder / "grows-plain", folder / "grows-masked", "--json", code=0)
     (contrast,) = json.loads(done.stdout)["contrasts"]
     told = [contrast["growth"][what]["verdict"] for what in ("reference", "other", "quotient")]
     assert told == ["grew", "steady", "fell"]
@@ -526,7 +517,7 @@ READ_AS: dict[str, list[str]] = {
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_documents_own_examples(name: str, dump: Path) -> None:
     """As they stand there, through lint and analyze --config; where a preset of that name exists, as it."""
-    assert run("lint", EXAMPLES / name).exit_code == 0
+    run("lint", EXAMPLES / name, code=0)
     framework = "slime@2026-01" if name.startswith("slime") else "miles@2026-01" if name.startswith("miles") else ""
     result = analyzed(dump / "d", "--config", EXAMPLES / name, *(["--framework", framework] if framework else []))
     found = [Correction.model_validate(item) for item in result["corrections"]]

@@ -52,7 +52,7 @@ def dump(path: Path, rollout: float = -1.0, train: float = -1.5, names: tuple[st
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("whole")
     out = folder / "r.json"
-    assert run("analyze", dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q").exit_code == 0
+    run("analyze", dump(folder / "d.parquet"), "--by", "worker", "-o", out, "-q", code=0)
     read_result(out)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -189,7 +189,7 @@ def _is_number(cell: str) -> bool:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("swept")
     words = ("-c", "token_tis", "--vary", "weight.truncate=1.5,2", "--target-rejection", "0.1", "--at-step", "+2")
-    assert run("sweep", dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q").exit_code == 0
+    run("sweep", dump(folder / "d.parquet"), *words, "-o", folder / "s.json", "-q", code=0)
     found: dict[str, Any] = json.loads((folder / "s.json").read_text())
     return found
 
@@ -223,7 +223,7 @@ def damaged(whole: dict[str, Any], damage: Callable[[dict[str, Any]], Any], fold
     """A file of what a verb saved, which was read before it was damaged."""
     data, path = copy.deepcopy(whole), folder / "saved.json"
     path.write_text(json.dumps(data))
-    assert run("report", path, "-q").exit_code == 0
+    run("report", path, "-q", code=0)
     damage(data)
     path.write_text(json.dumps(data))
     return path

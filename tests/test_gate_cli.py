@@ -53,7 +53,7 @@ def write_dump(folder: Path, *, noise: float, seed: int, prompts: int = 16, dtyp
 def test_a_dump_is_no_worse_than_its_own_result(data: str, tmp_path: Path) -> None:
     """Nor is it undecided: what digits of a saved Result leave is no excess."""
     dump, saved = ROOT / "sample_data" / data, tmp_path / "saved.json"
-    assert run("analyze", dump, "-q", "-c", "none", "-o", saved).exit_code == 0
+    run("analyze", dump, "-q", "-c", "none", "-o", saved, code=0)
     rules = ["k3:increase=0%", "abs_diff_mean:increase=0%", "ppl_ratio:increase=0%", "ess_sequence:decrease=0%"]
     for judged in (dump, saved):
         done = run("gate", judged, "--baseline", saved, *(word for rule in rules for word in ("--rule", rule)))
@@ -74,9 +74,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "empty": home / "empty",
     }
     found["empty"].mkdir()
-    assert run("gate", found["good"], "--rule", "k3", "--rule", "k3:increase=30%,per=worker",
-               "--save-baseline", found["baseline"], "--accept", "-q").exit_code == 0  # fmt: skip
-    assert run("analyze", found["worse"], "-o", found["result"], "-q").exit_code == 0
+    run("gate", found["good"], "--rule", "k3", "--rule", "k3:increase=30%,per=worker",
+               "--save-baseline", found["baseline"], "--accept", "-q", code=0)  # fmt: skip
+    run("analyze", found["worse"], "-o", found["result"], "-q", code=0)
     return found
 
 
@@ -129,8 +129,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
 )
 def test_exit_codes(places: dict[str, Path], words: str, code: int) -> None:
-    done = run("gate", *(word.format(**places) for word in words.split()))
-    assert done.exit_code == code, done.output
+    done = run("gate", *(word.format(**places) for word in words.split()), code=code)
     if code == 2:
         assert done.stdout == ""
     assert "Traceback" not in done.output
@@ -158,19 +157,18 @@ def test_only_what_passed_or_was_accepted_becomes_a_baseline(places: dict[str, P
     refused = run("gate", places["worse"], "--baseline", places["baseline"], "--save-baseline", place)
     assert (refused.exit_code, place.exists()) == (3, False)
     assert "not written" in refused.stderr
-    assert run("gate", places["same"], "--baseline", places["baseline"], "--save-baseline", place).exit_code == 0
+    run("gate", places["same"], "--baseline", places["baseline"], "--save-baseline", place, code=0)
     first = place.read_bytes()
     assert json.loads(first)["provenance"]["accepted"]["verdict"] == "passed"
-    accepted = run("gate", places["worse"], "--baseline", place, "--save-baseline", place, "--accept")
-    assert accepted.exit_code == 0
+    run("gate", places["worse"], "--baseline", place, "--save-baseline", place, "--accept", code=0)
     assert json.loads(place.read_bytes())["provenance"]["accepted"] == {
         "by_hand": True, "rules": ["k3:increase=25%", "bitwise_all:max=0"], "verdict": "failed",
     }  # fmt: skip
     shutil.copytree(places["same"], tmp_path / "same")
     run("gate", tmp_path / "same", "--baseline", places["baseline"], "--save-baseline", place, "--force")
     assert place.read_bytes() == first
-    assert run("report", place).exit_code == 0
-    assert run("gate", places["same"], "--rule", "k3:max=1", "--save-baseline", tmp_path).exit_code == 0
+    run("report", place, code=0)
+    run("gate", places["same"], "--rule", "k3:max=1", "--save-baseline", tmp_path, code=0)
     assert (tmp_path / "0001.json").exists()
 
 
@@ -259,7 +257,7 @@ def test_settings_hold_flags_and_rules(
     )
     found = json.loads(run("gate", places["worse"], "--json").stdout)
     assert [check["rule"] for check in found["checks"]] == ["k3:increase=500%", "k2:max=0.01"]
-    assert run("gate", places["worse"], "--rule", "k3:increase=10%").exit_code == 3
+    run("gate", places["worse"], "--rule", "k3:increase=10%", code=3)
     (tmp_path / "pyproject.toml").write_text('[tool.mismatchctl.gate]\nrules = ["k3"]\n')
     wrong = run("gate", places["worse"])
     assert wrong.exit_code == 2 and "'rule'" in wrong.stderr

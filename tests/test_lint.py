@@ -217,16 +217,14 @@ def test_json_files_have_numbers_that_yaml_has_not(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"rollout_is": null, "rollout_rs": "geometric", "rollout_rs_threshold": 1.5, '
                     '"rollout_rs_threshold_lower": 5e-1, "rollout_token_veto_threshold": 1e-4}')  # fmt: skip
-    done = run("lint", file, "--json")
-    assert done.exit_code == 0
+    done = run("lint", file, "--json", code=0)
     assert "text" not in done.stdout
 
 
 def test_what_people_read(tmp_path: Path) -> None:
     file = tmp_path / "mis.yaml"
     file.write_text(mis(veto="1e-4"))
-    done = run("lint", file)
-    assert done.exit_code == 3
+    done = run("lint", file, code=3)
     for words in ("read as slime@", "1 error", "rs_veto_threshold", "write 1.0e-4, without quotes", "mis.py"):
         assert words in done.stdout
     assert run("lint", file, "--quiet").stdout == ""
@@ -248,8 +246,7 @@ def test_what_cannot_be_linted_is_a_usage_error(tmp_path: Path, text: str | None
     file = tmp_path / "config.yaml"
     if text is not None:
         file.write_text(text)
-    done = run("lint", file, *words)
-    assert done.exit_code == 2
+    done = run("lint", file, *words, code=2)
     assert says in done.stderr
 
 
@@ -302,8 +299,7 @@ def test_rejection_that_fits_the_dump(tmp_path: Path, dump: Path) -> None:
 def test_unusable_dumps(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("use_tis: true")
-    done = run("lint", file, tmp_path / "absent")
-    assert done.exit_code == 4
+    run("lint", file, tmp_path / "absent", code=4)
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Path) -> None:
-    done = run("report", *files.values(), "--html", tmp_path / "all.html")
-    assert done.exit_code == 0, done.output
+    done = run("report", *files.values(), "--html", tmp_path / "all.html", code=0)
     page = Parsed((tmp_path / "all.html").read_text(encoding="utf-8"))
     for words in ("Side by side", "moe (a)", "moe (b)", "The gate", "Thresholds", "Which correction", "Provenance"):
         assert words in page.text, words
@@ -66,18 +65,18 @@ def test_several_results_stand_on_one_page(files: dict[str, Path], tmp_path: Pat
 
 def test_a_result_holds_what_other_verbs_found(files: dict[str, Path], tmp_path: Path) -> None:
     kept, again = tmp_path / "all.json", tmp_path / "again.json"
-    assert run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q").exit_code == 0
-    assert run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q").exit_code == 0
+    run("report", *files.values(), "-o", kept, "--html", tmp_path / "apart.html", "-q", code=0)
+    run("report", kept, "--html", tmp_path / "one.html", "-o", again, "-q", code=0)
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "apart.html").read_bytes()
     assert again.read_bytes() == kept.read_bytes()
     sections = read_result(kept).sections
     assert [len({"checks", "studies", "basis"} & set(each)) for each in sections] == [1, 1, 1]
-    assert run("gate", kept, "--rule", "k3:max=1").exit_code == 0
+    run("gate", kept, "--rule", "k3:max=1", code=0)
     done = run("report", files["verdict"], "-o", tmp_path / "none.json")
     assert done.exit_code == 4 and "no Result" in done.stderr and not (tmp_path / "none.json").exists()
     for section in ({"checks": 1}, {}, {"provenance": {}}):
         (tmp_path / "damaged.json").write_text(json.dumps(json.loads(kept.read_text()) | {"sections": [section]}))
-        assert run("report", tmp_path / "damaged.json").exit_code == 4
+        run("report", tmp_path / "damaged.json", code=4)
 
 
 def test_a_sweep_reads_back_as_it_was(files: dict[str, Path]) -> None:
@@ -105,7 +104,7 @@ def test_what_no_verb_wrote_is_refused(tmp_path: Path) -> None:
         (tmp_path / "x.json").write_text(text)
         done = run("report", tmp_path / "x.json")
         assert done.exit_code == 4 and words in done.stderr, done.output
-    assert run("report", tmp_path / "none.json").exit_code == 4
+    run("report", tmp_path / "none.json", code=4)
 
 
 def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str, Path], tmp_path: Path) -> None:
@@ -115,7 +114,7 @@ def test_markdown_is_a_headline_four_lines_a_table_and_findings(files: dict[str,
         "how bad", "since when", "why", "what to do",
     ]  # fmt: skip
     assert "| correction |" in text and len(text.splitlines()) < 40
-    assert run("report", files["a"], "--markdown", tmp_path / "m.md", "-q").exit_code == 0
+    run("report", files["a"], "--markdown", tmp_path / "m.md", "-q", code=0)
     assert (tmp_path / "m.md").read_text(encoding="utf-8") == text
 
 
@@ -130,8 +129,8 @@ def test_open_needs_a_page_and_opens_it(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
-    assert run("report", files["a"], "--open").exit_code == 2
-    assert run("report", files["a"], "--html", tmp_path / "p.html", "--open", "-q").exit_code == 0
+    run("report", files["a"], "--open", code=2)
+    run("report", files["a"], "--html", tmp_path / "p.html", "--open", "-q", code=0)
     assert opened == [(tmp_path / "p.html").as_uri()]
 
 

@@ -69,7 +69,7 @@ def test_a_source_and_its_conversion_give_the_same_result(source: str, tmp_path:
     """The random train log-probs of slime's samples are positive here and there: such rows are left out of both."""
     place = DUMPS / source
     out = tmp_path / f"{place.stem}.parquet"
-    assert run("convert", place, out).exit_code == 0
+    run("convert", place, out, code=0)
     direct, told = (json.loads(run("analyze", one, "--json", "--on-bad", "skip").stdout) for one in (place, out))
     assert without_places(direct) == without_places(told)
     inputs = direct["provenance"]["inputs"]
@@ -108,7 +108,7 @@ def test_every_verb_reads_a_source(words: list[str], logs: Path, tmp_path: Path)
     if words[0] == "gate":
         assert run("gate", "accept", logs, "-o", base).exit_code in (0, 2)
         if not base.exists():
-            assert run("analyze", logs, "-o", base, "-q").exit_code == 0
+            run("analyze", logs, "-o", base, "-q", code=0)
     done = run(*[word.format(logs=logs, base=base) for word in words])
     assert done.exit_code in (0, 3), done.stderr
     assert done.stdout
@@ -121,8 +121,7 @@ def test_errors_name_the_original(logs: Path) -> None:
     row = json.loads(lines[5])
     row["prev_logprobs"][0][9] = 0.7
     path.write_text("\n".join([*lines[:5], json.dumps(row), *lines[6:]]))
-    done = run("analyze", logs)
-    assert done.exit_code == 4
+    done = run("analyze", logs, code=4)
     assert f"{path}, row 5, column train_log_probs: a log-prob can't be positive" in done.stderr
     path.write_text("\n".join([*lines[:5], "{"]))
     assert f"{path}, row 5: no JSON" in run("analyze", logs).stderr
@@ -168,8 +167,7 @@ def test_jobs_give_the_same_bytes(logs: Path, tmp_path: Path, monkeypatch: pytes
         one, other = ((tmp_path / f"{place.name}{jobs}.parquet").read_bytes() for jobs in (1, 2))
         assert one == other
     (logs / "train_data_step3.jsonl").write_text("{}\n")
-    done_two = run("convert", logs, tmp_path / "out.parquet", "--jobs", "2")
-    assert done_two.exit_code == 4
+    done_two = run("convert", logs, tmp_path / "out.parquet", "--jobs", "2", code=4)
     assert "train_data_step3.jsonl, row 0, column generation_logprobs: there is no such value" in done_two.stderr
     assert not (tmp_path / "out.parquet").exists()
 
@@ -210,7 +208,7 @@ with Recorder({str(tmp_path / "dumps")!r}) as recorder:
         process.send_signal(signal.SIGKILL)
     out = tmp_path / "dumps.parquet"
     (tmp_path / "dumps/.step_99999.parquet.tmp").write_bytes(b"PAR1 cut off")
-    assert run("convert", tmp_path / "dumps", out).exit_code == 0
+    run("convert", tmp_path / "dumps", out, code=0)
     rows = pq.read_table(out).to_pylist()
     recorded = [
         row for path in sorted((tmp_path / "dumps").glob("*.parquet")) for row in pq.read_table(path).to_pylist()
@@ -237,7 +235,7 @@ def test_parquet_keeps_every_column_and_takes_the_contracts_names(tmp_path: Path
         }
     )
     pq.write_table(table, folder / "part.parquet")
-    assert run("convert", tmp_path / "run", tmp_path / "out.parquet").exit_code == 0
+    run("convert", tmp_path / "run", tmp_path / "out.parquet", code=0)
     written = pq.read_table(tmp_path / "out.parquet", partitioning=None)
     assert written.to_pylist() == [
         {"rollout_log_probs": [-1.0, -2.0], "train_log_probs": [-1.5, -2.5], "sequence_id": "a", "environment": "math"}
@@ -258,13 +256,11 @@ def test_more_columns_are_joined_by_id(tmp_path: Path) -> None:
     names = [str(number) for number in range(8)]
     table = pa.table({"sequence_id": names[::-1], "prompt_id": [f"p{name}" for name in names[::-1]]})
     pq.write_table(table, tmp_path / "prompts.parquet")
-    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "prompts.parquet")
-    assert done.exit_code == 0, done.stderr
+    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "prompts.parquet", code=0)
     rows = pq.read_table(tmp_path / "out.parquet").to_pylist()
     assert [row["prompt_id"] for row in rows] == [f"p{row['sequence_id']}" for row in rows]
     pq.write_table(table.slice(0, 7), tmp_path / "few.parquet")
-    done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "few.parquet")
-    assert done.exit_code == 4
+    done = run("convert", source, tmp_path / "out2.parquet", "--join", tmp_path / "few.parquet", code=4)
     assert "sequence_id 0 is not in" in done.stderr
     pq.write_table(pa.concat_tables([table, table]), tmp_path / "twice.parquet")
     assert (
@@ -282,8 +278,7 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
     columns = {name: one for name, one in layout.columns.items() if name != "train_log_probs"}
     monkeypatch.setitem(registry.LAYOUTS, "slime", replace(layout, columns=columns))
     source = rollout_only(tmp_path / "train_data")
-    done = run("convert", source, tmp_path / "out.parquet", "--from", "slime")
-    assert done.exit_code == 4
+    done = run("convert", source, tmp_path / "out.parquet", "--from", "slime", code=4)
     assert "files of slime hold no train log-probs, so there is nothing to compare" in done.stderr
     assert "--join train.parquet" in done.stderr
     monkeypatch.undo()
@@ -291,8 +286,7 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
     whole = pq.read_table(tmp_path / "whole.parquet")
     pq.write_table(whole.select(["step", "sequence_id", "train_log_probs"]), tmp_path / "train.parquet")
     monkeypatch.setitem(registry.LAYOUTS, "slime", replace(layout, columns=columns))
-    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "train.parquet")
-    assert done.exit_code == 0, done.stderr
+    done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "train.parquet", code=0)
     joined = pq.read_table(tmp_path / "out.parquet")
     assert (
         joined.select(sorted(joined.column_names)).to_pylist() == whole.select(sorted(whole.column_names)).to_pylist()
@@ -302,10 +296,9 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
 def test_two_frameworks_in_one_folder_are_not_blended(logs: Path) -> None:
     shutil.copy(DUMPS / "peers/prime_rl/token_exports/step_1/rank_0.jsonl", logs / "rank_0.jsonl")
     for words in (["analyze", logs], ["convert", logs, logs.parent / "out.parquet"]):
-        done = run(*words)
-        assert done.exit_code == 4
+        done = run(*words, code=4)
         assert "is nemo-rl's, while" in done.stderr and "is prime-rl's" in done.stderr
-    assert run("convert", logs, logs.parent / "out.parquet", "--from", "nemo-rl").exit_code == 0
+    run("convert", logs, logs.parent / "out.parquet", "--from", "nemo-rl", code=0)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +321,7 @@ def test_mistakes_get_one_sentence(words: list[str], code: int, says: str, logs:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.txt").write_text("hello")
     torch.save({"weights": torch.zeros(3)}, tmp_path / "model.pt")
-    done = run(*[word.format(**places) for word in words])
-    assert done.exit_code == code, done.stderr
+    done = run(*[word.format(**places) for word in words], code=code)
     assert says in done.stderr
     assert not (tmp_path / "out.parquet").exists()
 
@@ -341,7 +333,7 @@ def test_json_and_quiet(logs: Path, tmp_path: Path) -> None:
     done = run("convert", logs, tmp_path / "b.parquet", "--quiet")
     assert (done.stdout, done.stderr) == ("", "")
     (tmp_path / "b.parquet").write_bytes(b"somebody's")
-    assert run("convert", logs, tmp_path / "b.parquet").exit_code == 2
+    run("convert", logs, tmp_path / "b.parquet", code=2)
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
