@@ -377,7 +377,7 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
     bounds = {one.name: (one.weight.level, one.weight.bounds[1]) for one in found if one.weight}
     assert bounds == made
     dump = Path(__file__).parent.parent / "sample_data" / "dense"
-    done = CliRunner().invoke(app, ["analyze", str(dump), "--config", str(tmp_path / name), "--json"])
+    done = run("analyze", dump, "--config", tmp_path / name, "--json")
     assert [one["name"] for one in json.loads(done.stdout)["corrections"]] == list(made)
     assert f"{name}: its branches or calls differ: {', '.join(made)} stand side by side" in done.stderr
 
