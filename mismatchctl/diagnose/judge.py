@@ -11,11 +11,13 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Diagnosis
 from mismatchctl.diagnose.causes import CAUSES
+from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
 from mismatchctl.diagnose.evidence import Evidence
-from mismatchctl.diagnose.measures import loudest
+from mismatchctl.diagnose.measures import loudest, related
 from mismatchctl.result import Example, Finding, Growth, Rival
 
-NOISE = "numerical_noise"
+NOISE, REST = "numerical_noise", "unexplained"
+_PART = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ def findings(evidence: Evidence, files: Sequence[str], growth: Growth | None = N
     if evidence.sample is None or not evidence.tokens:
         return []
     with np.errstate(all="ignore"):
-        found = _divided(_searched(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth)))
+        found = _divided(_doubted(_searched(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth))))
     ranked = sorted(
         found, key=lambda row: (CONFIDENCES.index(row.diagnosis.confidence), -round(row.diagnosis.share, 2))
     )
@@ -63,6 +65,18 @@ def _searched(case: Case) -> list[_Found]:
         explained = (*case.explained, cause.id) if told else case.explained
         case = rest.relabelled(explained=explained, filled=case.filled or (told and diagnosis.everywhere))
     return found
+
+
+def _doubted(found: list[_Found]) -> list[_Found]:
+    """What takes out a part of the tokens is medium at most where the rest are unrelated columns: it may be chance."""
+    if not any(row.cause.id == REST and row.diagnosis.everywhere and related(row.case) < UNRELATED for row in found):
+        return found
+    return [
+        replace(row, diagnosis=replace(row.diagnosis, confidence="medium"))
+        if row.diagnosis.confidence == "high" and row.diagnosis.leaves is not None and row.diagnosis.share < _PART
+        else row
+        for row in found
+    ]
 
 
 def _divided(found: list[_Found]) -> list[_Found]:

@@ -26,6 +26,7 @@ _LONG = 4
 _LEVELS = 16
 _FLOOR = 8.0
 _UNLIKELY, _MISSING = -3.0, 0.02
+_UNSURE, _SMALL_DOUBT, _LEVEL, _TELLING = (-2.0, -0.2), 0.02, 0.3, 50
 
 
 def fact(name: str, value: float | str | None, meaning: str, *, against: bool = False, interval: Any = None) -> Fact:
@@ -246,6 +247,21 @@ def related(case: Case) -> float:
     if len(case.x) < 3 or one.std() == 0 or other.std() == 0:
         return 1.0
     return float(np.corrcoef(one, other)[0, 1])
+
+
+@once
+def level(case: Case) -> bool:
+    """Whether near-certain tokens differ as much as others: so it was added to log-probs, or lost in computing them.
+
+    Whatever moves logits moves the log-prob of a token of probability p by 1 - p times as much: other weights, caches
+    and settings leave certain tokens alone.
+    """
+    size, unsure = np.abs(case.x), (case.t > _UNSURE[0]) & (case.t < _UNSURE[1])
+    if unsure.sum() < _TELLING:
+        return False
+    usual = float(np.median(size[unsure]))
+    certain = [size[values > -_SMALL_DOUBT] for values in (case.t, case.r)]
+    return any(len(part) >= _TELLING and float(np.quantile(part, 0.75)) > _LEVEL * usual for part in certain)
 
 
 @once

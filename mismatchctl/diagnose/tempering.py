@@ -14,9 +14,12 @@ from mismatchctl.diagnose.measures import along_drift, calibration, coherence, r
 from mismatchctl.measure.metrics.intervals import t_quantile
 
 _SURE, _LIKELY, _UNLIKELY, _WITH_TRUNCATION = 0.85, 0.75, 0.6, 0.4
-_LEARNING, _FAR = 0.45, 4.0
+_LEARNING, _FAR, _OFF = 0.45, 4.0, 3.0
 _CERTAIN, _MANY, _UNRELATED = -0.5, 0.1, 0.6
 _TAIL, _STEEP = (-12.0, -3.0), 0.75
+_SMALL, _STEEP_IN_NOISE = 0.044, 0.25
+"""Where bfloat16 may make half of the noise of the logits, it draws the exponent so far from 1 that the slope shows
+less of it, and no context fits."""
 _NORMAL, _WIDEST = 1.96, 3.0
 """Of an interval of 95 %; and the factor between its ends beyond which it says nothing."""
 _NOISE = 0.05
@@ -120,9 +123,11 @@ class Tempering:
             that are bounded or shifted, but not scaled).
         steepness_error: its standard error.
         misfit, misfit_z: how far one temperature for all contexts is from the truth; 0 where that is not known.
+        small: whether bfloat16 may make half of it.
         tokens: how many it was told from.
         certain: whether the model is sure of many tokens, which a bound on logits would move first.
         sure: whether nothing else looks like this.
+        listed: whether it was read from recorded lists, which the contract wants as they were sampled from.
     """
 
     temperature: float
@@ -137,19 +142,22 @@ class Tempering:
     steepness_error: float
     misfit: float
     misfit_z: float
+    small: bool
     tokens: int
     certain: bool
     sure: bool
+    listed: bool
 
     @property
     def refuted(self) -> bool:
         """Whether no temperature fits all contexts."""
-        return self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED
+        return not self.small and self.misfit_z > _REFUTED_Z and self.misfit > _REFUTED
 
     @property
     def scaled(self) -> bool:
         """Whether unlikely tokens are scaled against each other too, as by a temperature."""
-        return not self.refuted and self.steepness + 2 * self.steepness_error > _STEEP
+        least = _STEEP_IN_NOISE if self.small else _STEEP
+        return not self.refuted and self.steepness + 2 * self.steepness_error > least
 
     @property
     def bounded(self) -> bool:
@@ -166,6 +174,14 @@ class Tempering:
     def sampled_by(self) -> str:
         """`rollout` or `train`: whose column is the distribution that sampled; empty where that cannot be told."""
         return _sampled_by(self.z, self.inverse_z)
+
+    @property
+    def likelier(self) -> str:
+        """The same where one of both is off by three standard errors, and the other by less than half of that."""
+        less, more = sorted((abs(self.z), abs(self.inverse_z)))
+        if self.sampled_by or more < _OFF or less > more / 2:
+            return self.sampled_by
+        return "rollout" if abs(self.z) < abs(self.inverse_z) else "train"
 
 
 def _sampled_by(z: float, inverse_z: float) -> str:
@@ -186,7 +202,8 @@ def tempering(case: Case) -> Tempering | None:
     if read is not None:
         return Tempering(
             read.temperature, read.interval, likely, unlikely, *calibration(case),
-            steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, tokens=len(case.x), certain=True, sure=True,
+            steepness=1.0, steepness_error=0.0, misfit=0.0, misfit_z=0.0, small=False, tokens=len(case.x), certain=True,
+            sure=True, listed=True,
         )  # fmt: skip
     if likely * unlikely >= 0 or min(abs(likely_z), abs(unlikely_z)) < 4:
         return None
@@ -221,9 +238,11 @@ def tempering(case: Case) -> Tempering | None:
         error,
         misfit=0.0 if fitted is None else fitted.misfit,
         misfit_z=0.0 if fitted is None else fitted.misfit_z,
+        small=case.noise < _SMALL,
         tokens=len(case.x),
         certain=float((case.t > _CERTAIN).mean()) > _MANY,
         sure=sure and not truncated,
+        listed=False,
     )
 
 

@@ -7,7 +7,8 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, ROUTED_TAIL, tail
-from mismatchctl.diagnose.measures import calibration, fact, loudest, systematic
+from mismatchctl.diagnose.kinds import kinds
+from mismatchctl.diagnose.measures import calibration, fact, level, loudest, systematic
 from mismatchctl.result import Confidence
 
 _LONG, _Z, _SURE, _FAR = 36, 2.5, 6.0, 5.0
@@ -22,7 +23,9 @@ def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _COARSEST or len(case.x) < 200:
         return None
     shared, shared_z = systematic(case)
-    if shared > _SYSTEMATIC and shared_z > 4:
+    if (shared > _SYSTEMATIC and shared_z > 4) or level(case):
+        return None
+    if kinds(case) is not None:
         return None
     growth, z = _growth(case)
     grows = z > _Z and growth > 0.05

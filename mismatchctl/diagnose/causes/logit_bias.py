@@ -6,10 +6,10 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.measures import fact, listed, loudest, percent
+from mismatchctl.diagnose.measures import calibration, fact, listed, loudest, percent
 
 _ENOUGH, _SIZE, _STEADY, _Z = 6, 0.15, 0.35, 8.0
-_MOST, _HELD, _SURE = 0.2, 0.4, 0.6
+_MOST, _HELD, _SURE, _FAR = 0.2, 0.4, 0.6, 6.0
 
 
 def _test(case: Case) -> Diagnosis | None:
@@ -33,8 +33,10 @@ def _test(case: Case) -> Diagnosis | None:
     if held < _HELD or rest > 0.3 * abs(size):
         return None
     tokens = case.marked(chosen)
+    _, z, _, inverse_z = calibration(case)
+    sampled = min(abs(z), abs(inverse_z)) < _FAR  # a bias leaves both sides distributions, one of which sampled
     return Diagnosis(
-        "high" if held > _SURE and steady.sum() >= 2 else "medium",
+        "high" if held > _SURE and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the logits of the rollout wherever they stand, and hold "
         f"{percent(held)} of the K3; the others move by {rest:.2g}: a bias on these, on one side",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
-from mismatchctl.diagnose.measures import calibration, coherence, fact, related
+from mismatchctl.diagnose.measures import calibration, coherence, fact, level, related
 
 _NOISE, _Z, _SURE, _ZERO = 0.1, 6.0, 10.0, 4.0
 _ONE_WAY = 0.9
@@ -13,6 +13,8 @@ _ONE_WAY = 0.9
 
 def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or case.noise < _NOISE or len(case.x) < 500 or related(case) < UNRELATED:
+        return None
+    if level(case):
         return None
     excess, z, inverse, inverse_z = calibration(case)
     likely, _, unlikely, _ = coherence(case)

@@ -23,17 +23,26 @@ def _test(case: Case) -> Diagnosis | None:
         as_logs = np.log(np.clip(given, _SMALLEST, None))
         rollout, train = (as_logs, case.train) if side == "rollout" else (case.rollout, as_logs)
         found = better_as(case, rollout, train) & inside
-        if cannot_be_logs(sound):
+        if cannot_be_logs(sound) and _apart(case, rollout, train) < _apart(case, *_negated(case, side)):
             found |= inside & (case.counts > 0)
         if found.sum() >= _FEWEST and found.mean() >= _LEAST_SHARE:
             return _diagnosis(case, side, found, rollout, train)
     return None
 
 
+def _negated(case: Case, side: str) -> tuple[Float64s, Float64s]:
+    """The columns with one of them in the opposite sign, which lies above 0 as probabilities do."""
+    return (-case.rollout, case.train) if side == "rollout" else (case.rollout, -case.train)
+
+
+def _apart(case: Case, rollout: Float64s, train: Float64s) -> float:
+    return float(np.median(np.abs(train - rollout)[case.index]))
+
+
 def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, train: Float64s) -> Diagnosis:
     tokens = found[case.sequence]
     before = float(np.median(np.abs(case.x[tokens[case.index]])))
-    after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
+    after = _apart(case.without(~tokens), rollout, train)
     return Diagnosis(
         "high",
         f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not "

@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
-from mismatchctl.diagnose.measures import TIED, along_drift, calibration, fact, loudest, percent, systematic
+from mismatchctl.diagnose.measures import TIED, along_drift, calibration, fact, level, loudest, percent, systematic
 
 _CLEAR, _TRACE, _Z, _FAR, _SLIGHT = 0.012, 0.04, 6.0, 6.0, 0.03
 _ALONG = 0.6
@@ -17,6 +17,8 @@ _COARSEST = 0.4
 
 def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST or len(case.x) < ENOUGH:
+        return None
+    if level(case):
         return None
     shared, z = systematic(case)
     along, along_z = along_drift(case)

@@ -13,9 +13,9 @@ from mismatchctl.result import Fact
 def _test(case: Case) -> Diagnosis | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     truncated = "truncated_sampling" in case.explained
-    if found is None or (found.sampled_by == "train" and not truncated) or not (found.scaled or truncated):
+    if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
         return None
-    told = found.sampled_by == "rollout" and not truncated
+    told = found.likelier == "rollout" and not truncated
     rivals = (
         {} if told else {"raw_logprobs": "the engine's logprobs mode, or more tokens: E[ratio] is 1 for a temperature"}
     )
@@ -25,7 +25,7 @@ def _test(case: Case) -> Diagnosis | None:
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
     return Diagnosis(
-        "high" if (found.sure and steep) or truncated else "medium",
+        "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
         f"the rollout is at temperature {found.temperature:.4g} {between(found.interval)}of the "
         f"trainer's: likely tokens all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "
         f"{'gain' if found.likely < 0 else 'lose'}",

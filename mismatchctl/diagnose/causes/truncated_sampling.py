@@ -14,6 +14,8 @@ from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.result import Fact
 
+_ABOVE, _OFTEN_ABOVE = 1e-3, 0.01
+"""A log-prob above 0, and a share of such, that no renormalized distribution has."""
 _STRAY = 0.5
 """Where nearly all goes one way, a log ratio above this comes from something else and may not outweigh that."""
 _LIGHT, _LEAST_MASS = 0.8, 0.3
@@ -37,6 +39,9 @@ def _test(case: Case) -> Diagnosis | None:
     if read is not None:
         return _read(case, read)
     excess, z, _, _ = calibration(case)
+    above = case.rollout[case.rows.mask]
+    if float(((above > _ABOVE) & (above < _STRAY)).mean()) > _OFTEN_ABOVE:
+        return None
     likely, _, unlikely, _ = coherence(case)
     if max(likely, unlikely) < _PLAINLY:
         bounded = np.expm1(np.minimum(case.x, _STRAY))

@@ -10,7 +10,8 @@ from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
-from mismatchctl.diagnose.measures import calibration, fact, greedy, loudest, percent, related
+from mismatchctl.diagnose.kinds import kinds
+from mismatchctl.diagnose.measures import calibration, fact, greedy, level, loudest, percent, related
 from mismatchctl.numbers import counted
 from mismatchctl.result import Confidence
 
@@ -19,14 +20,14 @@ _GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05
 _TAIL, _TAILED = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
 _LOUD, _FEWER, _SEATED = 5.0, 1.5, 5
-_HOLD, _FEWEST = 0.05, 200
-_BROKEN, _FAR = 8.0, 0.2
+_HOLD, _FEWEST, _MANY = 0.05, 200, 32
+_BROKEN, _FAR, _CALIBRATED = 8.0, 0.2, 3.0
 
 
 def _test(case: Case) -> Diagnosis | None:
     if len(case.x) < _FEWEST and not len(gross(case).nonzero()[0]):
         return None
-    return _tokens(case) or (None if case.filled or case.reshaped else _everywhere(case))
+    return _tokens(case) or (None if case.filled or case.reshaped else _rows(case) or _everywhere(case))
 
 
 def gross(case: Case) -> Bools:
@@ -50,7 +51,7 @@ def _tokens(case: Case) -> Diagnosis | None:
     tokens = case.marked(chosen)
     rows = np.bincount(case.where[chosen], minlength=case.size)
     count, sequences = int(chosen.sum()), int((rows > 0).sum())
-    sure = share > 0.3 and count > 1 and not case.reshaped and not case.explained  # else it may be more of the same
+    sure = share > 0.3 and sequences > 1 and not case.reshaped and not case.explained  # else it may be more of the same
     seats = _seats(case, chosen)
     confidence: Confidence = "high" if sure else "medium"
     seated = "positions" in seats and count >= _SEATED  # of workers and steps: one long row is many tokens of one
@@ -105,6 +106,34 @@ def _seats(case: Case, chosen: Bools) -> dict[str, str]:
     return found
 
 
+def _rows(case: Case) -> Diagnosis | None:
+    """Some rows that were sampled or scored otherwise than the rest."""
+    found = kinds(case)
+    if found is None:
+        return None
+    tokens = found.louder[case.sequence]
+    share = float(found.louder.sum()) / found.rows
+    return Diagnosis(
+        "high" if found.rows >= _MANY else "medium",
+        f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
+        "along, and no column of the dump says which: they were sampled, or scored, otherwise",
+        share=case.share(tokens),
+        evidence=(
+            fact("sequences", share, "share of the rows that are farther apart"),
+            fact("times", found.times, "difference (in logits) of their tokens over that of the others"),
+            fact("variance", found.variance, "of the rows' log levels beyond chance: of one kind, below 0.6"),
+        ),
+        where={"sequences": percent(share)},
+        examples=loudest(case, found.louder),
+        rivals={
+            "stale_worker": "record the worker, rank or engine of each row: do these come from one?",
+            "temperature": "the sampling settings of these requests: are they those of the others?",
+            "stale_policy": "record rollout_version of each row: are these older?",
+        },
+        leaves=case.without(tokens),
+    )
+
+
 def _everywhere(case: Case) -> Diagnosis | None:
     """Noise that no arithmetic makes, or a rollout column that did not sample these tokens."""
     if fits(case):
@@ -126,6 +155,11 @@ def _everywhere(case: Case) -> Diagnosis | None:
         f"the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 makes; it belongs to no "
         "token, place, worker or step that stands out"
     )
+    if level(case):
+        said += (
+            "; tokens that both sides are certain of differ as much as others, as if something had been added to "
+            "log-probs, or log_softmax computed in low precision"
+        )
     if broken:
         said += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
     return Diagnosis(
@@ -146,12 +180,31 @@ def _everywhere(case: Case) -> Diagnosis | None:
 def _unrelated(case: Case) -> Diagnosis:
     """Columns that are not of the same tokens."""
     together = related(case)
+    _, z, _, inverse_z = calibration(case)
+    sampled = min(abs(z), abs(inverse_z)) < _CALIBRATED
     return Diagnosis(
-        "high",
+        "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
-        "the same tokens in the same order, whatever the weights",
+        "the same tokens in the same order"
+        + (
+            ", or weights have moved very far: one of both may still be what sampled"
+            if sampled
+            else ", whatever the weights"
+        ),
         evidence=(
-            fact("correlation", together, "of the two columns; other weights and settings leave it above 0.6"),
+            fact("correlation", together, "of the two columns; other weights and settings usually leave it above 0.6"),
+            fact(
+                "ratio_mean_z",
+                z,
+                "E[ratio] - 1 in standard errors: 0 where the rollout column sampled",
+                against=sampled,
+            ),
+            fact(
+                "inverse_ratio_mean_z",
+                inverse_z,
+                "the same of 1 / ratio: 0 where the trainer's column sampled",
+                against=sampled,
+            ),
             fact("difference", float(np.mean(np.abs(case.x))), "mean |log ratio|, nats"),
         ),
         rivals={

@@ -8,12 +8,22 @@ from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED
 from mismatchctl.diagnose.causes.position_mismatch import rising
-from mismatchctl.diagnose.measures import TIED, calibration, coherence, fact, loudest, percent, related, systematic
+from mismatchctl.diagnose.measures import (
+    TIED,
+    calibration,
+    coherence,
+    fact,
+    level,
+    loudest,
+    percent,
+    related,
+    systematic,
+)
 from mismatchctl.result import Confidence
 
 _CLEAR, _Z, _SURE_Z = 0.02, 5.0, 8.0
 _FAR, _SLIGHT = 6.0, 0.01
-_RISE, _ONE_WAY = 1.4, 0.5
+_RISE, _ONE_WAY, _ONE_SIDED = 1.4, 0.5, 0.7
 _POSITIONS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
 
 
@@ -21,17 +31,19 @@ def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or related(case) < UNRELATED:
         return None
     shared, z = systematic(case)
-    if shared < _CLEAR or z < _Z:
+    if shared < _CLEAR or z < _Z or level(case):
         return None
     excess, ratio_z, _, _ = calibration(case)
     sampled = abs(ratio_z) < _FAR or abs(excess) < _SLIGHT
     rise, rise_z, _ = rising(case)
     likely, _, unlikely, _ = coherence(case)
-    level = rise > _RISE and rise_z > 4
+    if likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED:
+        return None  # what one distribution gains at some tokens it loses at others
+    rises = rise > _RISE and rise_z > 4
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _ONE_WAY
-    placed = shared < TIED or level
+    placed = shared < TIED or rises
     sure = z > _SURE_Z and sampled and len(case.x) >= ENOUGH and not placed and not turned
-    confidence: Confidence = "high" if sure else "low" if level else "medium"  # weights are as wrong at the start
+    confidence: Confidence = "high" if sure else "low" if rises else "medium"  # weights are as wrong at the start
     return Diagnosis(
         confidence,
         f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
@@ -47,7 +59,7 @@ def _test(case: Case) -> Diagnosis | None:
                 "E[ratio] - 1 in standard errors: 0 where the rollout column is what sampled",
                 against=not sampled,
             ),
-            fact("late_over_early", rise, "median difference late in responses over that at the start", against=level),
+            fact("late_over_early", rise, "median difference late in responses over that at the start", against=rises),
             fact(
                 "likely", likely, "coherence of log ratios of likely tokens: 0 for noise, +-1 one way", against=turned
             ),
@@ -62,7 +74,7 @@ def _test(case: Case) -> Diagnosis | None:
             "logit_bias": "the engine's logit_bias and penalties: are a few tokens all of it?",
         }
         | ({"logit_softcap": "temperature and softcap of both sides: likely tokens all go one way"} if turned else {}),
-        everywhere=not level,
+        everywhere=not rises,
     )
 
 

@@ -20,6 +20,8 @@ _LEAST_SHARE, _MUCH_BETTER = 0.05, 0.15
 _SCALED, _STEADY = 0.03, 0.005
 """A factor differs from 1 by the one, in logs, and by no more than the other from likely to unlikely tokens."""
 _SURE, _LIKELY, _UNLIKELY, _ENOUGH = -0.02, -0.7, -1.0, 30
+_PARTS = ((-0.15, _SURE), (_LIKELY, -0.15), (-2.5, _UNLIKELY), (-math.inf, -2.5))
+"""Log-probs in each of which a factor is the same."""
 
 Reading = tuple[str, str, float]
 """The side, how it is to be read (empty: as a multiple), and what to multiply it by."""
@@ -93,6 +95,10 @@ def _factor(case: Case) -> float | None:
     known = (math.log(base) * sign for base in _BASES.values() for sign in (1, -1))
     if abs(np.median(likely) - np.median(unlikely)) > doubt:
         return None
+    for low, high in _PARTS:
+        part = np.log(_quotients(case, unsure & (case.t > low) & (case.t <= high)))
+        if len(part) >= _ENOUGH and abs(np.median(part) - factor) > _STEADY + 3 * _error(part):
+            return None
     return None if min(abs(factor - base) for base in known) < doubt else math.exp(factor)
 
 
