@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import extended
@@ -10,10 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
+import mismatchctl as mm
 from mismatchctl.analyze import analyze
 from mismatchctl.measure.accuracy import ABSOLUTE, EXACT, RELATIVE
 from mismatchctl.measure.metrics import MISMATCH_METRICS
+from mismatchctl.result import Value
 
 SCALES = [10.0**exponent for exponent in range(-12, 3)]
 ESTIMATED = ("khat", "_z", "worst_share", "ois")
@@ -54,3 +58,28 @@ def test_every_metric_has_a_bound() -> None:
     known = {*RELATIVE, *EXACT}
     without = [m.key for m in MISMATCH_METRICS if m.key not in known and not any(word in m.key for word in ESTIMATED)]
     assert without == []
+
+
+def test_weights_that_hardly_count_are_told_as_far_as_their_digits_reach() -> None:
+    def weights(log_ratios: NDArray[np.float64], **rule: str) -> dict[str, Value]:
+        rows = {
+            "rollout": list(np.full((8, 50), -0.5)),
+            "train": list(-0.5 + log_ratios.reshape(8, 50)),
+            "step": [0] * 8,
+        }
+        made = mm.analyze(rows, {"name": "own", "weight": {"level": "token", **rule}})  # type: ignore[operator]
+        found: dict[str, Value] = next(iter(made.runs.values())).overall.corrections["own"]
+        return found
+
+    for mean in (-5.0, -9.2, -12.0, -16.0):
+        assert weights(np.full(400, mean), normalize="token")["weight_std"].value == 0.0
+    spread = np.log(np.tile([0.5, 1.5], 200))
+    found = weights(spread - 9.2, normalize="token")
+    assert found["weight_std"].value == pytest.approx(0.5, rel=1e-6)
+    assert found["ess_token"].value == pytest.approx(0.8, rel=1e-9)
+    for mean, known in ((-20.0, True), (-40.0, False), (-80.0, False)):
+        found = weights(spread + mean, clamp="none")
+        assert found["weight_std"].value == 0.0 and math.copysign(1, found["weight_std"].value) == 1
+        for key in ("ess_token", "ess_sequence"):
+            assert (found[key].status == "ok") == known
+    assert weights(spread - 20, clamp="none")["ess_token"].value == pytest.approx(0.8, rel=1e-6)

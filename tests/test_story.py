@@ -27,6 +27,7 @@ from mismatchctl.render.to import terminal
 from mismatchctl.render.to.html import html
 from mismatchctl.render.to.markdown import markdown
 from mismatchctl.result import Finding, Growth, Result, Value, growth_of, read_result, story_of
+from mismatchctl.result.finding import Rival
 from mismatchctl.result.story import Answer, standing_of, tell, tell_all
 from mismatchctl.watch import Look
 
@@ -172,6 +173,28 @@ def test_little_data_is_no_all_clear(confidence: str, level: str, said: str) -> 
     result.runs["run-a"].findings = [finding("numerical_noise", confidence)]
     answer = answers(result)["what to do"]
     assert (answer.key, answer.level) == ("nothing", level) and said in answer.text
+
+
+def test_what_is_not_sure_names_what_would_tell() -> None:
+    result = make_result(steps=[None])
+    unsure = finding("moe_routing", "low")
+    unsure.rivals = [Rival(cause="numerical_noise", tell="rollout_experts and train_experts")]
+    result.runs["run-a"].findings = [unsure]
+    text = answers(result)["what to do"].text
+    assert text.endswith("the cause is not sure; what would tell: rollout_experts and train_experts")
+
+
+@pytest.mark.parametrize(
+    ("k3", "se", "level"),
+    [(9e-4, 1e-5, "good"), (9e-4, 1e-4, "fair"), (1.1e-5, 1e-6, "good"), (9e-6, 1e-6, "good"), (1.1e-3, 1e-4, "fair")],
+)
+def test_an_error_that_reaches_beyond_dense_models_is_no_all_clear(k3: float, se: float, level: str) -> None:
+    result = make_result(steps=[None])
+    result.runs["run-a"].overall.metrics["k3"] = Value(value=k3, se=se)
+    result.runs["run-a"].findings = [finding("numerical_noise")]
+    found = answers(result)
+    assert found["how bad"].level == level
+    assert found["what to do"].key == ("nothing" if level == "good" else "ask")
 
 
 def test_a_mismatch_that_grows_is_never_nothing_to_do() -> None:

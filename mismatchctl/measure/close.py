@@ -18,6 +18,7 @@ _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, a
 _LINEAR = ("sequence_weight", "loss", "loss_mean", "gradient_product")
 """In the weights; losses only where the dump has them."""
 _OF_LOSS = ("loss", "loss_mean", "gradient_product", "squared_gradient")
+_CANCELLED = 1e-14  # a sum of squares about a mean, below this share of that about 1, is rounding
 _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient")
 
 
@@ -219,8 +220,9 @@ def normalized(columns: Mapping[str, Float64s], factor: Float64s, correction: Co
     for name, count in _EXCESS.items():
         found[name] = (columns[name] + columns[count] * shift) / factor
     if "squared_weight_excess" in columns:
-        squares = columns["squared_weight_excess"] + 2 * shift * columns["weight_excess"] + columns["tokens"] * shift**2
-        found["squared_weight_excess"] = squares / factor**2
+        before = columns["squared_weight_excess"]
+        squares = before + 2 * shift * columns["weight_excess"] + columns["tokens"] * shift**2
+        found["squared_weight_excess"] = np.where(squares < _CANCELLED * before, 0.0, squares / factor**2)
     scaled = columns if correction.weights_loss else {name: columns[name] for name in columns if name not in _OF_LOSS}
     found |= {name: scaled[name] / factor for name in _LINEAR if name in scaled}
     return found | {name: scaled[name] / factor**2 for name in _SQUARED if name in scaled}

@@ -183,7 +183,8 @@ def _how_bad(k3: Value | None, standing: Standing, against: Against | None) -> A
             facts.append(Fact(name="over_baseline", value=against.factor, interval=against.interval, meaning=said))
         worse = against.interval is not None and against.interval[0] > 1
     levels: dict[Range, Level] = {"moe": "fair", "above": "bad"}
-    level = "bad" if worse else levels.get(standing.range, "good")
+    may_be_more = not standing.sure and value + 2 * (k3.se or 0.0) > DENSE_RANGE[1]  # no all-clear then
+    level = "bad" if worse else levels.get(standing.range, "fair" if may_be_more else "good")
     return Answer(question="how bad", key=standing.range, level=level, text=text, evidence=facts)
 
 
@@ -236,7 +237,8 @@ def what_to_do(findings: Sequence[Finding], others: Sequence[Answer]) -> Answer:
     calm = first is None or first.cause in CALM or first.confidence == "low"
     if calm and all(answer.level in ("good", "unknown") for answer in others):
         if first is not None and first.confidence == "low":
-            text = "nothing yet: nothing asks for a correction, but so little is sure that more data may"
+            tell = f"; what would tell: {first.rivals[0].tell}" if first.rivals else ""
+            text = f"nothing yet: nothing asks for a correction, but the cause is not sure{tell}"
             return Answer(question="what to do", key="nothing", level="unknown", text=text)
         return Answer(question="what to do", key="nothing", level="good", text="nothing: no correction is needed")
     advice = "" if first is None or calm else f"{gist(first.advice)} "

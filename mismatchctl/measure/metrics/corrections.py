@@ -23,6 +23,7 @@ from mismatchctl.measure.metrics.quantity import (
 )
 
 NOTHING_KEPT = "nothing is kept"
+_ROUNDING = 1e-13  # a mean of weights, made of 1 + (w - 1), below which fewer than three digits are right
 _NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added
 
 
@@ -33,11 +34,16 @@ def _mean(excess: str) -> Callable[[Totals], Number]:
 def _ess_token(t: Totals) -> Number:
     squares = t["squared_kept_weight"]
     some = np.where(np.real(squares) == 0, np.nan, squares)
-    return (t["kept"] + t["kept_excess"]) ** 2 / (t["tokens"] * some)
+    return _told(t["kept"] + t["kept_excess"], t["kept"]) ** 2 / (t["tokens"] * some)
 
 
 def _ess_sequence(t: Totals) -> Number:
-    return t["sequence_weight"] ** 2 / (t["sequences"] * t["squared_sequence_weight"])
+    return _told(t["sequence_weight"], t["sequences"]) ** 2 / (t["sequences"] * t["squared_sequence_weight"])
+
+
+def _told(weight: Number, count: Number) -> Number:
+    """A sum of weights, which is made of 1 + (w - 1): NaN where their mean is no more than the rounding of these."""
+    return np.where(np.real(weight) < _ROUNDING * np.real(count), np.nan, weight)
 
 
 def _bias(t: Totals) -> Number:
@@ -103,14 +109,15 @@ _COMMON: tuple[Metric, ...] = (
     ),
     Metric(
         "ess_token", "effective sample size of tokens after", "fraction",
-        "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens",
+        "(sum of w)^2 / (n * sum of w^2), w the applied weight, 0 on rejected tokens, n all valid tokens; "
+        "undefined where w is below 1e-13 on average, as where nothing is kept",
         "What rejection and weighting leave of the tokens, in effect; 1 means no cost.", "Kish 1965",
         NOTHING_KEPT, _ess_token, better="high", own_scale=ESS,
     ),
     Metric(
         "ess_sequence", "effective sample size of sequences after", "fraction",
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
-        "n all sequences",
+        "n all sequences; undefined as for tokens",
         "The same for whole sequences.", "Kish 1965",
         NOTHING_KEPT, _ess_sequence, better="high", own_scale=ESS,
     ),

@@ -53,7 +53,7 @@ def std(column: str) -> Callable[[Totals], Number]:
 
     def value(t: Totals) -> Number:
         variance = _variance(t[f"squared_{column}"] / t["tokens"], t[column] / t["tokens"])
-        return np.where(np.real(variance) == 0, variance * 0.0, np.sqrt(variance))
+        return np.where(np.real(variance) == 0, 0.0, np.sqrt(variance))
 
     return value
 
@@ -318,9 +318,9 @@ PAIR: tuple[Metric, ...] = (
     ),
     Metric(
         "k3_worst_share", "K3 in the worst 0.1 % of tokens", "fraction",
-        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold, part of a token counted in part",
-        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem. Read from a fixed histogram: "
-        "tokens that lie within 1.6 % of each other count by their mean.", "mismatchctl",
+        "share of the sum of K3 that the 0.1 % of tokens with the largest K3 hold, part of a token counted in part; "
+        "of a histogram, where tokens that lie within 1.6 % of each other count by their mean",
+        "Near 0.01 for plain noise; near 1 when a few tokens are all of the problem.", "mismatchctl",
         "K3 is 0", tail=lambda _, tails: float("nan") if tails.pair is None else worst_share(tails.pair, WORST_TOKENS),
     ),
     Metric(
