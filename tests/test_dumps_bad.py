@@ -226,7 +226,7 @@ def test_two_aliases_for_one_column(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "column", "words"),
     [
-        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed"),
+        ({ROLLOUT: [["a"]], TRAIN: lists([[-1]])}, ROLLOUT, "holds text (string) where floats are needed; write it so"),
         ({ROLLOUT: ["a"], TRAIN: [-1.0]}, ROLLOUT, "sequence_id"),
         ({ROLLOUT: lists([[-1]]), TRAIN: [-1.0]}, TRAIN, "holds numbers while rollout_log_probs holds lists"),
         ({ROLLOUT: [[-1]], TRAIN: lists([[-1]])}, ROLLOUT, "holds numbers (int64) where floats are needed"),
@@ -307,6 +307,9 @@ def test_require_tokens(tmp_path):
     with pytest.raises(DataError, match=r"a\.(parquet|arrow): there is no valid token.*response_mask"):
         dump.require_tokens(total)
     dump.require_tokens(1)
+    empty = write(tmp_path / "b.parquet", pa.table(wide((2,))).slice(0, 0))
+    with pytest.raises(DataError, match=r"b\.(parquet|arrow): there is no row in the file; name a dump that holds"):
+        open_dump([empty]).require_tokens(0)
 
 
 def test_problems_add_up():

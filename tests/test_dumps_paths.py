@@ -118,7 +118,7 @@ def test_hive_run_and_run_column(tmp_path):
         ("dumps/empty", ["dumps/empty", "is empty", ".parquet"]),
         ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
         ("dumps/run_1/*", ["matches no Parquet or Arrow file", "data.jsonl"]),
-        ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "convert"]),
+        ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "polars.read_ndjson(FILE)"]),
         ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
         ("s3://", ["s3://: ", "names no bucket"]),
         ("s3:///dumps", ["s3:///dumps", "names no bucket"]),

@@ -208,7 +208,9 @@ def identify(footer: Footer, index: int, names: ColumnNames, values: Mapping[str
         if problem is None:
             continue
         if column in STRUCTURE or BY_NAME[column].per_token:
-            raise DataError(problem, file=path, column=printable(columns[column]), remedy=_map(column))
+            raise DataError(
+                problem, file=path, column=printable(columns[column]), remedy=f"write it so, or {_map(column)}"
+            )
         ignored[column] = problem
         del columns[column]
     return DumpFile(

@@ -26,6 +26,8 @@ from mismatchctl.stores import Store, normal, printable, store_of
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _HIVE = re.compile(r"([A-Za-z_][\w.-]*)=(.*)")
 _SHOWN_NAMES = 5
+_POLARS = {".csv": "read_csv", ".json": "read_json", ".jsonl": "read_ndjson", ".ndjson": "read_ndjson"}
+"""What reads files of common formats, by their endings."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,20 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
         if not strangers:
             raise DataError("no path was given", remedy="name files or folders that hold Parquet or Arrow files")
         raise DataError(
-            "this is neither a Parquet nor an Arrow file",
+            "this is neither a Parquet nor an Arrow file, nor called as a framework calls its own",
             file=printable(strangers[0]),
-            remedy="name a .parquet or .arrow file or a folder of them (`mismatchctl convert` reads other formats)",
+            remedy=_written_otherwise(strangers[0]),
         )
     ignored = f"neither Parquet nor Arrow, ignored: {_some(sorted(strangers))}"
     return list(known.values()), [ignored] if strangers else []
+
+
+def _written_otherwise(path: str) -> str:
+    """What makes a dump of a file of a common format, else what is one."""
+    reader = _POLARS.get(os.path.splitext(path)[1].lower())
+    if reader is None:
+        return "name a .parquet or .arrow file, a folder of them, or what a framework wrote (docs/importers.md)"
+    return f"if each row is a sequence: polars.{reader}(FILE).write_parquet('dump.parquet')"
 
 
 def _expand(path: str) -> Iterator[_Argument]:

@@ -211,6 +211,8 @@ class Dump:
             return
         file = self.files[0].path if len(self.files) == 1 else None
         where = "in the file" if file else f"in any of the {len(self.files)} files"
+        if not self.units:
+            raise DataError(f"there is no row {where}", file=file, remedy="name a dump that holds sequences")
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
 
