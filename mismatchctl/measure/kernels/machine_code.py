@@ -14,7 +14,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,6 +30,7 @@ _KERNELS = Path(__file__).parent
 _LARGEST = 1 << 26
 """Bytes of a file that may be machine code."""
 _making = threading.Lock()
+_Kinds = tuple[Any, ...]
 _loaded: list[Any] = []
 """What machine code lies in: as long as that is here."""
 
@@ -39,21 +40,21 @@ class Loop:
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
-        self._codes: dict[str, Callable[..., Any]] = {}
+        self._codes: dict[_Kinds, Callable[..., Any]] = {}
 
     def __call__(self, *given: Any) -> Any:
         """Run it on arrays, numbers and tuples of them, other threads beside it; what it returns is an integer."""
-        kind = _kind_of(given)
-        if kind not in self._codes:
+        kinds = _kinds_of(given)
+        if kinds not in self._codes:
             with _making:
-                if kind not in self._codes:
-                    self._codes[kind] = self._code(kind, given)
-        return self._codes[kind](*given)
+                if kinds not in self._codes:
+                    self._codes[kinds] = self._code(kinds, given)
+        return self._codes[kinds](*given)
 
-    def _code(self, kind: str, given: tuple[Any, ...]) -> Callable[..., Any]:
+    def _code(self, kinds: _Kinds, given: tuple[Any, ...]) -> Callable[..., Any]:
         try:
             made_for = _digest(_environment(), *map(Path.read_bytes, self._sources()))
-            mark = _digest(_environment(), kind.encode()).hex()[:16]  # machines may share a folder
+            mark = _digest(_environment(), repr(kinds).encode()).hex()[:16]  # machines may share a folder
             file = f"{self._module.rpartition('.')[2]}.{self._name}-{mark}.o"
             places = [folder / file for folder in _folders()]
             code = next(filter(None, (_kept(place, made_for) for place in places)), None)
@@ -153,25 +154,30 @@ def _type_of(value: Any) -> Any:
     return numba.types.float64 if isinstance(value, float) else numba.types.intp
 
 
-def _kind_of(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"({','.join(map(_kind_of, value))})"
-    if isinstance(value, np.ndarray):
-        flags = value.flags
-        return f"{value.dtype.str}{value.ndim}{flags.c_contiguous:d}{flags.f_contiguous:d}{flags.aligned:d}"
-    return "float" if isinstance(value, float) else "int"
+def _kinds_of(values: tuple[Any, ...]) -> _Kinds:
+    """What tells apart the values that code is made for."""
+    kinds: list[Any] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            kind, flags = value.dtype, value.flags
+            kinds += kind.char, kind.isnative, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.aligned
+        else:
+            kinds.append(_kinds_of(value) if isinstance(value, tuple) else isinstance(value, float))
+    return tuple(kinds)
 
 
-def _words_of(value: Any) -> Iterator[float]:
-    """What machine code takes for a value; arrays belong to nobody here, so that no references are counted."""
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _words_of(each)
-    elif isinstance(value, np.ndarray):
-        owner = parent = 0
-        yield from (owner, parent, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides)
-    else:
-        yield value if isinstance(value, float) else int(value)
+def _words_of(values: tuple[Any, ...]) -> list[float]:
+    """What machine code takes for values; arrays belong to nobody here, so that no references are counted."""
+    words: list[float] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            owner = parent = 0
+            words += owner, parent, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides
+        elif isinstance(value, tuple):
+            words += _words_of(value)
+        else:
+            words.append(value if isinstance(value, float) else int(value))
+    return words
 
 
 def _callable(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
