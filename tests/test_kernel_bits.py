@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatchctl import interrupts
+from mismatchctl.dumps import page_loops
 from mismatchctl.measure.kernels import machine_code
 from mismatchctl.measure.kernels.machine_code import Loop
 
@@ -139,6 +141,24 @@ def test_numba_runs_a_loop_whose_machine_code_cannot_be_had(
     body, found = np.arange(40, dtype=np.uint8), np.zeros(10, np.uint32)
     Loop("mismatchctl.dumps.page_loops", "unsplit")(body, 0, 10, found)
     assert found.tobytes() == body.reshape(4, 10).T.tobytes()
+
+
+def test_a_loop_that_is_missing_in_its_code_is_not_called(made: list[int]) -> None:
+    given = np.zeros(4, np.uint8), 0, 1, np.zeros(1, np.uint32)
+    code = machine_code._made(vars(page_loops)["unsplit"], given).partition(b"\n")[2]
+    with pytest.raises(LookupError, match="another"):
+        machine_code._callable(b"another\n" + code, given)
+
+
+def test_a_signal_that_the_compiler_dropped_ends_the_command(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropping(*given: Any) -> None:
+        interrupts._received.append(2)
+        raise RuntimeError("no code came of it")
+
+    monkeypatch.setattr(interrupts, "_received", [])
+    monkeypatch.setattr(machine_code, "_made", dropping)
+    with pytest.raises(KeyboardInterrupt):
+        unsplit()
 
 
 def test_machine_code_that_needs_something_of_numba_is_refused() -> None:

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from mismatchctl import interrupts
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import read_regular, write_atomically
 
@@ -63,6 +64,7 @@ class Loop:
                 _keep(code, places, made_for)
             return _callable(code, given)
         except Exception:  # whatever is unlike what is expected of numba, llvmlite and this machine
+            interrupts.check()  # a callback of numba's compiler drops a signal and then fails otherwise
             return cast(Callable[..., Any], _by_numba(self._loop()))
 
     def _loop(self) -> Any:
@@ -193,7 +195,10 @@ def _callable(code: bytes, given: tuple[Any, ...]) -> Callable[..., int]:
     engine.finalize_object()
     words = (ctypes.c_double if isinstance(word, float) else ctypes.c_ssize_t for word in _words_of(given))
     pointer = ctypes.c_void_p
-    native = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *words)(engine.get_function_address(name.decode()))
+    address = engine.get_function_address(name.decode())
+    if not address:
+        raise LookupError(name)
+    native = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *words)(address)
 
     def run(*given: Any) -> int:
         returned, raised = ctypes.c_int64(), ctypes.c_void_p()
