@@ -10,8 +10,8 @@ from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case, once
 
 _APART, _LEAST_NOISE = 0.6, 1e-4
-"""Variance of the rows' log levels beyond chance: of one kind, under 70 causes and nine models, 0.41 at most, where a
-part of the rows was other 1.1 at the least; and noise below which float32 has levels of its own."""
+"""Variance of the rows' log levels beyond chance: of one kind, of nine models under many causes, 0.41 at most;
+where half or a fifth were sampled otherwise, 1.5 at the least. Below this noise float32 has levels of its own."""
 _TOKENS, _ROWS, _FEWEST = 5, 8, 2
 
 
