@@ -71,7 +71,7 @@ class Segments:
         """Which segments hold at least one token, [S]."""
         return self.lengths > 0
 
-    def take(self, chosen: Ints) -> Segments:
+    def take(self, chosen: Bools | Ints) -> Segments:
         """Some of the segments, by index, one after the other."""
         return Segments(np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64, copy=False))
 

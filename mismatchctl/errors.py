@@ -42,7 +42,7 @@ class DataError(MismatchctlError):
         super().__init__(f"{sentence}; {remedy}" if remedy else sentence)
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Say which of the `known` words was probably meant, as a clause to append to an error; empty if none."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""

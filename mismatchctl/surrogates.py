@@ -40,7 +40,7 @@ class Term:
         own: Array = np.where(factors == 0, 0.0, factors * self.slope)
         if self.mean_over is None:
             return own
-        passed: Array = self.mean_over.spread(self.mean_over.sum(own) / np.maximum(self.mean_over.lengths, 1))
+        passed: Array = self.mean_over.spread(self.mean_over.mean(own))
         return passed if self.through is None else np.where(self.through, passed, 0.0)
 
 
@@ -114,7 +114,7 @@ def gmpo(advantages: Array, x: Array, low: float, high: float, sequences: Segmen
     """GMPO: the geometric mean of ratios that are clipped in log space on the side that the advantage pushes to."""
     up = advantages > 0
     clipped = np.where(up, np.minimum(x, high), np.maximum(x, low))
-    ratio = exp(sequences.spread(sequences.sum(clipped) / np.maximum(sequences.lengths, 1)))
+    ratio = exp(sequences.spread(sequences.mean(clipped)))
     slope = -advantages * ratio
     return Term(slope, slope, sequences, clipped == x)
 

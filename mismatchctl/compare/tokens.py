@@ -122,9 +122,8 @@ def _column_hash(batch: TokenBatch, name: str) -> Hashes:
 def _content_hash(values: NDArray[Any], segments: Segments) -> Hashes:
     """A hash of each segment's values in their order; equal numbers hash alike in any width."""
     bits = (values.astype(np.float64) + 0.0).view(np.uint64)
-    places = np.arange(segments.tokens) - segments.spread(segments.offsets[:-1])
     with np.errstate(over="ignore"):
-        total = np.add.reduceat(mix(bits, places.astype(np.uint64)), segments.offsets[:-1])
+        total = np.add.reduceat(mix(bits, segments.places.astype(np.uint64)), segments.offsets[:-1])
     return np.maximum(mix(total, segments.lengths.astype(np.uint64)), np.uint64(1))
 
 
@@ -137,8 +136,9 @@ def _id_hashes(batch: TokenBatch, ids: Mapping[int, NDArray[Any]], prompts: Hash
     chosen = np.flatnonzero(fits)
     if len(chosen):
         values = np.concatenate([own for own, fit in zip(known, fits, strict=True) if fit and own is not None])
-        segments = Segments(np.concatenate([[0], np.cumsum(lengths[chosen])]))
-        hashes[chosen] = np.maximum(mix(_content_hash(values, segments), prompts[chosen]), np.uint64(1))
+        hashes[chosen] = np.maximum(
+            mix(_content_hash(values, batch.segments.take(chosen)), prompts[chosen]), np.uint64(1)
+        )
     return hashes
 
 

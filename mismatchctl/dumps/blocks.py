@@ -272,7 +272,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
         if not keep.all():
             tokens = segments.spread(keep)
             picked = {column: column_values[tokens] for column, column_values in picked.items()}
-            segments = Segments(np.concatenate([[0], np.cumsum(segments.lengths[keep])]).astype(np.int64))
+            segments = segments.take(keep)
             files, rows, chosen = files[keep], rows[keep], pa.array(keep)
             values = {column: array.filter(chosen) for column, array in values.items()}
     columns = with_versions(_columns(block.file, values, len(rows)), picked, segments)

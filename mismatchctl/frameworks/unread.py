@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+
+from mismatchctl.errors import suggestion
 
 _OF_CORRECTIONS = re.compile(
     r"rollout_(is|rs|corr|correction|token_veto)(_.*)?|(tis|rs|mis)_.*|use_(tis|rs|mis|mask|rollout_correction)"
@@ -38,7 +39,5 @@ def is_of_corrections(key: str) -> bool:
     return _OF_CORRECTIONS.fullmatch(key) is not None
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """The known key that was probably misspelt, as a clause; empty if none is near."""
-    close = difflib.get_close_matches(key, list(known), n=1, cutoff=0.8)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+nearest = partial(suggestion, cutoff=0.8)
+"""The known key that was certainly misspelt: many others of a configuration are somebody else's."""

@@ -121,9 +121,7 @@ def write_baseline(baseline: Result, place: Path) -> Path:
     """
     if place.is_dir():
         place = place / f"{_last_number(place) + 1:04d}.json"
-    data = baseline.model_dump(mode="json", exclude_defaults=True) | {"format": baseline.format}
-    data["provenance"] = {"tool": baseline.provenance.tool, "version": baseline.provenance.version} | data["provenance"]
-    write_atomically(place, ("".join(_lines(data)) + "\n").encode())
+    write_atomically(place, ("".join(_lines(baseline.to_data())) + "\n").encode())
     return place
 
 

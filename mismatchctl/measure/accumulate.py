@@ -12,7 +12,7 @@ import numpy as np
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
-from mismatchctl.measure.groups import Groups
+from mismatchctl.measure.groups import Groups, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.metrics.kept import BY_STEP
@@ -92,16 +92,10 @@ class Accumulator:
         self._extend(totals, "", None, closed, salts)
         if not self.plan.by:
             return
-        names = [(group, values) for group, cells in enumerate(groups) for values in sorted(cells, key=str)]
-        of_group = np.array([group for group, _ in names])
+        of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
         closed = closing.close([cell for own in parts for cell in own], of_group)
-        for place, column in enumerate(self.plan.by):
-            chosen: dict[Value, list[int]] = {}
-            for number, (_, values) in enumerate(names):
-                chosen.setdefault(values[place], []).append(number)
-            for value, numbers in chosen.items():
-                cells = np.array(numbers)
-                self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
+        for column, value, cells in by_value([v for own in groups for v in sorted(own, key=str)], self.plan.by):
+            self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
 
     def _extend(self, totals: RunTotals, column: str, value: Value, closed: Closed, salts: Hashes) -> None:
         """Add closed groups to a run, or to one value of a column of it."""

@@ -99,7 +99,7 @@ class Scopes:
 
     def __init__(self, groups: Sequence[ClusterTable]) -> None:
         scopes = np.concatenate([table.scopes for table in groups])
-        within = np.repeat(np.arange(len(groups)), [len(table) for table in groups])
+        within = numbered(groups)
         self._scopes = np.unique(scopes)
         self._keys, self._rows = np.unique(self._key(within, scopes), return_inverse=True)
         self._groups = self._keys // max(len(self._scopes), 1)
@@ -126,6 +126,11 @@ class Scopes:
         where = self._rows if apart else self._groups[self._rows]
         factor = normalization_factor(*(_added(columns[name], where) for name in (excess, number)))
         return factor if apart else factor[self._groups]
+
+
+def numbered(tables: Sequence[ClusterTable]) -> Ints:
+    """Which table each row of all of them is of."""
+    return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 
 
 def _added(values: Float64s, where: Ints) -> Float64s:
@@ -157,7 +162,7 @@ class Closing:
         sums = np.zeros((len(clusters), width + 2 * corrections + 1))  # of closed_axis: what is not summed comes behind
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
-        cell = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        cell = numbered(tables)
         factors = self._factors[self._scopes.at(groups[cell], scopes)]
         for index in range(corrections):
             factor = factors[:, index]

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
+
+from mismatchctl.batch import Ints
 from mismatchctl.measure.hashes import Value
 
 Cell = TypeVar("Cell")
 Close = Callable[[str, list[Value], list[dict[tuple[Value, ...], Cell]]], None]
 """Takes a run, the steps of some of its complete groups, and their cells."""
+
+
+def by_value(cells: Sequence[tuple[Value, ...]], by: Sequence[str]) -> Iterator[tuple[str, Value, Ints]]:
+    """Each value of each column to break down by, and which of the cells have it."""
+    for place, column in enumerate(by):
+        chosen: dict[Value, list[int]] = {}
+        for number, values in enumerate(cells):
+            chosen.setdefault(values[place], []).append(number)
+        for value, numbers in chosen.items():
+            yield column, value, np.array(numbers)
 
 
 class Groups(Generic[Cell]):

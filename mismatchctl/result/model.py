@@ -324,11 +324,15 @@ class Result(ResultViews, FiniteModel):
     runs: dict[str, RunResult]
     sections: list[dict[str, Any]] = Field(default_factory=list)
 
-    def to_json(self) -> str:
-        """Strict JSON, compact, ending in a newline."""
+    def to_data(self) -> dict[str, Any]:
+        """What stands in its JSON."""
         data = {"format": self.format} | self.model_dump(mode="json", exclude_defaults=True)
         data["provenance"] = {"tool": self.provenance.tool, "version": self.provenance.version} | data["provenance"]
-        return json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
+        return data
+
+    def to_json(self) -> str:
+        """Strict JSON, compact, ending in a newline."""
+        return json.dumps(self.to_data(), allow_nan=False, separators=(",", ":"), ensure_ascii=False) + "\n"
 
     def write(self, path: str | Path) -> None:
         """Write the JSON; the file appears whole or not at all."""

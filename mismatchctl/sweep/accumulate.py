@@ -19,7 +19,7 @@ from mismatchctl.measure import OVERALL_CAP
 from mismatchctl.measure.grid import estimates
 from mismatchctl.measure.grid.close import Closed, Closing, RunSums
 from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, both, merged
-from mismatchctl.measure.groups import Groups
+from mismatchctl.measure.groups import Groups, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
@@ -107,13 +107,9 @@ class SweepAccumulator:
             if not self.plan.base.by:
                 continue
             closed = closing.close(parts, of_group)
-            for place, column in enumerate(self.plan.base.by):
-                chosen: dict[Value, list[int]] = {}
-                for cell, (_, values) in enumerate(names):
-                    chosen.setdefault(values[place], []).append(cell)
-                for value, cells in chosen.items():
-                    found = totals.by.setdefault(column, {}).setdefault(value, self._nothing())
-                    found[number].add(closed.take(np.array(cells)), salts[of_group[cells]])
+            for column, value, cells in by_value([values for _, values in names], self.plan.base.by):
+                found = totals.by.setdefault(column, {}).setdefault(value, self._nothing())
+                found[number].add(closed.take(cells), salts[of_group[cells]])
         self.table.add(rows)
 
     def _nothing(self) -> list[RunSums]:

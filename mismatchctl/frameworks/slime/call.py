@@ -46,16 +46,14 @@ class Policies:
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Policies, NDArray[np.int64]]:
         """These sequences, and the places of their tokens."""
-        lengths = self.segments.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        tokens = np.arange(offsets[-1]) + np.repeat(self.segments.offsets[:-1][rows] - offsets[:-1], lengths)
+        tokens = self.segments.members(rows)
 
         def cut(values: Floats | None) -> Floats | None:
             return None if values is None else values[tokens]
 
         negative = None if self.masked_negative is None else self.masked_negative[rows]
         taken = Policies(
-            Segments(offsets),
+            self.segments.take(rows),
             self.rollout[tokens],
             cut(self.train),
             cut(self.current),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Ints
-from mismatchctl.measure.close import Scopes, normalized
+from mismatchctl.measure.close import Scopes, normalized, numbered
 from mismatchctl.measure.grid.family import Family
 from mismatchctl.measure.grid.parts import Arrays
 from mismatchctl.measure.grid.sums import FamilySums, Layouts, merged
@@ -107,7 +107,7 @@ class Closing:
         """The sums of parts of groups [G], normalized, and their clusters counted."""
         layouts, count = self.layouts, len(cells)
         tables = [cell.totals for cell in cells]
-        of = _numbered(tables)
+        of = numbered(tables)
         factors: Any = self._factors_of(groups[of], tables)
         columns = layouts.totals.arrays(_stacked([table.sums for table in tables]))
         maxima = layouts.maxima.arrays(_stacked([table.maxima for table in tables]))
@@ -136,7 +136,7 @@ class Closing:
     def _rows(self, tables: Sequence[ClusterTable], groups: Ints) -> tuple[ClusterTable, Ints]:
         """Rows by cell, cluster and micro-batch, normalized, then by cell and cluster alone; and the cell of each."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
-        sums, cells, layout = _stacked([table.sums for table in tables]), _numbered(tables), self.layouts.rows
+        sums, cells, layout = _stacked([table.sums for table in tables]), numbered(tables), self.layouts.rows
         factors = self._factors_of(groups[cells], tables)
         if factors is not None:
             sums = sums.copy() if len(tables) == 1 else sums
@@ -148,11 +148,6 @@ class Closing:
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
-
-
-def _numbered(tables: Sequence[ClusterTable]) -> Ints:
-    """Which table each row of all of them is of."""
-    return np.repeat(np.arange(len(tables)), [len(table) for table in tables])
 
 
 def _stacked(tables: Sequence[Float64s]) -> Float64s:
