@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_cli import run
+from command import run
 
 from mismatchctl.analyze import ReplayOptions, analyze
 from mismatchctl.analyze.against import read_log

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pytest
 from chromium import NEEDS_BROWSER, TOO_WIDE, visit
-from test_cli import run
+from command import run
 from test_report_html import Parsed
 
 from mismatchctl.analyze import analyze
@@ -136,10 +136,9 @@ def test_vocabularies(tmp_path: Path) -> None:
 
 def test_the_command(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "tokens.html"
-    done = run("analyze", dump, "-c", "geo_rs", "--tokens", page, "--browse", f"{dump.name}:3", "--tokenizer", "bytes")
-    assert done.exit_code == 0, done.output
+    run("analyze", dump, "-c", "geo_rs", "--tokens", page, "--browse", f"{dump.name}:3", "--tokenizer", "bytes", code=0)
     assert "row 3" in page.read_text()
-    assert run("analyze", dump, "--browse", f"{dump}:3").exit_code == 2
+    run("analyze", dump, "--browse", f"{dump}:3", code=2)
 
 
 @pytest.fixture(scope="module")

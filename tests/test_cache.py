@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +105,18 @@ def test_rows_of_sequences_are_kept_too(dump: Path, tmp_path: Path, decoded: lis
     assert (tmp_path / "first.parquet").read_bytes() == (tmp_path / "second.parquet").read_bytes()
 
 
-def test_one_more_step_costs_one_step(dump: Path, tmp_path: Path, decoded: list[str]) -> None:
-    last = max(dump.glob("*.parquet"))
-    shutil.move(last, tmp_path / last.name)
+@pytest.mark.parametrize("place", [min, max])
+def test_one_more_step_costs_one_step(
+    place: Callable[[Iterable[Path]], Path], dump: Path, tmp_path: Path, decoded: list[str]
+) -> None:
+    """Before those that are kept or behind them: the places that a Result names are those of the dump as it is now."""
+    new = place(dump.glob("*.parquet"))
+    shutil.move(new, tmp_path / new.name)
     measured(dump, tmp_path / "kept")
-    shutil.move(tmp_path / last.name, last)
+    shutil.move(tmp_path / new.name, new)
     decoded.clear()
     grown = measured(dump, tmp_path / "kept")
-    assert set(decoded) == {last.name}
-    assert grown == measured(dump, None)
-
-
-def test_files_may_come_before_those_that_are_kept(dump: Path, tmp_path: Path, decoded: list[str]) -> None:
-    """The places that a Result names are those of the dump as it is now."""
-    first = min(dump.glob("*.parquet"))
-    shutil.move(first, tmp_path / first.name)
-    measured(dump, tmp_path / "kept")
-    shutil.move(tmp_path / first.name, first)
-    decoded.clear()
-    grown = measured(dump, tmp_path / "kept")
-    assert set(decoded) == {first.name}
+    assert set(decoded) == {new.name}
     assert grown == measured(dump, None)
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from test_cli import run, write_dump
+from command import run
+from test_cli import write_dump
 
 from mismatchctl.cli.output import visible
 from mismatchctl.correction import corrections_from_file
@@ -43,8 +44,7 @@ def dump(tmp_path: Path) -> Path:
 def test_places_are_checked_before_any_work(words: list[str], says: str, dump: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
-    done = run("analyze", "no-such-dump", *words)
-    assert done.exit_code == 2
+    done = run("analyze", "no-such-dump", *words, code=2)
     assert says in done.stderr
     assert "no-such-dump" not in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
@@ -53,13 +53,13 @@ def test_places_are_checked_before_any_work(words: list[str], says: str, dump: P
 
 def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    assert run("analyze", dump, "-o", out, "-c", "none").exit_code == 0
+    run("analyze", dump, "-o", out, "-c", "none", code=0)
     first = out.read_bytes()
-    assert run("analyze", dump, "-o", out, "-c", "token_tis").exit_code == 0
+    run("analyze", dump, "-o", out, "-c", "token_tis", code=0)
     assert out.read_bytes() != first
     file = next(dump.iterdir())
     held = file.read_bytes()
-    assert run("analyze", dump, "-o", file).exit_code == 2
+    run("analyze", dump, "-o", file, code=2)
     assert file.read_bytes() == held
 
 
@@ -70,12 +70,11 @@ def test_a_result_replaces_a_result_and_a_dump_never(dump: Path, tmp_path: Path)
 def test_verdicts_and_findings_have_pages(words: list[str], holds: str, dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     for _ in range(2):  # its own page may be written anew
-        done = run(*words, dump, "--html", page, "-q")
-        assert done.exit_code == 0, done.stderr
+        run(*words, dump, "--html", page, "-q", code=0)
     text = page.read_text("utf-8")
     assert text.lower().startswith("<!doctype html>") and holds in text
     page.write_text("mine")
-    assert run(*words, dump, "--html", page, "-q").exit_code == 2
+    run(*words, dump, "--html", page, "-q", code=2)
 
 
 def test_talk_is_on_stderr(dump: Path, tmp_path: Path) -> None:
@@ -109,8 +108,7 @@ def test_json_output_warns_of_what_was_left_out_on_stderr(tmp_path: Path) -> Non
     ],
 )
 def test_wrong_rules(flags: list[str], says: str, dump: Path) -> None:
-    done = run("analyze", dump, *flags)
-    assert done.exit_code == 2
+    done = run("analyze", dump, *flags, code=2)
     assert says in done.stderr
 
 
@@ -162,8 +160,7 @@ def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monke
 )
 def test_wrong_settings(text: str, says: str, dump: Path, tmp_path: Path) -> None:
     (tmp_path / "mismatchctl.toml").write_text(text)
-    done = run("analyze", dump)
-    assert done.exit_code == 2
+    done = run("analyze", dump, code=2)
     assert says in done.stderr
 
 
@@ -212,8 +209,7 @@ def test_the_installed_command_names_what_is_wrong_in_a_dump(dump: Path) -> None
 
 
 def test_wrong_variables(dump: Path) -> None:
-    done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2")
-    assert done.exit_code == 2
+    done = run("analyze", dump, MISMATCHCTL_ANALYZE_THREDS="2", code=2)
     assert "did you mean 'threads'?" in done.stderr
     inline = run("analyze", dump, "--json", MISMATCHCTL_ANALYZE_CORRECTION="{name: mine, weight: {truncate: 2}}")
     assert names(inline.stdout) == ["mine"]
@@ -222,15 +218,14 @@ def test_wrong_variables(dump: Path) -> None:
 def test_check_takes_several_paths_and_gathers_files_that_are_alike(dump: Path, tmp_path: Path) -> None:
     bad = write_dump(tmp_path / "bad", bad=float("nan"))
     (bad / "broken.parquet").write_bytes(b"PAR1")
-    done = run("schema", "--check", dump, bad)
-    assert done.exit_code == 4
+    done = run("schema", "--check", dump, bad, code=4)
     assert "fine  " in done.stdout and "and 2 more like it" in done.stdout
     assert "5 of 7 files" in done.stdout
     assert "NaN" in done.stdout
     assert run("schema", "--check", dump, bad, "-q").output == ""
     data = json.loads(run("schema", "--check", dump, bad, "--json").stdout)
     assert [file["sound"] for file in data].count(False) == 2
-    assert run("schema", "--check").exit_code == 2
+    run("schema", "--check", code=2)
 
 
 def test_reference_as_json() -> None:
@@ -241,7 +236,7 @@ def test_reference_as_json() -> None:
 
 
 def test_a_gate_metric_is_found_under_any_number() -> None:
-    assert run("metrics", "gate3_tokens_low").exit_code == 0
+    run("metrics", "gate3_tokens_low", code=0)
     assert "0.0001" not in run("metrics", "gate3_tokens_low").stdout
 
 

@@ -218,9 +218,15 @@ def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Pat
     assert [(row["response_mask"], row["reward"]) for row in rows] == [([], 1.0)]
 
 
-def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
-    source = tmp_path / "train_data"
-    source.mkdir()
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty folder of train_data."""
+    folder = tmp_path / "train_data"
+    folder.mkdir()
+    return folder
+
+
+def test_tensor_parallel_duplicates_are_read_once(source: Path, tmp_path: Path) -> None:
     content = (SLIME / "miles_head/train_data/0_0.pt").read_bytes()
     for rank in range(2):
         (source / f"0_{rank}.pt").write_bytes(content)
@@ -228,9 +234,7 @@ def test_tensor_parallel_duplicates_are_read_once(tmp_path: Path) -> None:
     assert (done.rows, done.copies) == (4, 4)
 
 
-def test_samples_of_one_name_with_other_values_are_both_read(tmp_path: Path) -> None:
-    source = tmp_path / "train_data"
-    source.mkdir()
+def test_samples_of_one_name_with_other_values_are_both_read(source: Path, tmp_path: Path) -> None:
     content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
     torch.save(content, source / "0_0.pt")
     content["rollout_data"]["log_probs"][0] -= 0.5
@@ -239,9 +243,7 @@ def test_samples_of_one_name_with_other_values_are_both_read(tmp_path: Path) -> 
     assert (done.rows, done.copies) == (5, 3)
 
 
-def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(tmp_path: Path) -> None:
-    source = tmp_path / "train_data"
-    source.mkdir()
+def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(source: Path, tmp_path: Path) -> None:
     content = torch.load(SLIME / "miles_head/train_data/0_0.pt", weights_only=True)
     torch.save(content, source / "0_1.pt")
     del content["rollout_data"]["log_probs"]

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from command import run
+from test_importers import converted
 
 from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
@@ -28,12 +29,6 @@ ALONE = {
     "slime-rollout": SLIME / "rollout_data",
     "miles-dashboard": MILES / "dashboard_columns",
 }
-
-
-def converted(source: Path, out: Path, **how: Any) -> list[dict[str, Any]]:
-    convert(source, out / "out.parquet", **how)
-    rows: list[dict[str, Any]] = pq.read_table(out / "out.parquet").to_pylist()
-    return rows
 
 
 @pytest.mark.parametrize("framework", ALONE)

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from command import run
 from configurations import read_native
-from test_cli import run, write_dump
+from test_cli import write_dump
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -104,8 +105,7 @@ def test_what_a_framework_rejects_is_rejected(dump: Path, tmp_path: Path, data: 
 def test_a_file_that_is_absent_or_no_yaml(dump: Path, tmp_path: Path) -> None:
     assert "absent.yaml" in run("analyze", dump, "--config", "absent.yaml").stderr
     (tmp_path / "broken.yaml").write_text("rollout_correction: [")
-    done = run("analyze", dump, "--config", tmp_path / "broken.yaml")
-    assert done.exit_code == 2
+    done = run("analyze", dump, "--config", tmp_path / "broken.yaml", code=2)
     assert "not valid YAML" in done.stderr
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
@@ -114,8 +114,7 @@ def test_a_file_that_is_absent_or_no_yaml(dump: Path, tmp_path: Path) -> None:
 
 def test_analyze_puts_configurations_beside_other_corrections(dump: Path, tmp_path: Path) -> None:
     verl, mis = written(tmp_path, {"rollout_correction": VERL}, "verl.yaml"), written(tmp_path, MIS, "mis.yaml")
-    done = run("analyze", dump, "-c", "none", "--config", verl, "--config", mis, "--json")
-    assert done.exit_code == 0
+    done = run("analyze", dump, "-c", "none", "--config", verl, "--config", mis, "--json", code=0)
     found = json.loads(done.stdout)["corrections"]
     assert [item["name"] for item in found] == ["none", "verl", "mis"]
     assert found[2]["gates"][0]["keep"] == [0.99, 1.001]
@@ -125,16 +124,14 @@ def test_analyze_puts_configurations_beside_other_corrections(dump: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["mine.yaml", "mine.json"])
 def test_a_configuration_given_as_a_correction_is_pointed_to_its_flag(dump: Path, tmp_path: Path, name: str) -> None:
-    done = run("analyze", dump, "-c", written(tmp_path, {"rollout_correction": VERL}, name))
-    assert done.exit_code == 2
+    done = run("analyze", dump, "-c", written(tmp_path, {"rollout_correction": VERL}, name), code=2)
     assert "--config" in done.stderr
     assert "verl@2026-08" in done.stderr
 
 
 @pytest.mark.parametrize("framework", ["verl", "verl@2025-10", "verl@2025-11-25", "slime", "miles"])
 def test_a_preset_in_a_frameworks_syntax_is_read_back_as_it_was(tmp_path: Path, framework: str) -> None:
-    done = run("presets", "show", "token_tis", "--as", framework)
-    assert done.exit_code == 0
+    done = run("presets", "show", "token_tis", "--as", framework, code=0)
     path = tmp_path / "native.yaml"
     path.write_text(done.stdout)
     _, again = read_native(path, framework)
@@ -166,8 +163,7 @@ def test_what_a_framework_cannot_say_is_refused_or_stands_in_comments() -> None:
     ],
 )
 def test_names_on_dashboards_are_explained(name: str, says: list[str]) -> None:
-    done = run("metrics", name)
-    assert done.exit_code == 0
+    done = run("metrics", name, code=0)
     for words in says:
         assert words in done.stdout
     assert json.loads(run("metrics", name, "--json").stdout)
@@ -191,8 +187,9 @@ def test_framework_replays_every_step_as_the_library_does(tmp_path: Path) -> Non
                 steps[step] += rows
                 recorder.write(step=step, run=["r"] * 8, **{name: [row[name] for row in rows] for name in rows[0]})
     path = written(tmp_path, {"rollout_correction": VERL}, "mine.yaml")
-    done = run("analyze", folder / "part-0", folder / "part-1", "--config", path, "--framework", "verl", "--json")
-    assert done.exit_code == 0, done.stderr
+    done = run(
+        "analyze", folder / "part-0", folder / "part-1", "--config", path, "--framework", "verl", "--json", code=0
+    )
     result = json.loads(done.stdout)
     assert result["provenance"]["framework"] == "verl@2026-08"
     found = result["runs"]["r"]
@@ -248,8 +245,7 @@ def test_a_log_that_agrees(
     dump: Path, tmp_path: Path, logged: dict[str, list[float]], nested: bool, prefix: str
 ) -> None:
     log = rows(tmp_path / "metrics.jsonl", logged, nested=nested, prefix=prefix)
-    done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log)
-    assert done.exit_code == 0, done.stderr
+    done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log, code=0)
     assert f"{len(logged)} of {len(logged)} names agree" in done.stdout
     assert "DIFFERS" not in done.stdout
     assert done.stdout.index("K3") < done.stdout.index("names agree")  # after the summary
@@ -259,8 +255,7 @@ def test_a_log_that_differs_is_told_name_by_name(dump: Path, tmp_path: Path, log
     changed = {name: list(series) for name, series in logged.items() if name != "rollout_corr/k3_kl"}
     changed["rollout_corr/training_ppl"][1] *= 1.25
     log = rows(tmp_path / "metrics.jsonl", changed, nested=True)
-    done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log)
-    assert done.exit_code == 0
+    done = run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--against", log, code=0)
     (line,) = [line for line in done.stdout.splitlines() if "DIFFERS" in line]
     assert "rollout_corr/training_ppl" in line
     assert "2.0e-01" in line
@@ -288,21 +283,19 @@ def test_logs_that_cannot_be_used(
 
 def test_the_report_shows_what_would_have_been_logged(dump: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    assert run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page).exit_code == 0
+    run("analyze", dump, "-c", "token_tis", "--framework", "verl", "--html", page, code=0)
     assert "What verl@2026-08 would have logged" in page.read_text()
     assert "training_log_ppl" in page.read_text().replace("<wbr>", "")
 
 
 def test_a_file_of_corrections_is_shown_in_a_frameworks_syntax(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("weight: {level: token, truncate: 3.0}\n")
-    done = run("presets", "show", str(tmp_path / "mine.yaml"), "--as", "verl")
-    assert done.exit_code == 0
+    done = run("presets", "show", str(tmp_path / "mine.yaml"), "--as", "verl", code=0)
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is_threshold"] == 3.0
 
 
 def test_what_verl_would_reject_is_not_written() -> None:
-    done = run("presets", "show", "icepop", "--as", "verl", "--nearest")
-    assert done.exit_code == 0
+    done = run("presets", "show", "icepop", "--as", "verl", "--nearest", code=0)
     assert "two bounds above 0" in done.stdout
     assert yaml.safe_load(done.stdout)["algorithm"]["rollout_correction"]["rollout_is"] is None
 
@@ -348,8 +341,7 @@ def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: 
     ],
 )
 def test_a_replay_that_nobody_can_do_is_refused(dump: Path, words: list[str], says: str) -> None:
-    done = run("analyze", dump, "-c", "token_tis", *words)
-    assert done.exit_code == 2
+    done = run("analyze", dump, "-c", "token_tis", *words, code=2)
     assert says in done.stderr
 
 

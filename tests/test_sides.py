@@ -18,6 +18,7 @@ from mismatchctl.diagnose.saved import diagnosis_schema
 from mismatchctl.result import Sides
 
 DUMPS = Path(__file__).parent / "reference_dumps"
+NOISY = DUMPS / "moe_noise_both_bf16"
 LABELS = json.loads((DUMPS / "labels.json").read_text())
 
 
@@ -175,28 +176,26 @@ def test_a_sound_reference_is_not_suspected(name: str) -> None:
     assert "faulty_reference" not in {finding.cause for finding in findings}
 
 
+def sides_with(rollout: np.ndarray, folder: Path) -> Any:
+    """Whose error it is, where the rollout of a dump with noise on both sides is another."""
+    table = pq.read_table(NOISY)
+    lists, where = table["rollout_log_probs"].combine_chunks(), table.schema.get_field_index("rollout_log_probs")
+    changed = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(rollout, 0.0)))
+    pq.write_table(table.set_column(where, "rollout_log_probs", changed), folder / "d.parquet")
+    return sides_of(folder)
+
+
 def test_both_wrong_by_unlike_amounts_is_not_sure(tmp_path: Path) -> None:
     """One side's error is 1.7 times the other's: within the factor of two, and not far from it."""
-    table = pq.read_table(DUMPS / "moe_noise_both_bf16")
-    rollout, _, reference = columns(DUMPS / "moe_noise_both_bf16")
-    lists = table["rollout_log_probs"].combine_chunks()
-    louder = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(reference + 1.7 * (rollout - reference), 0.0)))
-    where = table.schema.get_field_index("rollout_log_probs")
-    pq.write_table(table.set_column(where, "rollout_log_probs", louder), tmp_path / "d.parquet")
-    found = sides_of(tmp_path)
+    rollout, _, reference = columns(NOISY)
+    found = sides_with(reference + 1.7 * (rollout - reference), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
 
 
 def test_a_fault_below_the_noise_of_both_is_said_to_be_one_sides(tmp_path: Path) -> None:
     """Both carry the same error, and the rollout a smaller one of its own: equal in size, and the gap is its own."""
-    table = pq.read_table(DUMPS / "moe_noise_both_bf16")
-    _, train, reference = columns(DUMPS / "moe_noise_both_bf16")
-    own = 0.3 * np.roll(train - reference, 1)
-    lists = table["rollout_log_probs"].combine_chunks()
-    faulty = pa.ListArray.from_arrays(lists.offsets, pa.array(np.minimum(train + own, 0.0)))
-    where = table.schema.get_field_index("rollout_log_probs")
-    pq.write_table(table.set_column(where, "rollout_log_probs", faulty), tmp_path / "d.parquet")
-    found = sides_of(tmp_path)
+    _, train, reference = columns(NOISY)
+    found = sides_with(train + 0.3 * np.roll(train - reference, 1), tmp_path)
     assert (found.side, found.confidence) == ("both", "medium")
     assert "the gap between them is the rollout's" in found.summary
 
