@@ -149,6 +149,17 @@ def test_the_nearest_file_with_settings_counts(dump: Path, tmp_path: Path, monke
     assert names(run("analyze", dump).stdout) == ["seq_is"]
 
 
+def test_a_file_without_settings_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'own'\n")
+    code = (
+        "import sys; read = []; sys.addaudithook(lambda event, given: event == 'open' and read.append(str(given[0])))\n"
+        "sys.argv[1:] = ['metrics', 'k3', '--json']\nfrom mismatchctl.cli.main import main\ntry: main()\n"
+        "except SystemExit: print([one for one in read if one.endswith('pyproject.toml')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("pyproject.toml") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -154,7 +154,7 @@ def _settings(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    ctx.default_map = read_settings(ctx.command)
+    ctx.default_map = read_settings(ctx.command) if ctx.obj is None else ctx.obj
 
 
 @cache
@@ -196,7 +196,7 @@ def main() -> None:
     try:
         verb = sys.argv[1:2]
         alone = verb and verb[0] in VERBS and not any_settings()  # which may name any verb
-        app_of(*(verb if alone else VERBS))()
+        app_of(*(verb if alone else VERBS))(obj={} if alone else None)  # the settings, as far as they are known
     except OSError as error:  # of what typer prints itself
         sys.exit(_explain(error))
 
