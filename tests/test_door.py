@@ -175,6 +175,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "nothing to compare": (lambda: mm.compare(), "two dumps"),
     "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
+    "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
     "a configuration": (lambda: mm.lint(5), "not a int"),
     "a result": (lambda: mm.read_result(5), "not from a int"),
     "a preset": (lambda: mm.preset(5), "no preset 5"),
