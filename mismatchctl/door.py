@@ -93,7 +93,7 @@ def gate(
         corrections: further ones that rules name.
         **options: as `mismatchctl.gate.judge` takes them (`level`, ...).
     """
-    texts = list(rules) if isinstance(rules, (list, tuple)) else [rules]
+    texts: list[Any] = list(rules) if isinstance(rules, (list, tuple)) else [rules]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ConfigError(f"rules are texts as --rule takes them, not a {type(wrong[0]).__name__}")
     chosen = [rule for text in texts for rule in rules_from_text(text)] or list(DEFAULT_RULES)

@@ -83,6 +83,12 @@ def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: 
     assert "a.parquet" in done.stderr and done.stdout == ""
 
 
+@pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])
+def test_a_watch_that_saw_nothing_has_judged_nothing(tmp_path: Path, rule: list[str]) -> None:
+    done = command.run("watch", tmp_path / "not there", "--every", "0.1s", "--until-idle", "0.2s", *rule, code=4)
+    assert "not there: nothing to read came in 0.2s; name what the run writes" in done.stderr
+
+
 def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])

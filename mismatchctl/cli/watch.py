@@ -15,7 +15,7 @@ from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
 from mismatchctl.cli.output import page_files, say, visible, write
 from mismatchctl.cli.places import check_places, on_disk
-from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError
+from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
     from mismatchctl.render.document import Document
@@ -99,6 +99,10 @@ def watch(
         if exec_ is not None and fresh:
             known.update(fresh)
             _run(exec_, fresh)
+    if first:
+        raise DataError(
+            f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"
+        )
 
 
 def _show(look: Look, first: bool, quiet: bool) -> list[str]:
