@@ -184,15 +184,17 @@ def _clamped(value: Any, most: int) -> int:
 
 
 @compiled
-def _tally_ratios(x: Any, k3: Any, row: int, cell: int, tokens: Any, sums: Any, where: Any) -> None:
+def _tally_ratios(x: Any, k3: Any, tokens: Any, sums: Any, places: Any) -> None:
+    """Add tokens to those of their row by magnitude, and with K3 to the sums of their cell by signed bin."""
+    magnitude, signed = places
     for j in range(len(x)):  # bins first, by themselves: that loop has no store to wait for
         bits = float_bits(float32(x[j]))
-        magnitude = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
-        where[j] = _clamped(magnitude, bins.MAGNITUDES - 1) ^ int32(bits >> 31)
-    first, middle = row * bins.MAGNITUDES, cell * bins.SIGNED + bins.MAGNITUDES
+        place = ((bits & 0x7FFFFFFF) >> bins.SIGNED_SHIFT) - bins.FIRST_MAGNITUDE
+        magnitude[j] = _clamped(place, bins.MAGNITUDES - 1)
+        signed[j] = 2 * ((magnitude[j] ^ int32(bits >> 31)) + bins.MAGNITUDES)
     for j in range(len(x)):
-        tokens[uint64(first + (where[j] ^ (where[j] >> 31)))] += int32(1)  # unsigned: none counts from the end
-        add_to_row(sums, 2 * (middle + where[j]), (1.0, k3[j]))
+        tokens[uint64(magnitude[j])] += int32(1)  # unsigned: none counts from the end
+        add_to_row(sums, signed[j], (1.0, k3[j]))
 
 
 _Bins = tuple[int, int, int]
@@ -215,19 +217,22 @@ def _bin(value: float, kind: _Bins) -> int:
 
 @compiled
 def _place_surprisal(reference: Any, x: Any, where: Any) -> None:
-    """Bin of the surprisal and sign of the log ratio."""
+    """Where the row of `lanes` begins for the bin of the surprisal, the sign of the log ratio, and a lane."""
     for j in range(len(x)):
-        where[j] = 2 * _bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
+        row = 2 * _bin(-reference[j], _SURPRISAL) + (1 if x[j] < 0.0 else 0)
+        where[j] = 4 * (LANES * row + j % LANES)
 
 
 @compiled
 def _close_surprisal(lanes: Any, table: Any) -> None:
     """Add what was tallied of a bucket to its table, and begin anew."""
-    size = len(lanes) // LANES
-    for place in range(size, len(lanes)):
-        lanes[place % size] += lanes[place]
+    size = 4 * LANES
+    for place in range(0, len(lanes), size):
+        for number in range(4, size):
+            lanes[place + number % 4] += lanes[place + number]
     for place, row in enumerate(table):
-        up, down = lanes[8 * place : 8 * place + 4], lanes[8 * place + 4 : 8 * place + 8]
+        start = 2 * size * place
+        up, down = lanes[start : start + 4], lanes[start + size : start + size + 4]
         row[0] += up[0] + down[0]
         row[1] += up[1] - down[1]
         row[2] += up[2] + down[2]
@@ -239,17 +244,23 @@ def _close_surprisal(lanes: Any, table: Any) -> None:
 _MORE_LIKELY = tuple(int(np.count_nonzero(place < BIN_OF_SURPRISAL)) for place in range(len(PROBABILITIES)))
 """How many bins of surprisal lie above each bin of probability but the last; bins of surprisal begin at the certain."""
 _CAPS = len(CAPS)
+_LAYERS = 2 * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
+"""Numbers of a cluster in the table of layers."""
 
 
 @compiled
 def _place_layers(k3: Any, surprisal: Any, where: Any) -> None:
-    """Bin of the probability, and caps reached as `layers.caps_reached` has them; `surprisal` knows the sign."""
+    """Where the row of `layers` begins for the bin of the probability and the caps that K3 reaches.
+
+    They are as `layers.caps_reached` has them; `surprisal` is a place in `lanes`.
+    """
     for j in range(len(k3)):
-        bin_of, place = int32(surprisal[j] >> 1), int32(0)
+        place = int32(0)
         for edge in _MORE_LIKELY:
-            place = int32(place + (int32(1) if bin_of < int32(edge) else int32(0)))
-        reached = _clamped((int32(double_bits(k3[j]) >> 52) - (FIRST - 2)) >> 1, _CAPS)
-        where[j] = int32(place * (_CAPS + 1)) + reached
+            place = int32(place + (int32(1) if surprisal[j] < int32(8 * LANES * edge) else int32(0)))
+        exponent = int32(uint64(double_bits(k3[j])) >> uint64(52))  # unsigned: vectors of AVX2 shift no sign
+        reached = _clamped((exponent - (FIRST - 2)) >> 1, _CAPS)
+        where[j] = 2 * (int32(place * (_CAPS + 1)) + reached)
 
 
 @compiled
@@ -260,18 +271,15 @@ def _place_joint(policy_prob: Any, reference_prob: Any, where: Any) -> None:
 
 
 @compiled
-def _tally_run(
-    x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, cluster: int, layers: Any, joint: Any
-) -> None:  # fmt: skip
+def _tally_run(x: Any, k3: Any, reference_prob: Any, places: Any, lanes: Any, layers: Any, joint: Any) -> None:
     """Add tokens where they belong by surprisal, layer and probabilities: at once, as none waits for another.
 
     By surprisal and sign: tokens, log ratios, K3 and what certainty lacks. |log ratio| follows from these.
     """
     surprisal, layer, cell = places
-    size, start = len(lanes) // LANES, cluster * (len(_MORE_LIKELY) + 1) * (_CAPS + 1)
     for j in range(len(x)):
-        add_to_row(lanes, j % LANES * size + 4 * surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
-        add_to_row(layers, 2 * (start + layer[j]), (1.0, k3[j]))
+        add_to_row(lanes, surprisal[j], (1.0, x[j], k3[j], 1.0 - reference_prob[j]))
+        add_to_row(layers, layer[j], (1.0, k3[j]))
         joint[uint64(cell[j])] += 1
 
 
@@ -342,12 +350,14 @@ def reduce_sequences(
             extremes = _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(tokens_by_row):
-                _tally_ratios(own, k3_own, rows[i], cells[rows[i]], tokens_by_row, sums_by_cell, where)
+                row, sums_of = rows[i] * bins.MAGNITUDES, 2 * cells[rows[i]] * bins.SIGNED
+                _tally_ratios(own, k3_own, tokens_by_row[row:], sums_by_cell[sums_of:], (where, layer))
             if len(joint):
                 _place_surprisal(q, own, where)
                 _place_layers(k3_own, where, layer)
                 _place_joint(p_own, q_own, cell)
-                _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, clusters[i], layers, joint)
+                own_layers = layers[clusters[i] * _LAYERS :]
+                _tally_run(own, k3_own, q_own, (where, layer, cell), lanes, own_layers, joint)
                 _tally_positions(own, k3_own, start - offsets[i], places, by_position[bucket])
                 _add_outside(own, *extremes, outside[i])
             x[0] = x[n]
