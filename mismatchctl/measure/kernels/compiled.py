@@ -34,8 +34,8 @@ from mismatchctl.measure.layers import table_of
 from mismatchctl.ratios import INTERVALS, Ratios
 
 _LOOPS, _LADDERS = "mismatchctl.measure.kernels.loops", "mismatchctl.measure.kernels.ladders"
-make_terms, mend_unlikely = Loop(_LOOPS, "make_terms"), Loop(_LOOPS, "mend_unlikely")
-reduce_sequences, search = Loop(_LOOPS, "reduce_sequences"), Loop("mismatchctl.measure.kernels.searches", "search")
+make_terms, reduce_sequences = Loop(_LOOPS, "make_terms"), Loop(_LOOPS, "reduce_sequences")
+search = Loop("mismatchctl.measure.kernels.searches", "search")
 truncate_sequences, climb_sequences = Loop(_LADDERS, "truncate_sequences"), Loop(_LADDERS, "climb_sequences")
 _NOWHERE = np.zeros(0, np.int64)
 
@@ -84,7 +84,6 @@ class CompiledRatios(Ratios):
     def _terms(self) -> tuple[Float64s, ...]:
         log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
         make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
-        mend_unlikely(*self.given, policy_prob)
         return terms
 
     @cached_property

@@ -83,7 +83,7 @@ def _widener() -> Any:
 
 
 def _extreme(name: str) -> Any:
-    """A function for one of two doubles, for loops of vector code: NaN and the sign of 0 do not matter."""
+    """A function for one of two floats, for loops of vector code: NaN and the sign of 0 do not matter."""
 
     @intrinsic
     def extreme(typing: Any, first: Any, second: Any) -> Any:
@@ -92,7 +92,7 @@ def _extreme(name: str) -> Any:
             function = builder.module.declare_intrinsic(name, [kind], ir.FunctionType(kind, [kind, kind]))
             return builder.call(function, given, fastmath=("nnan", "nsz"))
 
-        return float64(float64, float64), generate
+        return first(first, second), generate
 
     return extreme
 

@@ -37,8 +37,8 @@ _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # 
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
 _SMALLEST, _LARGEST = -708.0, 709.4
 """Where exp is nearest to 0 and largest here; below and beyond, it counts as 0 and as overflow."""
-UNLIKELY = -700.0
-"""A probability below exp of it has lost digits."""
+_FAR = 700.0
+"""Exp of what is farther from 0 may lose digits."""
 _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_RATIO_BOUND)
 
 
@@ -56,6 +56,27 @@ def _split(x: float) -> tuple[float, float, float]:
 
 
 @compiled_terms
+def _terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
+    """expm1 and K3 of x, exp of q: of numbers that `_split` can take, or of what is nearest to them."""
+    k, r, scale = _split(x_within)
+    excess = scale * (k + r) + (scale - 1.0)
+    whole = k if scale == 1.0 else excess - x
+    k, r, scale = _split(q_within)
+    return excess, whole, scale * (1.0 + (r + k))
+
+
+@compiled
+def _farthest(policy: Any, reference: Any) -> Any:
+    """The largest size of a log ratio or of a log-prob of the reference; 0 of none."""
+    widen()
+    farthest = float32(0.0)
+    for j in range(len(policy)):
+        apart, own = float32(policy[j] - reference[j]), float32(reference[j])
+        farthest = larger(farthest, larger(abs(apart), abs(own)))
+    return farthest
+
+
+@compiled_terms
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
@@ -64,31 +85,31 @@ def make_terms(
     for j in range(len(policy)):
         q = float64(reference[j])
         x = float64(policy[j]) - q
-        k, r, scale = _split(min(max(x, _SMALLEST), _LARGEST))
-        excess = scale * (k + r) + (scale - 1.0)
-        whole = k if scale == 1.0 else excess - x
-        over = x > _LARGEST
-        excess = np.inf if over else excess
+        excess, whole, probability = _terms(x, x, q)
         log_ratio[j] = x
         exp_minus_one[j] = excess
-        k3[j] = np.inf if over else whole
-        k, r, scale = _split(min(max(q, _SMALLEST), _LARGEST))
-        probability = scale * (1.0 + (r + k))
+        k3[j] = whole
         reference_prob[j] = probability
         policy_prob[j] = probability + probability * excess
+    if _farthest(policy, reference) > _FAR - 1.0:  # a float32 may be rounded
+        _mend_far(policy, reference, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
 
 
-@compiled
-def mend_unlikely(policy: Any, reference: Any, policy_prob: Any) -> None:
-    """The policy's probability anew where the reference's is too small for it to be made from that one."""
-    unlikely = 0
-    for j in range(len(policy)):  # vector code, as it does not say which
-        unlikely += reference[j] < UNLIKELY
-    if not unlikely:
-        return
+@compiled_terms
+def _mend_far(
+    policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
+) -> None:
+    """The terms anew where exp overflows or loses digits, which is rare."""
     for j in range(len(policy)):
-        if reference[j] < UNLIKELY:
-            policy_prob[j] = math.exp(policy[j])
+        x, q = log_ratio[j], float64(reference[j])
+        if max(abs(x), abs(q)) > _FAR:
+            within = min(max(x, _SMALLEST), _LARGEST), min(max(q, _SMALLEST), _LARGEST)
+            excess, whole, probability = _terms(x, *within)
+            over = x > _LARGEST
+            exp_minus_one[j] = np.inf if over else excess
+            k3[j] = np.inf if over else whole
+            reference_prob[j] = probability
+            policy_prob[j] = math.exp(policy[j]) if q < -_FAR else probability + probability * exp_minus_one[j]
 
 
 @compiled_sums
@@ -346,7 +367,6 @@ def reduce_sequences(
             p, q, places = policy[start:stop], reference[start:stop], position[start:stop]
             own, k3_own, p_own, q_own = x[1 : n + 1], k3[:n], policy_prob[:n], reference_prob[:n]
             make_terms(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own)
-            mend_unlikely(p, q, p_own)
             extremes = _add_sums(p, q, own, exp_minus_one[:n], k3_own, p_own, q_own, sums[i], maxima[i])
             _add_neighbours(x[1 - early : n + 1], position[start - early : stop], sums[i, _FIRST_NEIGHBOUR:])
             if len(tokens_by_row):
