@@ -27,7 +27,8 @@ _MOST_NESTED = 4
 """Variables in the defaults of variables."""
 _LONGEST = 10_000
 """Of a word with its variables put in: `A=$A$A` grows without end."""
-_MOST_READINGS = 100
+_MOST_WORDS = 500_000
+"""Of all readings together."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ def parse_shell(text: str) -> list[Reading]:
     found = words(text)
     readings: list[Reading] = []
     for number, (branch, choice) in enumerate(choices(found, _sets)):
-        if number >= _MOST_READINGS:
-            raise TextError(f"more than {_MOST_READINGS} branches set something: give what one of them launches")
+        if number * len(found) > _MOST_WORDS:
+            raise TextError("too many branches set something for so long a script: give what one of them launches")
         keys = _keys_of([word for word in found if is_followed(word, choice)])
         if all(keys != one.keys for one in readings):
             readings.append(Reading(keys, branch.line if branch is not None else 0))

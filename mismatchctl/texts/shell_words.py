@@ -19,6 +19,7 @@ _BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do"
 """Words that a command, or a variable, may follow."""
 _ENDS = "\n;|&"
 """What ends a command."""
+_DEEPEST = 50
 _LEAVES = ("exit", "return")
 """Commands after which nothing of the script is launched."""
 
@@ -148,6 +149,8 @@ class _Words:
     def _follow(self, word: str) -> None:
         """Note what a word means for branches where a command may stand."""
         if word in ("if", "case"):
+            if sum(1 for _ in _path(self.branch)) >= _DEEPEST:
+                raise TextError("branches are nested too deeply")
             self.branch = Branch(Block(self.branch), self._line)
         elif self.branch is not None:
             if word in ("then", "else"):
