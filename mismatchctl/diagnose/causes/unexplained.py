@@ -20,7 +20,9 @@ _GROSS, _BEYOND, _RARELY = 1.2, 30.0, 0.05
 _TAIL, _TAILED = 12.0, 3
 """Beyond so many times the noise begins the tail: with so many times more tokens there, gross ones are its end."""
 _LOUD, _FEWER, _SEATED = 5.0, 1.5, 5
-_HOLD, _FEWEST, _MANY = 0.05, 200, 32
+_HOLD, _FEWEST = 0.05, 200
+_MANY, _APART = 32, 1.0
+"""Rows, and the variance of their levels, from which rows of two kinds are sure: prompts of two sorts may vary too."""
 _BROKEN, _FAR, _CALIBRATED = 8.0, 0.2, 3.0
 
 
@@ -114,7 +116,7 @@ def _rows(case: Case) -> Diagnosis | None:
     tokens = found.louder[case.sequence]
     share = float(found.louder.sum()) / found.rows
     return Diagnosis(
-        "high" if found.rows >= _MANY else "medium",
+        "high" if found.rows >= _MANY and found.variance >= _APART else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
         "along, and no column of the dump says which: they were sampled, or scored, otherwise",
         share=case.share(tokens),
