@@ -326,7 +326,7 @@ def test_words_of_a_script() -> None:
     [
         ("if a; then L=1; else\n L=2\nfi\nrun a.b=$L", [(1, "1"), (1, "2")]),
         ("# if\nif x # then\nthen # c\n L=1 # fi\nelse\n L=2\nfi\nrun \\\n a.b=$L", [(3, "1"), (5, "2")]),
-        ("L=0\nif a; then\n run a.b=1\nfi\nrun c.d=$L", [(2, "1"), (0, None)]),
+        ("L=0\nif a; then\n run a.b=1\nfi\nrun c.d=$L", [(2, "1"), (-2, None)]),
         ("if a; then\n if b; then\n  L=1\n else\n  L=2\n fi\nelif c; then L=3\nelse\n L=4\nfi\nrun a.b=$L",
          [(2, "1"), (4, "2"), (7, "3"), (8, "4")]),
         ('case "$(hostname)" in\n a|b) L=1 ;;\n (c) L=2\n ;;\n *) echo usage; exit 1;;\nesac\nrun a.b=$L',
@@ -335,13 +335,17 @@ def test_words_of_a_script() -> None:
          [(2, "1"), (3, "2")]),
         ('L=3\nwhile a; do\n case "$1" in\n  --level) L="$2"; shift 2;;\n  *) exit 1;;\n esac\ndone\nrun a.b=$L',
          [(0, "3")]),
+        ("if a; then\n test -f x || exit 1\n L=1\nelse\n L=2\nfi\nrun a.b=$L", [(1, "1"), (4, "2")]),
+        ("if a; then\n while b; do\n  exit\n done\n L=1\nelse\n L=2; exit\nfi\nrun a.b=$L", [(1, "1")]),
+        ("die() {\n exit 1\n}\nif a; then\n L=1\n ls x && {\n echo no; exit 1; }\nfi\nrun a.b=$L",
+         [(4, "1"), (-4, "$L")]),
         ("if a; then L=1\nrun a.b=$L", [(0, "1")]),
         ("run a.b=1 --name 'if' then\nrun fi", [(0, "1")]),
     ],
 )  # fmt: skip
 def test_each_branch_that_sets_something_is_a_reading(script: str, readings: list[tuple[int, str | None]]) -> None:
     found = [(one.line, one.keys.get("a", {}).get("b")) for one in parse_shell(script)]
-    assert found == [(line, value and int(value)) for line, value in readings]
+    assert found == [(line, int(value) if value and value.isdigit() else value) for line, value in readings]
 
 
 @pytest.mark.parametrize(
@@ -372,14 +376,32 @@ TWO_CALLS = """GRPOConfig(vllm_importance_sampling_mode="token_truncate", vllm_i
 GRPOConfig(vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=3.0)
 """
 
+TWO_SWITCHES = """ARGS=(algorithm.rollout_correction.rollout_is=token)
+if [ -n "$THR" ]; then
+  ARGS+=(algorithm.rollout_correction.rollout_is_threshold=3.0)
+fi
+if [ -n "$SEQ" ]; then ARGS+=(algorithm.rollout_correction.rollout_is=sequence); fi
+python3 -m verl.trainer.main_ppo "${ARGS[@]}"
+"""
+IN_ONE_LINE = "if [ $M = a ]; then L=token; elif [ $M = b ]; then L=sequence; fi\n" + (
+    "python3 -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_is=$L\n"
+)
+
 
 @pytest.mark.parametrize(
     ("name", "text", "made"),
     [
+        (
+            "run.sh", TWO_SWITCHES,
+            {"run-line-2": ("sequence", 3.0), "run-without-line-2": ("sequence", 2.0),
+             "run-without-line-5": ("token", 3.0)},
+        ),
+        ("run.sh", IN_ONE_LINE, {"run-line-1": ("token", 2.0), "run-line-1-2": ("sequence", 2.0)}),
+        ("two.py", TWO_CALLS.replace(")\n", "); ", 1), {"two-line-1": ("token", 2.0), "two-line-1-2": ("token", 3.0)}),
         ("run.sh", VERL_BRANCHES, {"run-line-1": ("token", 2.0), "run-line-4": ("sequence", 5.0)}),
         ("two.py", TWO_CALLS, {"two-line-1": ("token", 2.0), "two-line-2": ("token", 3.0)}),
     ],
-)
+)  # fmt: skip
 def test_what_a_file_says_in_two_ways_stands_side_by_side(
     name: str, text: str, made: dict[str, tuple[str, float]], tmp_path: Path
 ) -> None:

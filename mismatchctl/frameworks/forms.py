@@ -42,7 +42,7 @@ class Said:
         name: of the correction that it makes.
         keys: and their values.
         whose: the framework whose class is called; empty where only the keys can tell.
-        line: where it begins, counted from 1; 0 where nothing else is said in the file, or where a script sets nothing.
+        line: where it begins, counted from 1, or, negated, a branch that it leaves out; 0 where it is all of the file.
     """
 
     name: str

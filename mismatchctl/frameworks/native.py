@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Written:
         name: how the correction that it makes is called.
         framework: whose it is, at the version that it was written for.
         keys: all of it, what it includes and points to put in.
-        line: where it begins, as far as there are others in the file.
+        line: where it begins, or, negated, a branch that it leaves out; 0 where it is all of the file.
     """
 
     name: str
@@ -92,12 +93,19 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     if len(found) > 1:  # where a script takes no branch, variables may be without a value
-        found = [one for one in found if one.line or one.is_readable] or found
-    names = [one.name for one in found]
-    return [
-        replace(one, name=f"{one.name}-line-{one.line}") if one.line and names.count(one.name) > 1 else one
-        for one in found
-    ]
+        found = [one for one in found if one.line > 0 or one.is_readable] or found
+    return [replace(one, name=name) for one, name in zip(found, _names(found), strict=True)]
+
+
+def _names(found: Sequence[Written]) -> Iterator[str]:
+    """A name of its own for each: with the line, and with a number where several begin there."""
+    places = [(one.name, one.line) for one in found]
+    for number, (name, line) in enumerate(places):
+        before = places[:number].count((name, line))
+        if line and sum(name == other for other, _ in places) > 1:
+            name += f"-line-{line}" if line > 0 else f"-without-line-{-line}"
+            name += f"-{before + 1}" if before else ""
+        yield name
 
 
 def _tells(said: Said, framework: str) -> bool:

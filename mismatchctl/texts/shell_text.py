@@ -33,7 +33,11 @@ _MOST_WORDS = 500_000
 
 @dataclass(frozen=True)
 class Reading:
-    """Keys of what a script launches if it takes one branch; `line` is where that begins, 0 where it takes none."""
+    """Keys of what a script launches.
+
+    Attributes:
+        line: where the branch begins that it takes, negated: that it does not take; 0 where it has none.
+    """
 
     keys: dict[str, Any]
     line: int = 0
@@ -56,12 +60,12 @@ def parse_shell(text: str) -> list[Reading]:
     """
     found = words(text)
     readings: list[Reading] = []
-    for number, (branch, choice) in enumerate(choices(found, _sets)):
+    for number, (line, choice) in enumerate(choices(found, _sets)):
         if number * len(found) > _MOST_WORDS:
             raise TextError("too many branches set something for so long a script: give what one of them launches")
         keys = _keys_of([word for word in found if is_followed(word, choice)])
         if all(keys != one.keys for one in readings):
-            readings.append(Reading(keys, branch.line if branch is not None else 0))
+            readings.append(Reading(keys, line))
     return readings or [Reading(_keys_of(found))]
 
 

@@ -81,17 +81,18 @@ Choice = Mapping[Block, Branch | None]
 """Which branch is taken of some blocks; None: none of them."""
 
 
-def choices(found: Sequence[Word], sets: Callable[[str], bool]) -> Iterator[tuple[Branch | None, Choice]]:
-    """Each branch that may be taken of a block in which something is set (None where it sets nothing), and its choice.
+def choices(found: Sequence[Word], sets: Callable[[str], bool]) -> Iterator[tuple[int, Choice]]:
+    """Each branch that may be taken of a block in which something is set: its line, and its choice.
 
-    Of other blocks nothing is chosen, but for those that the block stands in.
+    Where it sets nothing, or none is taken, the line is that of the block's first branch, negated. Of other blocks
+    nothing is chosen, but for those that the block stands in.
     """
     setting = dict.fromkeys(outer for word in found if sets(word.text) for outer in _path(word.branch))
     for block in dict.fromkeys(branch.block for branch in setting):
         around = {outer.block: outer for outer in _path(block.within)}
         for own in (*block.branches, *([] if block.always else [None])):
             if own is None or not own.leaves:
-                yield (own if own in setting else None), {**around, block: own}
+                yield (own.line if own in setting else -block.branches[0].line), {**around, block: own}
 
 
 def is_followed(word: Word, choice: Choice) -> bool:
@@ -114,6 +115,7 @@ class _Words:
 
     Attributes:
         branch: in which the reader stands; of a condition, one that is none of its block's.
+        groups: the branch of each `{` and `do` that is open: what stands in them may not come to pass.
     """
 
     def __init__(self, text: str) -> None:
@@ -121,14 +123,15 @@ class _Words:
         self._lines = _Lines(joined)
         self._ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
         self.branch: Branch | None = None
+        self.groups: list[Branch | None] = []
 
     def __iter__(self) -> Iterator[Word]:
         lexer = shlex.shlex(self._lines, posix=True, punctuation_chars=_ENDS)
         lexer.whitespace_split, lexer.whitespace = True, " \t\r\f"
-        behind = in_array = in_head = in_pattern = False
+        behind = in_array = in_head = in_pattern = depends = False
         for word in lexer:
             if word and not word.strip(_ENDS):
-                behind = False
+                behind, depends = False, depends or "&&" in word or "||" in word
                 in_pattern = in_pattern or (";;" in word and self.branch is not None)
                 continue
             if in_head or (in_pattern and word != "esac"):
@@ -139,15 +142,18 @@ class _Words:
                 continue
             if not behind:
                 in_head, in_pattern = word == "case", False
-                self._follow(word)
+                self._follow(word, depends=depends)
+            if word == "{":  # behind the name of a function, too
+                self.groups.append(self.branch)
+            depends = False
             opens = _ARRAY.match(word)
             word = word[opens.end() :] if opens else word
             in_array = (in_array or bool(opens)) and not word.endswith(")")
             yield Word(word.replace("\f", " "), behind or in_array or bool(opens), self.branch)
             behind = behind or not (VARIABLE.fullmatch(word) or word in _BEFORE)
 
-    def _follow(self, word: str) -> None:
-        """Note what a word means for branches where a command may stand."""
+    def _follow(self, word: str, *, depends: bool) -> None:
+        """Note what a word means for branches where a command may stand; it may depend on the one before."""
         if word in ("if", "case"):
             if sum(1 for _ in _path(self.branch)) >= _DEEPEST:
                 raise TextError("branches are nested too deeply")
@@ -158,7 +164,11 @@ class _Words:
             elif word in ("fi", "esac"):
                 self.branch = self.branch.block.within
             elif word in _LEAVES:
-                self.branch.leaves = True
+                self.branch.leaves |= not depends and self.branch not in self.groups
+        if word == "do":
+            self.groups.append(self.branch)
+        elif word in ("done", "}") and self.groups:
+            self.groups.pop()
 
     def _next(self, *, always: bool) -> None:
         assert self.branch is not None
