@@ -46,7 +46,6 @@ def poison_what_is_free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     if compiled:  # loops, pages and looks
         monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
-        monkeypatch.setattr("mismatchctl.diagnose.WORTH_COMPILING", 0)
         assert kernel_for(1) is COMPILED
     else:
         assert kernel_for(WORTH_COMPILING - 1) is not COMPILED

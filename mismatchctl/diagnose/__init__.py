@@ -17,7 +17,7 @@ from mismatchctl.engines import Engine, Local, shards_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.measure import WORTH_COMPILING
+from mismatchctl.measure import worth_compiling
 from mismatchctl.result import Finding, Growth, Sides
 from mismatchctl.views import FindingsViews
 
@@ -107,7 +107,7 @@ def collector_for(dump: Dump, by: Sequence[str]) -> Collector:
         found[run] = found.get(run, 0) + unit.tokens
     tokens = {run: _power_of_two(number) for run, number in found.items()}
     total = sum(found.values())
-    return Collector(tuple(by), tokens, sample_size(_power_of_two(total)), total >= WORTH_COMPILING)
+    return Collector(tuple(by), tokens, sample_size(_power_of_two(total)), worth_compiling(total))
 
 
 def _power_of_two(number: int) -> int:

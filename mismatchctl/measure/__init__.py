@@ -2,7 +2,7 @@
 
 from mismatchctl.measure.cell import CellSums, PairSums, RunSums
 from mismatchctl.measure.columns import MISMATCH
-from mismatchctl.measure.kernels.choose import WORTH_COMPILING, Device, kernel_for
+from mismatchctl.measure.kernels.choose import Device, kernel_for, worth_compiling
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel
 from mismatchctl.measure.pairs import PAIRS, Pair
 from mismatchctl.measure.reduce import Plan, Sums, reduce_batch
@@ -14,7 +14,6 @@ __all__ = [
     "MISMATCH",
     "OVERALL_CAP",
     "PAIRS",
-    "WORTH_COMPILING",
     "CellSums",
     "ClusterTable",
     "Device",
@@ -26,4 +25,5 @@ __all__ = [
     "Sums",
     "kernel_for",
     "reduce_batch",
+    "worth_compiling",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
 from mismatchctl.errors import ConfigError
@@ -15,6 +16,11 @@ WORTH_A_DEVICE = 1_000_000_000
 """Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a
 token, the device can save its arithmetic, which is about 15 ns with five corrections and is shared by the threads."""
 Device = Literal["auto", "cpu", "cuda"]
+
+
+def worth_compiling(tokens: int) -> bool:
+    """Whether a dump of so many tokens is worth the compiled loops, and numba may make them."""
+    return tokens >= WORTH_COMPILING and os.environ.get("NUMBA_DISABLE_JIT", "0") in ("", "0")
 
 
 def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
@@ -35,7 +41,7 @@ def kernel_for(tokens: int, device: Device = "cpu") -> Kernel:
             raise ConfigError(
                 f"--device cuda: torch {torch.__version__} finds no CUDA device here; leave --device out for the CPU"
             )
-    if tokens < WORTH_COMPILING:
+    if not worth_compiling(tokens):
         from mismatchctl.measure.kernels.plain import PLAIN
 
         return PLAIN
