@@ -13,7 +13,7 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -35,19 +35,21 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], ...]:
     )
 
 
-def read_regular(path: str | Path, most: int) -> bytes:
+def read_regular(path: str | Path, most: int, *, owners: Container[int] | None = None) -> bytes:
     """The bytes of a regular file that is not too large: no pipe, no device, nothing without an end.
+
+    With `owners`, it has to be one that nobody but one of these users could write.
 
     Raises:
         OSError: it cannot be read, or is none.
     """
-    content = first_bytes(path, most + 1)
+    content = first_bytes(path, most + 1, owners=owners)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"is larger than {most >> 20:,} MB")
     return content
 
 
-def first_bytes(path: str | Path, count: int) -> bytes:
+def first_bytes(path: str | Path, count: int, *, owners: Container[int] | None = None) -> bytes:
     """As many bytes of a regular file, or all that it has; nothing waits for a pipe.
 
     Raises:
@@ -55,8 +57,11 @@ def first_bytes(path: str | Path, count: int) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "is no regular file")
+        if owners is not None and (found.st_uid not in owners or found.st_mode & stat.S_IWOTH):
+            raise OSError(errno.EPERM, "may be another user's")
         return file.read(count)
 
 

@@ -18,8 +18,12 @@ import pytest
 
 from mismatchctl import interrupts
 from mismatchctl.dumps import page_loops
+from mismatchctl.files import read_regular
 from mismatchctl.measure.kernels import machine_code
+from mismatchctl.measure.kernels.choose import WORTH_COMPILING, kernel_for
+from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.machine_code import Loop
+from mismatchctl.measure.kernels.plain import PLAIN
 
 REDUCED = """
 import hashlib, sys
@@ -100,6 +104,29 @@ def test_machine_code_that_is_not_what_was_kept_is_made_anew(made: list[int], tm
     assert len(made) == len(damaged) + 2
 
 
+def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made: list[int], tmp_path: Path) -> None:
+    unsplit()
+    (kept,) = (tmp_path / "kept").iterdir()
+    kept.chmod(0o666)
+    unsplit()
+    assert len(made) == 2
+    content = kept.read_bytes()
+    with pytest.raises(PermissionError):
+        read_regular(kept, len(content), owners={os.getuid() + 1})
+    levels, places = np.zeros(4, np.uint8), np.zeros(0, np.int64)
+    for count in (3, 4):
+        Loop("mismatchctl.dumps.page_loops", "zeros")(levels, 0, 0, 0, places)
+        assert len(made) == count
+        (other,) = (tmp_path / "kept").glob("*.zeros-*")
+        other.write_bytes(content)  # of another loop, whole and of the same sources
+
+
+def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "here")
+    assert machine_code._folders() == [Path(machine_code.__file__).parent / "__pycache__"]
+
+
 @pytest.mark.parametrize("other", ["_environment", "source"])
 def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
@@ -118,7 +145,9 @@ def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     assert len(made) == 2
 
 
-def test_what_the_code_depends_on_is_this_machine_and_these_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_code_depends_on_is_this_machine_and_these_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import llvmlite
     import numba
     from llvmlite import binding
@@ -127,7 +156,21 @@ def test_what_the_code_depends_on_is_this_machine_and_these_versions(monkeypatch
     for part in (llvmlite.__version__, numba.__version__, binding.get_host_cpu_name(), binding.get_default_triple()):
         assert part in told
     monkeypatch.setenv("NUMBA_OPT", "0")
-    assert "NUMBA_OPT" in machine_code._environment.__wrapped__().decode()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".numba_config.yaml").write_text("cpu_name: z80\n")
+    told = machine_code._environment.__wrapped__().decode()
+    assert "NUMBA_OPT" in told and "z80" in told
+
+
+def test_a_number_that_is_no_double_is_not_cut_off() -> None:
+    with pytest.raises(TypeError):
+        machine_code._words_of((np.float32(0.5),))
+
+
+def test_numba_that_may_not_compile_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel_for(WORTH_COMPILING) is COMPILED
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert kernel_for(WORTH_COMPILING) is PLAIN
 
 
 @pytest.mark.parametrize("missing", ["_environment", "_made", "_callable"])

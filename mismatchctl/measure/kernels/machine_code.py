@@ -1,9 +1,10 @@
 """Compiled loops as Python calls them: their machine code is kept on disk, so that numba is imported to make it alone.
 
 Code is made for the types of what a loop is given, and takes pointers and numbers, as numba's native functions do. It
-is kept where numba would keep its own: in `NUMBA_CACHE_DIR`; else beside the source, or in the user's cache. It is made
-anew where a file is not whole, or not of these sources, versions and processor, and in every process where there is no
-folder for it. Where machine code cannot be had in this way, numba runs the loop.
+is kept where numba would keep its own: in `NUMBA_CACHE_DIR`; else beside the source, or in the user's cache, never in
+a folder that depends on the one that is worked in. It is made anew where a file is not whole, not of these sources,
+versions and processor, or may be another user's, and in every process where there is no folder for it. Where machine
+code cannot be had in this way, numba runs the loop.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from operator import index
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,9 +56,9 @@ class Loop:
 
     def _code(self, kinds: _Kinds, given: tuple[Any, ...]) -> Callable[..., Any]:
         try:
-            made_for = _digest(_environment(), *map(Path.read_bytes, self._sources()))
             mark = _digest(_environment(), repr(kinds).encode()).hex()[:16]  # machines may share a folder
             file = f"{self._module.rpartition('.')[2]}.{self._name}-{mark}.o"
+            made_for = _digest(_environment(), file.encode(), *map(Path.read_bytes, self._sources()))
             places = [folder / file for folder in _folders()]
             code = next(filter(None, (_kept(place, made_for) for place in places)), None)
             if code is None:
@@ -84,10 +86,10 @@ def _origin(module: str) -> Path:
 
 
 def _folders() -> list[Path]:
-    given = os.environ.get("NUMBA_CACHE_DIR")
+    given = os.environ.get("NUMBA_CACHE_DIR", "")
     users = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folders = [Path(given)] if given else [_KERNELS / "__pycache__", Path(users) / "numba"]
-    return [folder for folder in folders if given or folder.is_absolute()]
+    folders = (Path(given),) if os.path.isabs(given) else (_KERNELS / "__pycache__", Path(users) / "numba")
+    return [folder for folder in folders if folder.is_absolute()]
 
 
 def _digest(*parts: bytes) -> bytes:
@@ -103,13 +105,14 @@ def _environment() -> bytes:
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     cpu = binding.get_default_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
     told = repr((llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
-    return told.encode() + _origin("numba").with_name("_version.py").read_bytes()
+    files = _origin("numba").with_name("_version.py"), Path(".numba_config.yaml")  # numba reads it where one works
+    return told.encode() + b"".join(file.read_bytes() for file in files if file.is_file())
 
 
 def _kept(place: Path, made_for: bytes) -> bytes | None:
     """The code in a file that is whole and made for this."""
     try:
-        content = read_regular(place, _LARGEST)
+        content = read_regular(place, _LARGEST, owners={0, os.getuid(), _KERNELS.stat().st_uid})
     except OSError:
         return None
     return content[32:] if content[:32] == _digest(made_for, content[32:]) else None
@@ -178,7 +181,7 @@ def _words_of(values: tuple[Any, ...]) -> list[float]:
         elif isinstance(value, tuple):
             words += _words_of(value)
         else:
-            words.append(value if isinstance(value, float) else int(value))
+            words.append(value if isinstance(value, float) else index(value))
     return words
 
 
