@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.frameworks.lint import Finding, decimal
@@ -42,14 +44,23 @@ def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, norma
         yield from _gate_range(correction, index, gate, gate_place(gate))
 
 
-def with_gate(correction: Correction, index: int, gate: Gate) -> Correction:
-    """The correction with another gate in that place."""
+def with_gate(correction: Correction, index: int, gate: Gate) -> Correction | None:
+    """The correction with another gate in that place; None if it would still be one that holds nothing."""
     gates = (*correction.gates[:index], gate, *correction.gates[index + 1 :])
-    return Correction(weight=correction.weight, gates=gates, loss=correction.loss)
+    return _changed(correction, gates=gates)
 
 
-def _with_weight(correction: Correction, weight: Weight) -> Correction:
-    return Correction(weight=weight, gates=correction.gates, loss=correction.loss)
+def _with_weight(correction: Correction, weight: Weight) -> Correction | None:
+    return _changed(correction, weight=weight)
+
+
+def _changed(correction: Correction, **rules: Any) -> Correction | None:
+    """None where a rule is one that a framework takes and nobody should write: reversed bounds, nan."""
+    kept = {"weight": correction.weight, "gates": correction.gates, "loss": correction.loss}
+    try:
+        return Correction(**(kept | rules))
+    except ValidationError:
+        return None
 
 
 def _normalize(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[Finding]:

@@ -220,7 +220,7 @@ def _advice(written: Written) -> Iterator[Finding]:
 
 def _lower_bound(written: Written) -> Iterator[Finding]:
     given = written.arguments
-    if isinstance(given, ConfigError) or not written.weighs_with_mis:
+    if isinstance(given, ConfigError) or given.function != "mis" or not written.weighs_with_mis:
         return
     low, high = given.rs_bounds if given.use_rs else given.tis_bounds
     if given.rejects and given.rs_lower_bound is None:

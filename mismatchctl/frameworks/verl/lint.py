@@ -144,7 +144,7 @@ def _documented_lower_bound(written: Written) -> Iterator[Finding]:
         return
     for index, gate in enumerate(written.correction.gates):
         low, high = gate.keep
-        if gate.is_veto or low is None or high is None or math.isclose(low * high, 1, rel_tol=1e-9):
+        if gate.is_veto or low is None or high is None or high <= 0 or math.isclose(low * high, 1, rel_tol=1e-9):
             continue
         consequence = f"keeps ratios from {low:g}, where verl's document has 1/threshold, {1 / high:g}"
         instead = with_gate(written.correction, index, gate.model_copy(update={"keep": (1 / high, high)}))
@@ -232,7 +232,7 @@ def _v1_trainer(written: Written) -> Iterator[Finding]:
 def _veto(written: Written) -> Iterator[Finding]:
     key = written.veto_key
     threshold = written.settings[key] if key else None
-    if key is None or threshold is None or isinstance(written.correction, ConfigError):
+    if key is None or not isinstance(threshold, int | float) or isinstance(written.correction, ConfigError):
         return
     if not threshold > 0:
         yield written.finding(
