@@ -413,6 +413,7 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
     done = run("analyze", dump, "--config", tmp_path / name, "--json")
     assert [one["name"] for one in json.loads(done.stdout)["corrections"]] == list(made)
     assert f"{name}: its branches or calls differ: {', '.join(made)} stand side by side" in done.stderr
+    assert done.stderr.count("read as") == 1
 
 
 @pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])
