@@ -41,6 +41,7 @@ def over() -> None:
     """From here on a signal ends the process at once: nothing is left that would hear of it."""
     global _is_over
     _is_over = True
+    exec("")  # where the last text executed was interrupted, `python -m` ends by SIGINT, whatever exit code is given
 
 
 def exit_code() -> int | None:

@@ -113,6 +113,22 @@ def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
         assert process.returncode in (130, -signal.SIGINT) and "Error" not in said, said
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_within_an_executed_text_ends_with_its_code(number: signal.Signals, code: int, tmp_path: Path) -> None:
+    """As dataclasses are made of, while modules are imported."""
+    (tmp_path / "command.py").write_text(
+        f"""
+import os, signal
+from mismatchctl import __main__, opening
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+opening.stored = lambda given: exec("os.kill(os.getpid(), {number:d}); sum(range(100_000))")
+__main__.main()
+"""
+    )
+    done = subprocess.run([sys.executable, "-m", "command"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, "interrupted\n")
+
+
 def test_what_dead_processes_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
