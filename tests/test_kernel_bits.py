@@ -153,7 +153,8 @@ def test_what_the_code_depends_on_is_this_machine_and_these_versions(
     from llvmlite import binding
 
     told = machine_code._environment().decode()
-    for part in (llvmlite.__version__, numba.__version__, binding.get_host_cpu_name(), binding.get_default_triple()):
+    versions = np.__version__, llvmlite.__version__, numba.__version__
+    for part in (*versions, binding.get_host_cpu_name(), binding.get_default_triple()):
         assert part in told
     monkeypatch.setenv("NUMBA_OPT", "0")
     monkeypatch.chdir(tmp_path)

@@ -104,7 +104,7 @@ def _environment() -> bytes:
 
     settings = sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))
     cpu = binding.get_default_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
-    told = repr((llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
+    told = repr((np.__version__, llvmlite.__version__, sys.implementation.cache_tag, cpu, settings))
     files = _origin("numba").with_name("_version.py"), Path(".numba_config.yaml")  # numba reads it where one works
     return told.encode() + b"".join(file.read_bytes() for file in files if file.is_file())
 
