@@ -138,3 +138,26 @@ def test_one_row_is_no_sure_finding(tmp_path: Path) -> None:
     dump.tokens["rollout_log_probs"][[40, 44]] -= 9
     findings = found(dump, tmp_path)
     assert claimed(findings, SURE) == [] and claimed(findings, LIKELY)[0] == "unexplained"
+
+
+def two_policies(sampled: bool) -> Planted:
+    """Log-probs under two policies that have nothing in common, of tokens that the rollout sampled or nobody did."""
+    random = np.random.default_rng(8)
+    rows, length, words = 60, 25, 12
+    rollout, train = random.dirichlet(np.ones(words), (2, rows * length))
+    drawn = (rollout.cumsum(axis=1) > random.random((rows * length, 1))).argmax(axis=1)
+    token = drawn if sampled else random.integers(0, words, rows * length)
+    columns = (np.log(np.maximum(p[np.arange(len(p)), token], 1e-6)) for p in (rollout, train))
+    tokens = dict(zip(("rollout_log_probs", "train_log_probs"), columns, strict=True))
+    tokens["response_mask"] = np.ones(rows * length, np.bool_)
+    return Planted(np.full(rows, length), tokens, {"sequence_id": np.arange(rows)})
+
+
+@pytest.mark.parametrize(("sampled", "confidence"), [(True, "medium"), (False, "high")])
+def test_columns_of_which_one_sampled_may_still_be_of_the_same_tokens(
+    sampled: bool, confidence: str, tmp_path: Path
+) -> None:
+    finding = next(one for one in found(two_policies(sampled), tmp_path) if one.cause == "unexplained")
+    assert "little to do with each other" in finding.summary
+    assert finding.confidence == confidence
+    assert ("may still be what sampled" in finding.summary) == sampled

@@ -119,6 +119,7 @@ def test_hive_run_and_run_column(tmp_path):
         ("dumps/*.parquet", ["dumps/*.parquet", "matches nothing", "empty"]),
         ("dumps/run_1/*", ["matches no Parquet or Arrow file", "data.jsonl"]),
         ("dumps/run_1/data.jsonl", ["data.jsonl", "neither a Parquet nor an Arrow file", "polars.read_ndjson(FILE)"]),
+        ("ROWS.CSV", ["neither a Parquet nor an Arrow file", "if each row is a sequence: polars.read_csv(FILE)"]),
         ("ftp://bucket/dumps", ["ftp://bucket/dumps", "ftp:// is not read", "s3://"]),
         ("s3://", ["s3://: ", "names no bucket"]),
         ("s3:///dumps", ["s3:///dumps", "names no bucket"]),
@@ -131,6 +132,7 @@ def test_paths_that_lead_nowhere(tmp_path, path, words):
     (tmp_path / "dumps/empty").mkdir(parents=True)
     (tmp_path / "dumps/run_1").mkdir()
     (tmp_path / "dumps/run_1/data.jsonl").write_text("{}")
+    (tmp_path / "ROWS.CSV").write_text("step\n1\n")
     with pytest.raises(DataError) as caught:
         open_dump([path], on_bad="skip")
     assert caught.value.exit_code == 4
