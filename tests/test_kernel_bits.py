@@ -121,6 +121,16 @@ def test_machine_code_that_another_user_or_loop_may_have_left_is_made_anew(made:
         other.write_bytes(content)  # of another loop, whole and of the same sources
 
 
+def test_machine_code_that_this_user_left_is_loaded_whatever_the_umask(made: list[int]) -> None:
+    before = os.umask(0)
+    try:
+        unsplit()
+        unsplit()
+    finally:
+        os.umask(before)
+    assert len(made) == 1
+
+
 def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "here")

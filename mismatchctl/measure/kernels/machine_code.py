@@ -123,6 +123,7 @@ def _keep(code: bytes, places: list[Path], made_for: bytes) -> None:
         with contextlib.suppress(OSError, ConfigError):
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, _digest(made_for, code) + code, at_once=True)
+            place.chmod(0o644)  # whatever the umask: what others can write is not loaded
             return
 
 
