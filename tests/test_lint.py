@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import run
+from configurations import read_native
 
 from mismatchctl.frameworks import load
 from mismatchctl.frameworks.lint import decimal
@@ -187,6 +188,11 @@ def check(found: tuple[int, list[dict[str, str]]], level: str, place: str, words
 @pytest.mark.parametrize(("version", "text", "level", "place", "words"), VERL)
 def test_traps_of_verl(tmp_path: Path, version: str, text: str, level: str, place: str, words: list[str]) -> None:
     check(lint(tmp_path, text, "--framework", f"verl@{version}"), level, place, words, text)
+
+
+def test_a_veto_of_nan_is_read_as_none(tmp_path: Path) -> None:
+    (tmp_path / "verl.yaml").write_text("rollout_token_veto_threshold: .nan")
+    assert read_native(tmp_path / "verl.yaml", "verl@b")[1].gates == ()
 
 
 @pytest.mark.parametrize(("text", "level", "place", "words"), SLIME)
