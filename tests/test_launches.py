@@ -335,6 +335,7 @@ def test_words_of_a_script() -> None:
          [(2, "1"), (3, "2")]),
         ('L=3\nwhile a; do\n case "$1" in\n  --level) L="$2"; shift 2;;\n  *) exit 1;;\n esac\ndone\nrun a.b=$L',
          [(0, "3")]),
+        ("L=0\nif a; then\n L=9\n exit\nfi\nif b; then\n L=1\nfi\nrun a.b=$L", [(-2, "1"), (-6, "0")]),
         ("if a; then\n test -f x || exit 1\n L=1\nelse\n L=2\nfi\nrun a.b=$L", [(1, "1"), (4, "2")]),
         ("if a; then\n while b; do\n  exit\n done\n L=1\nelse\n L=2; exit\nfi\nrun a.b=$L", [(1, "1")]),
         ("die() {\n exit 1\n}\nif a; then\n L=1\n ls x && {\n echo no; exit 1; }\nfi\nrun a.b=$L",
