@@ -54,7 +54,8 @@ def agree(name: str, expected: float, found: float, dtype: str) -> bool:
     distance = abs(expected - found)
     cancels = name.endswith("_std") and not name.endswith("seq_std")  # mean of squares minus square of mean
     if dtype == "float64":
-        return distance <= 1e-9 * abs(expected) or (cancels and abs(expected**2 - found**2) <= 1e-12)
+        last_place = "_k3_" in name and distance <= 2.0**-52  # of exp(x) - 1 - x, as processors round
+        return distance <= 1e-9 * abs(expected) or last_place or (cancels and abs(expected**2 - found**2) <= 1e-12)
     return distance <= max(6e-4 if cancels else 1e-6, 1.5e-6 * abs(expected))
 
 
