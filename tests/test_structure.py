@@ -67,7 +67,7 @@ ORDER = (
 
 ONLY_IN = {
     "numba": (
-        *(f"measure/kernels/{name}.py" for name in ("compiling", "loops", "machine_code")),
+        *(f"measure/kernels/{name}.py" for name in ("compiling", "look_loops", "loops", "machine_code")),
         "dumps/page_loops.py",
     ),
     "torch": ("tensors.py", "measure/kernels/", "score/checkpoint.py"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Extent, Float64s, Floats, Ints
 from mismatchctl.measure.kernels.machine_code import Loop
 
-look_at_sequences = Loop("mismatchctl.measure.kernels.loops", "look_at_sequences")
+look_at_sequences = Loop("mismatchctl.measure.kernels.look_loops", "look_at_sequences")
 CAP = 1.0
 """A log ratio beyond it counts as this much in a sequence's level."""
 _COLUMNS = "train_log_probs", "rollout_log_probs"

@@ -35,7 +35,7 @@ _COEFFICIENTS = tuple(1 / math.factorial(power) for power in range(14))
 _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10  # their sum is ln 2 to 33 more bits
 _ROUND = 1.5 * 2.0**52  # adding it leaves the nearest integer in the low bits
-_SMALLEST, _LARGEST = -708.0, 709.4
+SMALLEST, _LARGEST = -708.0, 709.4
 """Where exp is nearest to 0 and largest here; below and beyond, it counts as 0 and as overflow."""
 _FAR = 700.0
 """Exp of what is farther from 0 may lose digits."""
@@ -43,7 +43,7 @@ _LOWEST_EXCESS, _HIGHEST_EXCESS = math.expm1(-LOG_RATIO_BOUND), math.expm1(LOG_R
 
 
 @compiled_terms
-def _split(x: float) -> tuple[float, float, float]:
+def split(x: float) -> tuple[float, float, float]:
     """x = n ln 2 + r with |r| <= ln 2 / 2: (exp(r) - 1 - r, r, 2^n)."""
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
@@ -57,11 +57,11 @@ def _split(x: float) -> tuple[float, float, float]:
 
 @compiled_terms
 def _terms(x: float, x_within: float, q_within: float) -> tuple[float, float, float]:
-    """expm1 and K3 of x, exp of q: of numbers that `_split` can take, or of what is nearest to them."""
-    k, r, scale = _split(x_within)
+    """expm1 and K3 of x, exp of q: of numbers that `split` can take, or of what is nearest to them."""
+    k, r, scale = split(x_within)
     excess = scale * (k + r) + (scale - 1.0)
     whole = k if scale == 1.0 else excess - x
-    k, r, scale = _split(q_within)
+    k, r, scale = split(q_within)
     return excess, whole, scale * (1.0 + (r + k))
 
 
@@ -103,7 +103,7 @@ def _mend_far(
     for j in range(len(policy)):
         x, q = log_ratio[j], float64(reference[j])
         if max(abs(x), abs(q)) > _FAR:
-            within = min(max(x, _SMALLEST), _LARGEST), min(max(q, _SMALLEST), _LARGEST)
+            within = min(max(x, SMALLEST), _LARGEST), min(max(q, SMALLEST), _LARGEST)
             excess, whole, probability = _terms(x, *within)
             over = x > _LARGEST
             exp_minus_one[j] = np.inf if over else excess
@@ -383,47 +383,3 @@ def reduce_sequences(
             x[0] = x[n]
         if len(joint) and (turn + 1 == len(order) or buckets[order[turn + 1]] != bucket):
             _close_surprisal(lanes, by_surprisal[bucket])
-
-
-@compiled
-def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
-    """Lower `reach[0]` to the smallest bits, raise `reach[1]` and `highest[0]` to the largest ones of each kind."""
-    widen()
-    least, most, top = bits[0], bits[0], signed[0]
-    for j in range(len(bits)):
-        least, most, top = min(least, bits[j]), max(most, bits[j]), max(top, signed[j])
-    reach[0], reach[1], highest[0] = min(reach[0], least), max(reach[1], most), max(highest[0], top)
-
-
-@compiled_sums
-def _add_levels(policy: Any, reference: Any, valid: Any, cap: float, sums: Any) -> None:
-    widen()
-    tokens = size = certain = same = 0.0  # numbers of their own type would keep this from becoming vector code
-    for j in range(len(policy)):
-        p, q = float64(policy[j]), float64(reference[j])
-        x = abs(p - q)
-        used = valid[j] & (x < np.inf)
-        k, r, scale = _split(min(max(p, _SMALLEST), 0.0))
-        tokens += 1.0 if used else 0.0
-        size += min(x, cap) if used else 0.0
-        certain += scale * (1.0 + (r + k)) if used else 0.0
-        same += 1.0 if valid[j] & (p == q) else 0.0
-    for index, value in enumerate((tokens, size, certain, same)):
-        sums[index] += value
-
-
-@compiled
-def look_at_sequences(
-    columns: Any, bits: Any, signed: Any, valid: Any, offsets: Any, cap: float, reach: Any, highest: Any, sums: Any
-) -> None:
-    """Add to `sums` [S, 4] what a Look has of the valid tokens of each sequence; the extremes of the bits of all.
-
-    `bits` and `signed` are both columns, policy first, read as integers: these compare in vector code, and NaN among
-    them.
-    """
-    for i in range(len(offsets) - 1):
-        for start in range(offsets[i], offsets[i + 1], TILE):
-            tokens = slice(start, min(start + TILE, offsets[i + 1]))
-            for side in range(2):
-                _add_reach(bits[side][tokens], signed[side][tokens], reach[side], highest[side : side + 1])
-            _add_levels(columns[0][tokens], columns[1][tokens], valid[tokens], cap, sums[i])
