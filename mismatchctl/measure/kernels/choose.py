@@ -10,7 +10,7 @@ from mismatchctl.measure.kernels.kernel import Kernel
 
 WORTH_COMPILING = 2_000_000
 """Tokens from which the compiled kernel is taken. Loading it takes 0.05 s, which 0.3 M tokens save; on 2 M it saves two
-fifths of the command, 0.7 s. Making it takes 6 s, once; in a fresh container, each time."""
+fifths of the command, 0.7 s. Making it takes 8 s, once; in a fresh container, each time."""
 
 WORTH_A_DEVICE = 1_000_000_000
 """Tokens from which a device is worth its start. Torch and a CUDA context take some five seconds; of the time of a

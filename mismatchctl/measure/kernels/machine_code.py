@@ -133,12 +133,12 @@ def _made(loop: Any, given: tuple[Any, ...]) -> bytes:
 
     types = tuple(map(_type_of, given))
     loop.compile(types)
-    found = loop.overloads[types]
-    _, _, (code, bitcode) = found.library.serialize_using_object_code()
+    made = loop.overloads[types]._asdict()
+    _, _, (code, bitcode) = made["library"].serialize_using_object_code()
     for function in binding.parse_bitcode(bitcode).functions:
         if function.is_declaration and not function.name.startswith("llvm."):
             raise LookupError(function.name)  # it may be numba's: loading code that lacks it would end the process
-    name: bytes = found.fndesc.llvm_func_name.encode()
+    name: bytes = made["fndesc"].llvm_func_name.encode()
     return name + b"\n" + bytes(code)
 
 
