@@ -77,15 +77,60 @@ def second_best(dump: Planted) -> Planted:
     return dump
 
 
+def unsure(rows: int = 100, length: int = 40) -> Planted:
+    """A model that is sure of a tenth of its tokens; both columns are the same."""
+    random = np.random.default_rng(9)
+    p = np.where(random.random(rows * length) < 0.1, 0.995, random.uniform(0.02, 0.6, rows * length))
+    tokens = {"rollout_log_probs": np.log(p), "train_log_probs": np.log(p)}
+    tokens |= {"token_ids": random.integers(0, 300, len(p)), "response_mask": np.ones(len(p), np.bool_)}
+    return Planted(np.full(rows, length), tokens, {"sequence_id": np.arange(rows)})
+
+
+def gained(dump: Planted, least: float) -> Planted:
+    """A trainer that gives more to every token than the engine does, to some of the vocabulary more than to others."""
+    kept = np.random.default_rng(4).uniform(least, 1.0, 300)[dump.tokens["token_ids"]]
+    rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
+    dump.tokens["train_log_probs"] = np.minimum(rollout - np.log(kept) * -np.expm1(rollout), 0)
+    return dump
+
+
+def loud(times: float, *, lost: float = 0.0) -> Planted:
+    """Of half of the rows, whichever a coin says, the trainer's logits are noisier, or spread over fewer tokens."""
+    dump, random = healthy(), np.random.default_rng(1)
+    rollout = dump.tokens["rollout_log_probs"].astype(np.float64)
+    heads = np.repeat(random.random(len(dump)) < 0.5, dump.lengths)
+    noise = 0.002 * np.where(heads, times, 1.0) * random.standard_normal(len(rollout))
+    moved = (noise - np.log1p(-lost) * heads) * -np.expm1(rollout)
+    dump.tokens["train_log_probs"] = np.minimum(rollout + moved, 0)
+    return dump
+
+
+def coincidences(rows: int = 64, length: int = 14) -> Planted:
+    """Columns that have nothing to do with each other, of so few likely values that short rows agree by chance."""
+    random = np.random.default_rng(0)
+    values = (
+        np.where(random.random(rows * length) < 0.7, -1e-3, -4 + 0.5 * random.standard_normal(rows * length))
+        for _ in range(2)
+    )
+    tokens = dict(zip(("rollout_log_probs", "train_log_probs"), values, strict=True))
+    tokens["response_mask"] = np.ones(rows * length, np.bool_)
+    return Planted(np.full(rows, length), tokens, {"sequence_id": np.arange(rows)})
+
+
 CASES: dict[str, tuple[Callable[[], Planted], str, tuple[str, ...]]] = {
     "noise beside logits: weights": (lambda: noisy(healthy(), 0.3), "weights_differ", LIKELY),
     "noise beside logits: a draft": (lambda: noisy(healthy("moe"), 0.05), "other_model", LIKELY),
     "noise beside logits: quantized": (lambda: noisy(healthy("moe"), 0.05), "quantized_rollout", LIKELY),
     "log(p + epsilon): truncated": (lambda: lifted(healthy(), 0.01), "truncated_sampling", LIKELY),
     "log(p + epsilon): a factor": (lambda: lifted(halves(), 0.01), "wrong_log_base", LIKELY),
+    "noise beside logits: a cache": (lambda: noisy(unsure(), 0.03), "cache_quantization", LIKELY),
     "the trainer truncates": (lambda: one_way(healthy()), "weights_differ", LIKELY),
+    "the trainer gives more to all": (lambda: gained(healthy(), 0.8), "weights_differ", LIKELY),
+    "the trainer gives a little more to all": (lambda: gained(healthy(), 0.9), "quantized_rollout", LIKELY),
     "a temperature in noise": (lambda: planted.temperature(healthy(), 0.99), "cache_quantization", LIKELY),
     "raw log-probs, slightly": (lambda: planted.raw_logprobs(healthy(), 1.1).rows(np.arange(20)), "temperature", SURE),
+    "raw log-probs, hardly": (lambda: planted.raw_logprobs(healthy(), 1.05).rows(np.arange(40)), "temperature", SURE),
+    "unrelated rows that agree by chance": (coincidences, "swapped_rows", SURE),
     "raw log-probs of experts": (
         lambda: planted.raw_logprobs(healthy("moe"), 1.2).rows(np.arange(20)), "temperature", SURE,
     ),
@@ -124,6 +169,18 @@ def test_rows_of_two_kinds_are_told_without_a_column(temperature: float, tmp_pat
     assert first.cause == "unexplained" and first.confidence == "high" and "two kinds" in first.summary
     assert isinstance(share, float) and abs(share - truth) < 0.1
     assert claimed(findings, LIKELY) == ["unexplained"]
+
+
+def test_another_vocabulary_is_one_in_every_row(tmp_path: Path) -> None:
+    findings = found(loud(1, lost=0.01), tmp_path)
+    assert claimed(findings, LIKELY) == ["unexplained"] and "two kinds" in findings[0].summary
+
+
+@pytest.mark.parametrize(("times", "kinds"), [(4, 1), (10, 2)])
+def test_how_far_apart_the_levels_of_two_kinds_are(times: float, kinds: int, tmp_path: Path) -> None:
+    """Halves whose noise is so many times as large: their log levels vary by (ln times / 2)^2, 0.48 and 1.3."""
+    findings = found(loud(times), tmp_path)
+    assert any("two kinds" in finding.summary for finding in findings) == (kinds == 2)
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])

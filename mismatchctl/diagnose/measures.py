@@ -26,6 +26,7 @@ _LONG = 4
 _LEVELS = 16
 _FLOOR = 8.0
 _UNLIKELY, _MISSING = -3.0, 0.02
+_ONE_SIDED = 0.7
 _UNSURE, _SMALL_DOUBT, _LEVEL, _TELLING = (-2.0, -0.2), 0.02, 0.3, 50
 
 
@@ -302,6 +303,12 @@ def coherence(case: Case) -> tuple[float, float, float, float]:
         values += [float(standard[chosen].sum() / size) if size > 0 else 0.0]
         values += [case.clustered_z(np.where(chosen, standard, 0.0))]
     return values[0], values[1], values[2], values[3]
+
+
+def one_sided(case: Case) -> bool:
+    """Whether likely and unlikely tokens all move one way: what a distribution gains at some it loses at others."""
+    likely, _, unlikely, _ = coherence(case)
+    return likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED
 
 
 @once

@@ -7,7 +7,17 @@ import numpy as np
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
-from mismatchctl.diagnose.measures import TIED, along_drift, calibration, fact, level, loudest, percent, systematic
+from mismatchctl.diagnose.measures import (
+    TIED,
+    along_drift,
+    calibration,
+    fact,
+    level,
+    loudest,
+    one_sided,
+    percent,
+    systematic,
+)
 
 _CLEAR, _TRACE, _Z, _FAR, _SLIGHT = 0.012, 0.04, 6.0, 6.0, 0.03
 _ALONG = 0.6
@@ -18,7 +28,7 @@ _COARSEST = 0.4
 def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST or len(case.x) < ENOUGH:
         return None
-    if level(case):
+    if level(case) or one_sided(case):
         return None
     shared, z = systematic(case)
     along, along_z = along_drift(case)

@@ -15,6 +15,7 @@ from mismatchctl.diagnose.measures import (
     fact,
     level,
     loudest,
+    one_sided,
     percent,
     related,
     systematic,
@@ -23,7 +24,7 @@ from mismatchctl.result import Confidence
 
 _CLEAR, _Z, _SURE_Z = 0.02, 5.0, 8.0
 _FAR, _SLIGHT = 6.0, 0.01
-_RISE, _ONE_WAY, _ONE_SIDED = 1.4, 0.5, 0.7
+_RISE, _ONE_WAY = 1.4, 0.5
 _POSITIONS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
 
 
@@ -31,14 +32,12 @@ def _test(case: Case) -> Diagnosis | None:
     if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or related(case) < UNRELATED:
         return None
     shared, z = systematic(case)
-    if shared < _CLEAR or z < _Z or level(case):
+    if shared < _CLEAR or z < _Z or level(case) or one_sided(case):
         return None
     excess, ratio_z, _, _ = calibration(case)
     sampled = abs(ratio_z) < _FAR or abs(excess) < _SLIGHT
     rise, rise_z, _ = rising(case)
     likely, _, unlikely, _ = coherence(case)
-    if likely * unlikely > 0 and min(abs(likely), abs(unlikely)) > _ONE_SIDED:
-        return None  # what one distribution gains at some tokens it loses at others
     rises = rise > _RISE and rise_z > 4
     turned = likely * unlikely < 0 and min(abs(likely), abs(unlikely)) > _ONE_WAY
     placed = shared < TIED or rises
