@@ -417,6 +417,36 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
     assert done.stderr.count("read as") == 1
 
 
+ONE_BRANCH = """if [ "$1" = corrected ]; then
+  OPTIONS="algorithm.rollout_correction.rollout_is=token algorithm.rollout_correction.rollout_is_threshold=3.0"
+fi
+python3 -m verl.trainer.main_ppo trainer.total_epochs=1 $OPTIONS
+"""
+ONE_SAYS_IT = """GRPOConfig(output_dir="a", use_vllm=True)
+GRPOConfig(output_dir="a", use_vllm=True, vllm_importance_sampling_mode="token_truncate")
+"""
+ONE_BRANCH_OF_TRL = """if [ "$1" = truncated ]; then OPTIONS="--vllm_importance_sampling_mode token_truncate"; fi
+trl grpo --use_vllm true --loss_type grpo $OPTIONS
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "framework", "made"),
+    [
+        ("run.sh", ONE_BRANCH, "", {"run": "token"}),  # the other branch holds nothing of a correction
+        ("two.py", ONE_SAYS_IT, "", {"two-line-1": "sequence", "two-line-2": "token"}),  # TRL masks sequences by itself
+        ("run.sh", ONE_BRANCH_OF_TRL, "", {"run": "token"}),  # whose the other branch is, nothing says
+        ("run.sh", ONE_BRANCH_OF_TRL, "trl", {"run-line-1": "token", "run-without-line-1": "sequence"}),
+    ],
+)
+def test_what_says_nothing_of_a_correction_is_read_where_it_is_known_whose_it_is(
+    name: str, text: str, framework: str, made: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = [one.correction for one in read_configurations(tmp_path / name, framework)]
+    assert {one.name: one.weight.level for one in found if one.weight} == made
+
+
 @pytest.mark.parametrize(("high", "caught"), [("", True), ("epsilon_high: 0.28", True), ("epsilon_high: 5.0", False)])
 def test_the_bounds_that_a_trap_looks_at_are_those_of_the_file(high: str, caught: bool, tmp_path: Path) -> None:
     (tmp_path / "grpo.yaml").write_text(f"vllm_importance_sampling_mode: token_mask\nloss_type: cispo\n{high}\n")
