@@ -121,7 +121,7 @@ def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, li
         veto = Vetoed(sample, plan.veto)
         return kept & ~veto.rejected, [*measured, (names.VETO, veto, version.prefix)]
     if plan.rejections:
-        measured.append((names.REJECTED, Rejected(sample, ~kept), prefix))
+        measured.append((names.REJECTED_BY_ANY, Rejected(sample, ~kept), prefix))
     return kept, measured
 
 

@@ -10,10 +10,9 @@ from mismatchctl.frameworks.verl import metrics
 from mismatchctl.frameworks.verl.debug import DEBUG
 from mismatchctl.frameworks.verl.dialect import RS_OPTIONS
 from mismatchctl.frameworks.verl.losses import LOSS
-from mismatchctl.frameworks.verl.metrics import Logged, Subject
-from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
+from mismatchctl.frameworks.verl.metrics import Logged, Measured
 from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.measure.metrics.quantity import ALL_GATES, BOUNDED_WEIGHTS, RAW_WEIGHTS, SEQUENCES, TOKENS, Quantity
+from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, SEQUENCES, TOKENS
 
 _OVER = {"tokens": TOKENS, "rows": "all sequences, those without a valid token too", "filled": SEQUENCES}
 _REDUCTIONS = {
@@ -22,29 +21,6 @@ _REDUCTIONS = {
     "spread": "standard deviation (n)",
     "ess": "1 / mean of the squares of the values over their mean",
 }
-_LIKE = {
-    (OffPolicy, "reference_minus_policy"): Quantity.K1,
-    (OffPolicy, "k3"): Quantity.K3,
-    (OffPolicy, "squared_ratio"): Quantity.SQUARED_RATIO,
-    (OffPolicy, "squared_row_ratio"): Quantity.SQUARED_PRODUCT,
-    (OffPolicy, "policy_log_ppl"): Quantity.TRAIN_LOG_PPL,
-    (OffPolicy, "policy_ppl"): Quantity.TRAIN_PPL,
-    (OffPolicy, "reference_log_ppl"): Quantity.ROLLOUT_LOG_PPL,
-    (OffPolicy, "reference_ppl"): Quantity.ROLLOUT_PPL,
-    (OffPolicy, "log_ppl_diff"): Quantity.LOG_PPL_DIFF,
-    (OffPolicy, "log_ppl_abs_diff"): Quantity.LOG_PPL_ABS_DIFF,
-    (OffPolicy, "ppl_ratio"): Quantity.PPL_RATIO,
-    (Weighted, "weight"): Quantity.WEIGHT,
-    (Weighted, "clamped"): Quantity.WEIGHT,
-    (Weighted, "high"): Quantity.ABOVE,
-    (Weighted, "rejected"): Quantity.REJECTED,
-    (Weighted, "row_rejected"): Quantity.REJECTED,
-    (Rejected, "rejected"): Quantity.REJECTED,
-    (Rejected, "row_rejected"): Quantity.REJECTED,
-    (Vetoed, "catastrophic"): Quantity.CATASTROPHIC,
-    (Vetoed, "row_vetoed"): Quantity.CATASTROPHIC,
-}
-"""What the registry of metrics calls a quantity."""
 
 
 def meanings(version: Version) -> list[Meaning]:
@@ -53,13 +29,13 @@ def meanings(version: Version) -> list[Meaning]:
         Meaning(
             prefix + row.name,
             when,
-            _words(subject, row),
+            f"{row.quantity.words}, less 1" if row.reduction == "mean - 1" else row.quantity.words,
             _OVER[row.over],
             _REDUCTIONS.get(row.reduction, row.reduction),
-            None if _tests(row, prefix) else _LIKE.get((subject, row.quantity)),
-            _basis(subject, row.quantity, version),
+            None if _tests(row, prefix) else row.quantity.like,
+            _basis(row.quantity, version),
         )
-        for table, subject, prefix, when in _tables(version)
+        for table, prefix, when in _tables(version)
         for row in table
     ]
     losses = (replace(item, over=TOKENS) if version.zeroes_rejected else item for item in LOSS)
@@ -71,48 +47,35 @@ def _tests(row: Logged, prefix: str) -> bool:
     return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
 
 
-def _basis(subject: type[Subject], quantity: str, version: Version) -> str:
-    if subject is Rejected:
-        return ALL_GATES
-    if subject is not Weighted:
-        return "train/rollout"
-    if quantity in ("rejected", "row_rejected"):
-        return "rejection without the veto"
-    if quantity == "clamped":
-        return "weights clamped into their thresholds"
-    if quantity == "high" and version.dialect == "flat":
+def _basis(quantity: Measured, version: Version) -> str:
+    if quantity is metrics.HIGH and version.dialect == "flat":
         return "ratios, which mask mode rejects by the same thresholds"
-    return BOUNDED_WEIGHTS if quantity == "weight" and version.dialect == "estimator" else RAW_WEIGHTS
+    return BOUNDED_WEIGHTS if quantity is metrics.WEIGHT and version.dialect == "estimator" else quantity.basis
 
 
-def _words(subject: type[Subject], row: Logged) -> str:
-    words = " ".join((getattr(subject, row.quantity).__doc__ or "").split()).rstrip(".")
-    return f"{words}, less 1" if row.reduction == "mean - 1" else words
-
-
-def _tables(version: Version) -> Iterator[tuple[Iterable[Logged], type[Subject], str, str]]:
-    """Each table with its subject, its prefix, and when it is logged."""
+def _tables(version: Version) -> Iterator[tuple[Iterable[Logged], str, str]]:
+    """Each table with its prefix, and when it is logged."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     if version.dialect == "flat":
-        yield metrics.OFF_POLICY, OffPolicy, f"{version.prefix}mismatch_", ""
+        yield metrics.OFF_POLICY, f"{version.prefix}mismatch_", ""
         for level, table in metrics.WEIGHTS_2025_10.items():
-            yield table, Weighted, weights, f"rollout_is_level: {level}"
-        yield metrics.REJECTED, Weighted, weights, "rollout_is_mode: mask"
+            yield table, weights, f"rollout_is_level: {level}"
+        yield metrics.REJECTED, weights, "rollout_is_mode: mask"
     else:
-        yield (*metrics.OFF_POLICY, *metrics.CHI2), OffPolicy, version.prefix, ""
+        yield (*metrics.OFF_POLICY, *metrics.CHI2), version.prefix, ""
         for level in ("token", "sequence"):
-            yield metrics.WEIGHTS[level], Weighted, weights, f"rollout_is: {level}"
+            yield metrics.WEIGHTS[level], weights, f"rollout_is: {level}"
     if version.normalizes:
         names = metrics.NORMALIZATION_2025_11 if version.normalizes_empty else metrics.NORMALIZATION
         for level, name in names.items():
-            yield (name,), Weighted, weights, f"rollout_is: {level}, rollout_is_batch_normalize"
+            yield (name,), weights, f"rollout_is: {level}, rollout_is_batch_normalize"
     if version.dialect == "ratio":
         for level, table in metrics.WEIGHTS.items():
-            yield (*table, *metrics.REJECTED), Weighted, rejection, f"rollout_rs: {level}"
+            yield (*table, *metrics.REJECTED), rejection, f"rollout_rs: {level}"
     if version.dialect == "estimator":
-        yield metrics.ICEPOP, Weighted, weights, "rollout_is_threshold: lower_upper"
+        yield metrics.ICEPOP, weights, "rollout_is_threshold: lower_upper"
         for option, (statistic, level) in RS_OPTIONS.items():
-            yield metrics.estimates(statistic, level), Estimated, f"{rejection}{option}_", f"rollout_rs: {option}"
-        yield metrics.REJECTED, Rejected, rejection, "rollout_rs"
+            yield metrics.estimates(statistic, level), f"{rejection}{option}_", f"rollout_rs: {option}"
+        yield metrics.REJECTED_BY_ANY, rejection, "rollout_rs"
     else:
-        yield metrics.VETO, Vetoed, version.prefix, ""
+        yield metrics.VETO, version.prefix, ""

@@ -1,4 +1,4 @@
-"""What verl measures: every quantity that a logged name reduces, per token [T] or per row [S]."""
+"""What verl measures, each once for all the names that reduce it; per token [T] or per row [S]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mismatchctl.batch import Bools, Floats
 from mismatchctl.correction.model import Gate
 from mismatchctl.frameworks.verl.sample import Sample, clamp, float32_log, ratio
 from mismatchctl.losses import exp
-from mismatchctl.ratios import LOG_RATIO_BOUND
 
 
 @dataclass(frozen=True)
@@ -19,29 +18,6 @@ class OffPolicy:
     """How far the two policies are apart; nothing is clamped unless it says so."""
 
     sample: Sample
-
-    @cached_property
-    def reference_minus_policy(self) -> Floats:
-        """Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)."""
-        return -self.sample.log_ratio
-
-    @cached_property
-    def k3(self) -> Floats:
-        """exp(x) - x - 1 of the log ratio x, per token, not clamped; the formula cancels in float32."""
-        x = self.sample.log_ratio
-        with np.errstate(over="ignore"):
-            estimate: Floats = exp(x) - x - 1
-        return estimate
-
-    @cached_property
-    def squared_ratio(self) -> Floats:
-        """Square of the ratio, per token, clamped to exp(+-20) before it is squared."""
-        return ratio(self.sample.log_ratio) ** 2
-
-    @cached_property
-    def squared_row_ratio(self) -> Floats:
-        """Square of the ratio of the whole row, its logarithm clamped to +-20 before it is doubled."""
-        return exp(2 * clamp(self.sample.level("sequence")))
 
     @cached_property
     def policy_log_ppl(self) -> Floats:
@@ -54,29 +30,9 @@ class OffPolicy:
         return -self.sample.row_mean(self.sample.reference)
 
     @cached_property
-    def policy_ppl(self) -> Floats:
-        """Perplexity of the row under train."""
-        return exp(self.policy_log_ppl)
-
-    @cached_property
-    def reference_ppl(self) -> Floats:
-        """Perplexity of the row under rollout."""
-        return exp(self.reference_log_ppl)
-
-    @cached_property
     def log_ppl_diff(self) -> Floats:
         """Log perplexity of the row under train minus under rollout."""
         return self.policy_log_ppl - self.reference_log_ppl
-
-    @cached_property
-    def log_ppl_abs_diff(self) -> Floats:
-        """Distance of the row's two log perplexities."""
-        return np.abs(self.log_ppl_diff)
-
-    @cached_property
-    def ppl_ratio(self) -> Floats:
-        """Perplexity of the row under train over the one under rollout."""
-        return exp(self.log_ppl_diff)
 
 
 @dataclass(frozen=True)
@@ -104,16 +60,6 @@ class Weighted:
         return self.sample.level(self.level)
 
     @cached_property
-    def level_ratio(self) -> Floats:
-        """Ratio at the rule's level, per row, not clamped: so verl takes the smallest."""
-        return exp(self.log_ratio)
-
-    @cached_property
-    def level_ratio_capped(self) -> Floats:
-        """Ratio at the rule's level, per row, clamped above: so verl takes the largest."""
-        return exp(np.minimum(self.log_ratio, LOG_RATIO_BOUND))
-
-    @cached_property
     def at_level(self) -> Floats:
         """Ratio, clamped: [T] or [S]."""
         return ratio(self.log_ratio)
@@ -136,39 +82,14 @@ class Weighted:
         return np.minimum(self.raw, np.asarray(self.upper, self.raw.dtype))
 
     @cached_property
-    def row_applied(self) -> Floats:
-        """Mean of the row's weights after their bound, 0 without tokens."""
-        return self.sample.row_mean(self.applied)
-
-    @cached_property
     def weight(self) -> Floats:
         """Weight of the token: since 2026 after its bound, until then before."""
         return self.applied if self.measures_applied else self.raw
 
     @cached_property
-    def clamped(self) -> Floats:
-        """Weight of the token, clamped into the thresholds: since 2026 at the upper one only."""
-        return np.clip(self.weight, 0 if self.measures_applied else self.lower, self.upper)
-
-    @cached_property
     def row_weight(self) -> Floats:
         """Mean weight of the row's tokens, 0 without any."""
         return self.sample.row_mean(self.weight)
-
-    @cached_property
-    def deviation(self) -> Floats:
-        """Distance of the row's mean weight from 1."""
-        return np.abs(self.row_weight - 1)
-
-    @cached_property
-    def row_high(self) -> Bools:
-        """Whether the row's mean weight, before the bound, is above the upper threshold."""
-        return self.sample.row_mean(self.raw) > self.upper
-
-    @cached_property
-    def row_low(self) -> Bools:
-        """Whether the row's mean weight, before the bound, is below the lower threshold."""
-        return self.sample.row_mean(self.raw) < self.lower
 
     @cached_property
     def high(self) -> Bools:
@@ -181,28 +102,14 @@ class Weighted:
         return self.at_level < self.lower if self.level == "token" else self.log_ratio < float32_log(self.lower)
 
     @cached_property
-    def token_high(self) -> Bools:
-        """Whether the ratio of the token's row is above the upper threshold."""
-        return self.sample.over_tokens(self.high, self.level)
-
-    @cached_property
-    def token_low(self) -> Bools:
-        """Whether the ratio of the token's row is below the lower threshold."""
-        return self.sample.over_tokens(self.low, self.level)
-
-    @cached_property
-    def _rejected_at_level(self) -> Bools:
+    def rejected_at_level(self) -> Bools:
+        """Whether the clamped ratio at the level lies outside the thresholds, both inclusive: [T] or [S]."""
         return ~((self.at_level >= self.lower) & (self.at_level <= self.upper))
 
     @cached_property
     def rejected(self) -> Bools:
         """Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive."""
-        return self.sample.over_tokens(self._rejected_at_level, self.level)
-
-    @cached_property
-    def row_rejected(self) -> Bools:
-        """Whether any token of the row is rejected; a row without tokens goes by its ratio of 1."""
-        return self.sample.any_in_row(self.rejected) if self.level == "token" else self._rejected_at_level
+        return self.sample.over_tokens(self.rejected_at_level, self.level)
 
 
 @dataclass(frozen=True)
@@ -275,49 +182,9 @@ class Estimated:
         return self.sample.row_mean(self.at_level) if self.gate.level == "token" else self.at_level
 
     @cached_property
-    def row_magnitude(self) -> Floats:
-        """Absolute value of the row's statistic."""
-        return np.abs(self.row_statistic)
-
-    @cached_property
-    def clamped(self) -> Floats:
-        """The statistic of the token, clamped into the bounds."""
-        return np.clip(self.statistic, self.gate.keep[0] or 0.0, self.upper)
-
-    @cached_property
-    def high(self) -> Bools:
-        """Whether the token's statistic is above the upper bound."""
-        return self.statistic > self.upper
-
-    @cached_property
-    def low(self) -> Bools:
-        """Whether the token's statistic is below the lower bound; k2 and k3 have none."""
-        return self.statistic < self.lower
-
-    @cached_property
-    def row_high(self) -> Bools:
-        """Whether the row's statistic is above the upper bound."""
-        return self.row_statistic > self.upper
-
-    @cached_property
-    def row_low(self) -> Bools:
-        """Whether the row's statistic is below the lower bound; k2 and k3 have none."""
-        return self.row_statistic < self.lower
-
-    @cached_property
     def rejected(self) -> Bools:
         """Whether the token's statistic lies outside the bounds, both inclusive; nan rejects everything."""
         return ~((self.statistic <= self.upper) & (self.statistic >= self.lower))
-
-    @cached_property
-    def rejection(self) -> Floats:
-        """1 where the token is rejected, else 0, in the data's dtype, in which verl averages it."""
-        return self.rejected.astype(self.statistic.dtype)
-
-    @cached_property
-    def row_rejection(self) -> Floats:
-        """1 where any token of the row is rejected, else 0, in the data's dtype."""
-        return self.sample.any_in_row(self.rejected).astype(self.statistic.dtype)
 
 
 @dataclass(frozen=True)
@@ -326,13 +193,3 @@ class Rejected:
 
     sample: Sample
     flags: Bools
-
-    @cached_property
-    def rejected(self) -> Floats:
-        """1 where any option rejects the token, else 0, in the data's dtype."""
-        return self.flags.astype(self.sample.policy.dtype)
-
-    @cached_property
-    def row_rejected(self) -> Bools:
-        """Whether any option rejects any token of the row."""
-        return self.sample.any_in_row(self.flags)
