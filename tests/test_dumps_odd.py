@@ -38,6 +38,12 @@ def wide(path: Path, **columns: Any) -> Path:
     return path
 
 
+def test_the_name_of_a_run_is_one_object_that_need_not_be_compared(tmp_path: Path) -> None:
+    dump = open_dump([str(wide(tmp_path / "dump.parquet"))])
+    (batch,) = dump.read(dump.units[0], dump.problems)
+    assert len(set(map(id, batch.columns["run"].tolist()))) == 1
+
+
 def long(path: Path, position: Any, ids: Any = None) -> Path:
     """4 sequences of 6 tokens."""
     values = -0.5 - np.random.default_rng(0).random(24)

@@ -319,7 +319,9 @@ def _columns(file: DumpFile, values: Mapping[str, pa.Array], length: int) -> dic
 
 
 def _constant(value: int | str | None, length: int) -> NDArray[Any]:
-    return np.full(length, value, dtype=np.int64 if isinstance(value, int) else object)
+    values = np.empty(length, np.int64 if isinstance(value, int) else object)
+    values.fill(value)  # the one text in every place: `np.full` copies it, and copies are told apart again
+    return values
 
 
 def _runs(named: NDArray[Any] | None, run: str, length: int) -> NDArray[Any]:
