@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_edges, magnit
 from mismatchctl.measure.hashes import labels_of
 from mismatchctl.measure.histogram import MOST_ROWS, Histogram, Rows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BUCKETS
-from mismatchctl.measure.table import hash_values
+from mismatchctl.measure.table import ClusterTable, hash_values
 
 CORRECTIONS: list[Correction] = [preset(name) for name in ("token_tis", "geo_rs")]
 
@@ -43,6 +45,21 @@ def test_numbers_are_told_apart_and_ordered_as_their_text_is(values: list[int]) 
     expected = [ranks[key] for key in zip(before.tolist(), texts.tolist(), strict=True)]
     assert labels_of([numbers], before).tolist() == labels_of([texts], before).tolist() == expected
     assert hash_values(numbers).tolist() == hash_values(texts).tolist()
+
+
+@pytest.mark.parametrize("columns", [3, 40, 600])
+@pytest.mark.parametrize("clusters", [2, 30, 1000])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: int, clusters: int, layout: str) -> None:
+    rng, rows = np.random.default_rng(0), 300
+    names = rng.integers(0, clusters, rows).astype(np.uint64)
+    values = np.asarray(rng.normal(size=(rows, columns)), order=layout)  # type: ignore[call-overload]
+    table = ClusterTable.of(names, np.zeros_like(names), values, values[:, :2])
+    assert table.clusters.tolist() == sorted(set(names.tolist()))
+    for name, sums, maxima in zip(table.clusters, table.sums, table.maxima, strict=True):
+        own = values[names == name]
+        np.testing.assert_allclose(sums, [math.fsum(column) for column in own.T], rtol=1e-13, atol=1e-14)
+        assert maxima.tolist() == [max(column) for column in own[:, :2].T]
 
 
 def test_together_as_alone() -> None:

@@ -12,7 +12,7 @@ from mismatchctl.correction import Correction, Weight, divisor
 from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, FACTOR, MISMATCH
 from mismatchctl.measure.reduce import Plan
-from mismatchctl.measure.table import Axis, ClusterTable, Hashes, Prompts, add_rows
+from mismatchctl.measure.table import Axis, ClusterTable, Hashes, Prompts, rows_of, together
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "loss_mean", "gradient_product")
@@ -71,7 +71,7 @@ class Closed:
             prompts: those before; they are added to.
             places: of the columns `clusters` and `empty_cluster` of each correction [1 + corrections].
         """
-        sums, first, rest = self.sums.copy(), int(places[0]), places[1:]
+        sums, first, rest = self.sums.copy(order="K"), int(places[0]), places[1:]
         for start, size in zip(self.starts.tolist(), self.sizes.tolist(), strict=True):
             rows = slice(start, start + size)
             new, emptied = prompts.add(self.clusters[rows], sums[rows, first] > 0, sums[rows][:, rest] > 0)
@@ -86,8 +86,8 @@ class Closed:
         rows = np.arange(sizes.sum()) + np.repeat(self.starts[cells] - ends + sizes, sizes)
         return Closed(
             self.clusters[rows],
-            self.sums[rows],
-            self.maxima[rows],
+            rows_of(self.sums, rows),
+            rows_of(self.maxima, rows),
             ends - sizes,
             self.is_folded[cells],
             [self.pairs[cell] for cell in cells.tolist()],
@@ -159,7 +159,7 @@ class Closing:
         clusters = np.concatenate([table.clusters for table in tables])
         maxima = np.concatenate([table.maxima for table in tables])
         width, corrections = len(self.plan.sums), len(self.plan.corrections)
-        sums = np.zeros((len(clusters), width + 2 * corrections + 1))  # of closed_axis: what is not summed comes behind
+        sums = np.zeros((width + 2 * corrections + 1, len(clusters))).T  # of closed_axis: what is not summed is behind
         np.concatenate([table.sums for table in tables], out=sums[:, :width])
         scopes = np.concatenate([table.scopes for table in tables])
         cell = numbered(tables)
@@ -169,9 +169,9 @@ class Closing:
             self._normalize(sums, maxima, index, factor)
             sums[:, width + index] = factor * sums[:, self.plan.sums.place(index, "tokens")]
         first = np.append(True, (clusters[1:] != clusters[:-1]) | (cell[1:] != cell[:-1]))
-        rows = np.flatnonzero(first)  # of one cluster, the rows of all micro-batches lie together
-        sums = add_rows(sums, rows)
-        maxima, cell = np.maximum.reduceat(maxima, rows, axis=0), cell[rows]
+        if not first.all():  # of one cluster, the rows of all micro-batches lie together
+            sums, maxima = together(sums, maxima, np.arange(len(first)), first)
+            clusters, cell = clusters[first], cell[first]
         folded = np.array([table.is_folded for table in tables])
         told_apart = ~folded[cell]  # else clusters are not counted at all, rather than wrongly
         counted = (sums[:, self.plan.sums.place(MISMATCH, "tokens")] > 0).astype(np.float64) * told_apart
@@ -180,7 +180,7 @@ class Closing:
             kept = sums[:, self.plan.sums.place(index, "kept")]
             sums[:, width + corrections + 1 + index] = counted * (kept == 0)
         starts = np.searchsorted(cell, np.arange(len(tables)))
-        return Closed(clusters[rows], sums, maxima, starts, folded, [own.pairs for own in cells])
+        return Closed(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
 
     def _normalization(self, groups: Sequence[ClusterTable]) -> Float64s:
         """The factor of each correction in each micro-batch: [keys, corrections]; 1 where nothing is normalized."""

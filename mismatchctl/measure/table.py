@@ -81,6 +81,31 @@ def add_rows(rows: Float64s, starts: Ints) -> Float64s:
     return result
 
 
+def rows_of(table: Float64s, order: Ints) -> Float64s:
+    """Rows of a table [R, K] in an order, each column in one piece."""
+    return table.T.take(order, axis=1).T
+
+
+def together(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tuple[Float64s, Float64s]:
+    """Rows [R, ...] in an order, from each marked as a first [R] to the next: their sums, and the largest of them.
+
+    Of a table with more rows than columns each column is in one piece, and no row is moved before it is added.
+    """
+    starts = np.flatnonzero(first)
+    if len(sums) <= sums.shape[1]:
+        return add_rows(sums[order], starts), np.maximum.reduceat(maxima[order], starts, axis=0)
+    if len(starts) == len(first):
+        return rows_of(sums, order), rows_of(maxima, order)
+    added, largest = np.empty((sums.shape[1], len(starts))), np.empty((maxima.shape[1], len(starts)))
+    where = np.cumsum(first) - 1
+    few = np.bincount(where).max() <= _SHORT or sums.shape[1] >= _WIDE  # one by one, as `add_rows` adds them
+    for column, result in zip(sums.T, added, strict=True):
+        result[:] = np.bincount(where, column[order]) if few else np.add.reduceat(column[order], starts)
+    for column, result in zip(maxima.T, largest, strict=True):
+        np.maximum.reduceat(column[order], starts, out=result)
+    return added.T, largest.T
+
+
 Of = str | int
 """What a column is of: a pair of policies, or a correction by its number."""
 
@@ -127,6 +152,8 @@ class Axis:
 class ClusterTable:
     """Rows of sums by (cluster, scope), sorted; a scope is a micro-batch where weights are normalized within one.
 
+    Every formula goes along columns: each lies in one piece.
+
     Attributes:
         clusters: hash of the cluster of each row [R].
         scopes: hash of the micro-batch of each row [R]; 0 where that does not matter.
@@ -149,15 +176,9 @@ class ClusterTable:
         if not len(clusters):
             return cls(clusters, scopes, sums, maxima, is_folded)
         order, first = _sorted(scopes, clusters)
-        clusters, scopes = clusters[order], scopes[order]
-        starts = np.flatnonzero(first)
-        return cls(
-            clusters[starts],
-            scopes[starts],
-            add_rows(sums[order], starts),
-            np.maximum.reduceat(maxima[order], starts, axis=0),
-            is_folded,
-        )
+        firsts = order[first]
+        sums, maxima = together(sums, maxima, order, first)
+        return cls(clusters[firsts], scopes[firsts], sums, maxima, is_folded)
 
     def __add__(self, other: ClusterTable) -> ClusterTable:
         return ClusterTable.of(
@@ -249,7 +270,8 @@ class TableOfBatch(RowsOfBatch):
         first, stop = int(rows.min()), int(rows.max()) + 1
         place = rows - first
         for total, values in zip(self._sums[:, first:stop], sums, strict=True):
-            total += np.bincount(place, values, stop - first)
+            if values.any():  # a third are zeros: what a correction rejects, of most sequences
+                total += np.bincount(place, values, stop - first)
         order = np.argsort(rows, kind="stable")
         starts = np.flatnonzero(np.append(True, np.diff(rows[order]) != 0))
         where = rows[order[starts]]
@@ -258,8 +280,8 @@ class TableOfBatch(RowsOfBatch):
 
     def tables(self, cells: int, layers: Float64s, before: int) -> Iterator[ClusterTable]:
         """The table of each cell, with `layers` [rows, ...] behind so many of the columns that add."""
-        sums = np.concatenate([self._sums[:before].T, layers, self._sums[before:].T], axis=1)
-        return self.cut(cells, sums, np.ascontiguousarray(self._maxima.T))
+        sums = np.concatenate([self._sums[:before], layers.T, self._sums[before:]])
+        return self.cut(cells, sums.T, self._maxima.T)
 
 
 class Prompts:

@@ -235,7 +235,6 @@ def _errors(
     clusters = np.add.reduceat(filled, cells.starts)
     correction = np.where(clusters < 2, np.nan, clusters / (clusters - 1))
     errors: dict[str, _Error] = {}
-    columns: dict[int, Float64s] = {}  # each lies scattered among the others, and many metrics look at it
     for metric in metrics:
         assert metric.formula is not None
         reader.asked = {}
@@ -244,9 +243,7 @@ def _errors(
         influence = np.zeros(len(of_row))
         slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
         for slope, position in zip(slopes, reader.asked, strict=True):
-            if position not in columns:
-                columns[position] = cells.sums[:, position].copy()
-            influence += columns[position] * slope[of_row]
+            influence += cells.sums[:, position] * slope[of_row]
         influence *= influence
         squares = np.add.reduceat(influence, cells.starts)
         effective = squares**2 / np.add.reduceat(influence * influence, cells.starts)
