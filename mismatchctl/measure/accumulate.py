@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -12,18 +12,14 @@ import numpy as np
 from mismatchctl.measure import CellSums, Plan, RunSums, Sums
 from mismatchctl.measure.close import Closed, Closing
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
-from mismatchctl.measure.groups import Groups, by_value
+from mismatchctl.measure.groups import Cells, Groups, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import Evaluator, Row
 from mismatchctl.measure.metrics.kept import BY_STEP
-from mismatchctl.measure.reduce import BreakdownValues, require_few
 from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts
 
 Factors = list[tuple[str, str, int, tuple[float, ...]]]
 """(run, step, micro-batch hash, normalization factor of each correction)."""
-_Cells = dict[tuple[Value, ...], CellSums]
-_AT_ONCE = 1 << 22
-"""Sums of clusters and histograms that are closed at once, about: their formulas are evaluated together."""
 
 
 @dataclass
@@ -47,40 +43,33 @@ class RunTotals:
     prompts: dict[tuple[str, Value], Prompts] = field(default_factory=dict)
 
 
-class Accumulator:
-    """Adds up units in the order of the input; memory is that of open groups, and of some complete ones."""
+class Accumulator(Groups[CellSums]):
+    """Adds up units in the order of the input, and closes their groups."""
 
     def __init__(self, plan: Plan) -> None:
+        super().__init__(plan.by)
         self.plan = plan
         self.evaluator = Evaluator(plan)
         self.runs: dict[str, RunTotals] = {}
         self.factors: Factors = []
-        self._breakdown = BreakdownValues(plan.by)
-        self._groups: Groups[CellSums] = Groups(lambda cell: cell.size, self._close_groups, _AT_ONCE)
 
     def add(self, sums: Sums) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), cell in sums.cells.items():
-            cells = self._groups.cells(run, step)
-            cells[values] = (cells[values] + cell if values in cells else cell).folded(GROUP_CAP)
-            require_few(self.plan.by, len(cells))
-            self._breakdown.add(run, values)
+            self.merge(run, step, values, cell.folded(GROUP_CAP))
         for run, run_sums in sums.runs.items():
             totals = self.runs.setdefault(run, RunTotals())
             totals.sums = totals.sums + run_sums
 
-    def close(self, may_grow: Callable[[str, Value], bool]) -> None:
-        """Close groups that cannot grow any more, once there are enough of them."""
-        self._groups.close(may_grow)
+    def _size(self, cell: CellSums) -> int:
+        return cell.size
 
-    def finish(self) -> None:
-        """Close all groups: nothing more comes."""
-        self._groups.finish()
+    def _both(self, cell: CellSums, more: CellSums) -> CellSums:
+        return (cell + more).folded(GROUP_CAP)
 
-    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
+    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[CellSums]]) -> None:
         totals = self.runs[run]
-        parts = [[cells[values] for values in sorted(cells, key=str)] for cells in groups]
-        whole = [reduce(add, own).folded(GROUP_CAP) for own in parts]
+        whole = [reduce(add, cells.values()).folded(GROUP_CAP) for cells in groups]
         closing = Closing([cell.table for cell in whole], self.plan)
         if self.plan.sequences:
             for number, step in enumerate(steps):
@@ -93,8 +82,8 @@ class Accumulator:
         if not self.plan.by:
             return
         of_group = np.repeat(np.arange(len(groups)), [len(cells) for cells in groups])
-        closed = closing.close([cell for own in parts for cell in own], of_group)
-        for column, value, cells in by_value([v for own in groups for v in sorted(own, key=str)], self.plan.by):
+        closed = closing.close([cell for cells in groups for cell in cells.values()], of_group)
+        for column, value, cells in by_value([values for own in groups for values in own], self.plan.by):
             self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
 
     def _extend(self, totals: RunTotals, column: str, value: Value, closed: Closed, salts: Hashes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -9,10 +10,13 @@ import numpy as np
 
 from mismatchctl.batch import Ints
 from mismatchctl.measure.hashes import Value
+from mismatchctl.measure.reduce import BreakdownValues, require_few
 
 Cell = TypeVar("Cell")
-Close = Callable[[str, list[Value], list[dict[tuple[Value, ...], Cell]]], None]
-"""Takes a run, the steps of some of its complete groups, and their cells."""
+Cells = dict[tuple[Value, ...], Cell]
+"""The parts of a group, by one value per `--by` column."""
+AT_ONCE = 1 << 22
+"""Sums that are closed at once, about: their formulas are evaluated together."""
 
 
 def by_value(cells: Sequence[tuple[Value, ...]], by: Sequence[str]) -> Iterator[tuple[str, Value, Ints]]:
@@ -25,30 +29,52 @@ def by_value(cells: Sequence[tuple[Value, ...]], by: Sequence[str]) -> Iterator[
             yield column, value, np.array(numbers)
 
 
-class Groups(Generic[Cell]):
-    """The cells of open groups by run and step, and those of complete ones that wait until there are enough."""
+class Groups(ABC, Generic[Cell]):
+    """Adds up the cells of groups in the order of the input; memory is that of open groups, and of some complete ones.
 
-    def __init__(self, size: Callable[[Cell], int], close: Close[Cell], at_once: int) -> None:
-        """`size` says how many numbers are held of a cell, `at_once` how many of complete ones."""
-        self._size, self._close, self._at_once = size, close, at_once
-        self._open: dict[tuple[str, Value], dict[tuple[Value, ...], Cell]] = {}
-        self._complete: dict[tuple[str, Value], dict[tuple[Value, ...], Cell]] = {}
+    A subclass says what a cell is.
+    """
+
+    def __init__(self, by: Sequence[str]) -> None:
+        """Nothing yet, to be broken down by some columns."""
+        self._by, self._breakdown = by, BreakdownValues(by)
+        self._open: dict[tuple[str, Value], Cells[Cell]] = {}
+        self._complete: dict[tuple[str, Value], Cells[Cell]] = {}
         self._held = 0
 
-    def cells(self, run: str, step: Value) -> dict[tuple[Value, ...], Cell]:
-        """The cells of a group, which may grow again."""
+    @abstractmethod
+    def _size(self, cell: Cell) -> int:
+        """How many numbers a cell holds, about."""
+
+    @abstractmethod
+    def _both(self, cell: Cell, more: Cell) -> Cell:
+        """Two parts of a cell as one."""
+
+    @abstractmethod
+    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[Cell]]) -> None:
+        """Take a run, the steps of some of its complete groups, and their cells, ordered by their values as text."""
+
+    def merge(self, run: str, step: Value, values: tuple[Value, ...], cell: Cell) -> None:
+        """Add to a cell of a group, which grows again if it was complete.
+
+        Raises:
+            ConfigError: the columns to break down by have too many values.
+        """
         key = run, step
         if key not in self._open:
             self._open[key] = self._complete.pop(key, {})
             self._held -= self._size_of(self._open[key])
-        return self._open[key]
+        cells = self._open[key]
+        cells[values] = self._both(cells[values], cell) if values in cells else cell
+        require_few(self._by, len(cells))
+        self._breakdown.add(run, values)
 
     def close(self, may_grow: Callable[[str, Value], bool]) -> None:
         """Close groups that cannot grow any more, once there are enough of them."""
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
-            if self._held + size > self._at_once:
+            if self._held + size > AT_ONCE:
                 self._close_complete()
             self._complete[key] = cells
             self._held += size
@@ -59,12 +85,12 @@ class Groups(Generic[Cell]):
         self._close_complete()
 
     def _close_complete(self) -> None:
-        of_run: dict[str, dict[Value, dict[tuple[Value, ...], Cell]]] = {}
+        of_run: dict[str, dict[Value, Cells[Cell]]] = {}
         for (run, step), cells in self._complete.items():
-            of_run.setdefault(run, {})[step] = cells
+            of_run.setdefault(run, {})[step] = {values: cells[values] for values in sorted(cells, key=str)}
         self._complete, self._held = {}, 0
         for run, steps in of_run.items():
-            self._close(run, list(steps), list(steps.values()))
+            self._close_groups(run, list(steps), list(steps.values()))
 
-    def _size_of(self, cells: dict[tuple[Value, ...], Cell]) -> int:
+    def _size_of(self, cells: Cells[Cell]) -> int:
         return sum(map(self._size, cells.values()))

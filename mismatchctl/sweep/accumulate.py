@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import chain
@@ -19,11 +19,10 @@ from mismatchctl.measure import OVERALL_CAP
 from mismatchctl.measure.grid import estimates
 from mismatchctl.measure.grid.close import Closed, Closing, RunSums
 from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, both, merged
-from mismatchctl.measure.groups import Groups, by_value
+from mismatchctl.measure.groups import Cells, Groups, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
-from mismatchctl.measure.reduce import BreakdownValues, require_few
 from mismatchctl.measure.table import Prompts
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
@@ -36,9 +35,6 @@ ROWS_IN_MEMORY = 200_000
 TOGETHER = 256
 """Families of groups of which a table is made at once: polars takes milliseconds for one, however small it is."""
 _NAMED = ("run", "correction", "scope", "group")
-AT_ONCE = 1 << 22
-"""Sums that are closed at once, about: their formulas are evaluated together."""
-_Cells = dict[tuple[Value, ...], list[FamilySums]]
 
 
 @dataclass
@@ -47,8 +43,8 @@ class _Run:
     by: dict[str, dict[Value, list[RunSums]]] = field(default_factory=dict)
 
 
-class SweepAccumulator:
-    """Adds up units in the order of the input; memory is that of open groups, some complete ones, and runs' sums."""
+class SweepAccumulator(Groups[list[FamilySums]]):
+    """Adds up units in the order of the input, and writes the rows of their groups; memory holds runs' sums too."""
 
     def __init__(self, plan: SweepPlan, studies: Sequence[Study], of_study: Sequence[int]) -> None:
         """Start with nothing.
@@ -58,13 +54,10 @@ class SweepAccumulator:
             studies: all of them.
             of_study: the study of each family of the plan, those that are sought last.
         """
+        super().__init__(plan.base.by)
         self.plan, self.of_study = plan, of_study
         self.runs: dict[str, _Run] = {}
         self.table = RowTable(studies)
-        self._breakdown = BreakdownValues(plan.base.by)
-        self._groups: Groups[list[FamilySums]] = Groups(
-            lambda cell: sum(sums.size for sums in cell), self._close_groups, AT_ONCE
-        )
         self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
         self.metrics = [(*(each for each in own if each not in AGGREGATED), *COSTS) for own in known]
@@ -72,29 +65,27 @@ class SweepAccumulator:
     def add(self, sums: CellsOfBatch) -> None:
         """Merge the sums of the next unit."""
         for (run, (step, values)), found in sums.cells.items():
-            cells = self._groups.cells(run, step)
-            known = cells.get(values)
-            cells[values] = found if known is None else [a + b for a, b in zip(known, found, strict=True)]
-            require_few(self.plan.base.by, len(cells))
-            self._breakdown.add(run, values)
+            self.merge(run, step, values, found)
         self._sought = both(self._sought, sums.runs)
 
-    def close(self, may_grow: Callable[[str, Value], bool]) -> None:
-        """Close groups that cannot grow any more, once there are enough of them."""
-        self._groups.close(may_grow)
+    def _size(self, cell: list[FamilySums]) -> int:
+        return sum(sums.size for sums in cell)
+
+    def _both(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
+        return [a + b for a, b in zip(cell, more, strict=True)]
 
     def finish(self) -> None:
         """Close all groups and write the rows of every value of `--by` columns: nothing more comes."""
-        self._groups.finish()
+        super().finish()
         for run, totals in self.runs.items():
             for column, found in totals.by.items():
                 for value, sums in found.items():
                     self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
 
-    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[_Cells]) -> None:
+    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[list[FamilySums]]]) -> None:
         totals = self.runs.setdefault(run, _Run(self._nothing()))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
-        names = [(group, values) for group, cells in enumerate(groups) for values in sorted(cells, key=str)]
+        names = [(group, values) for group, cells in enumerate(groups) for values in cells]
         of_group = np.array([group for group, _ in names])
         rows = []
         for number, family in enumerate(self.plan.families):
