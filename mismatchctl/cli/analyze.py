@@ -15,13 +15,23 @@ from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, progress_bar, say, show, warn, write
+from mismatchctl.cli.output import (
+    open_page,
+    outputs,
+    page_files,
+    page_of,
+    print_markdown,
+    progress_bar,
+    say,
+    show,
+    warn,
+    write,
+)
 from mismatchctl.cli.places import check_places, or_printed, or_stdout
 from mismatchctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mismatchctl.analyze.against import RunLog
-    from mismatchctl.render.document import Document
     from mismatchctl.render.figures.figure import Figure
     from mismatchctl.result import Result
 
@@ -184,8 +194,8 @@ def analyze(
         if kinds or aggregations:
             _require_objectives(result, kinds, aggregations)
         objectives = kinds, aggregations
-        write(page_files(lambda: _page(result, objectives), html))
-        write(page_files(lambda: _page(result), None, markdown))
+        write(page_files(lambda: page_of("analyze", result, objectives), html))
+        write(page_files(lambda: page_of("analyze", result), None, markdown))
         if output is not None:
             write([(output, result.to_json().encode())])
         figures.write(lambda: _figures(result), force=force)
@@ -193,11 +203,11 @@ def analyze(
             _write_tokens(tokens, result, paths, browse or [], tokenizer, flags.renamed(column), on_bad)
     page()
     if printed:
-        print_markdown(_page(result))
+        print_markdown(page_of("analyze", result))
     elif json:
         _print(result, quiet, asked=bool(chosen))
     elif not quiet:
-        show(_page(result, objectives))
+        show(page_of("analyze", result, objectives))
 
 
 def _read_log(place: Path) -> RunLog:
@@ -220,12 +230,6 @@ def _advise(result: Result, paths: Sequence[str], rename: dict[str, str], quiet:
 
     with progress_bar(quiet) as progress:
         answer_with(result, advise(paths, rename=rename, progress=progress))
-
-
-def _page(result: Result, objectives: Objectives = ((), ())) -> Document:
-    from mismatchctl.render.pages.analyze import document
-
-    return document(result, objectives)
 
 
 def _figures(result: Result) -> dict[str, Figure]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,12 +13,8 @@ from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import outputs, progress_bar, show, warn, write
+from mismatchctl.cli.output import outputs, page_of, progress_bar, show, warn, write
 from mismatchctl.cli.places import check_places, or_stdout
-
-if TYPE_CHECKING:
-    from mismatchctl.compare import Comparison
-    from mismatchctl.render.document import Document
 
 Paths = Annotated[
     list[str],
@@ -74,18 +71,13 @@ def compare(
             engine=where,
             progress=progress,
         )
+    page = partial(page_of, "compare", found)
     with outputs(quiet):
-        figures.write_page(lambda: _page(found), html, force=force)
+        figures.write_page(page, html, force=force)
         if output is not None:
             write([(output, found.to_json().encode())])
     if json:
         warn(found.warnings, quiet)
         typer.echo(found.to_json(), nl=False)
     elif not quiet:
-        show(_page(found))
-
-
-def _page(found: Comparison) -> Document:
-    from mismatchctl.render.pages.compare import document
-
-    return document(found)
+        show(page())

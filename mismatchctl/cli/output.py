@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,12 @@ def page_files(
         from mismatchctl.render.to.markdown import markdown as as_markdown
 
         yield markdown, as_markdown(page()).encode()
+
+
+def page_of(verb: str, *told: Any, **more: Any) -> Document:
+    """The page that a verb has of what it found; what makes it is loaded where one is asked for."""
+    page: Document = import_module(f"mismatchctl.render.pages.{verb}").document(*told, **more)
+    return page
 
 
 def open_page(html: Path | None, *, wanted: bool) -> Callable[[], None]:

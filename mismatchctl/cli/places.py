@@ -50,23 +50,20 @@ def or_stdout(output: Path | None, as_json: bool) -> tuple[Path | None, bool]:
     Raises:
         ConfigError: both are given.
     """
-    if str(output) != "-":
-        return output, as_json
-    if as_json:
-        raise ConfigError("--json and -o - both write to stdout: give one of them")
-    return None, True
+    output, printed = or_printed(output, as_json, "-o")
+    return output, as_json or printed
 
 
-def or_printed(markdown: Path | None, as_json: bool = False) -> tuple[Path | None, bool]:
-    """The file of `--markdown`, and whether Markdown goes to stdout: by `--markdown -`.
+def or_printed(place: Path | None, as_json: bool = False, flag: str = "--markdown") -> tuple[Path | None, bool]:
+    """The file of a flag, and whether what it would hold goes to stdout: by `-` in its place.
 
     Raises:
         ConfigError: JSON goes there.
     """
-    if str(markdown) != "-":
-        return markdown, False
+    if str(place) != "-":
+        return place, False
     if as_json:
-        raise ConfigError("--json and --markdown - both write to stdout: give one of them")
+        raise ConfigError(f"--json and {flag} - both write to stdout: give one of them")
     return None, True
 
 

@@ -15,13 +15,12 @@ from mismatchctl.cli.corrections import Level, chosen_corrections, named_correct
 from mismatchctl.cli.figures import FigureFlags
 from mismatchctl.cli.flags import output_option
 from mismatchctl.cli.groups import flat
-from mismatchctl.cli.output import outputs, progress_bar, show, warn
+from mismatchctl.cli.output import outputs, page_of, progress_bar, show, warn
 from mismatchctl.cli.places import check_places, or_stdout
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from mismatchctl.render.document import Document
-    from mismatchctl.sweep import Axis, Study, Sweep
+    from mismatchctl.sweep import Axis, Study
     from mismatchctl.sweep.targets import Wish
 
 shortcut_option = partial(
@@ -169,7 +168,7 @@ def sweep(
             from mismatchctl.sweep import export
 
             export.write(found, output)
-        figures.write_page(lambda: _page(found), html, force=force)
+        figures.write_page(partial(page_of, "sweep", found), html, force=force)
     if json:
         from mismatchctl.result.notes import left_out_notes
         from mismatchctl.sweep.export import to_json
@@ -177,13 +176,7 @@ def sweep(
         warn((*found.warnings, *left_out_notes(found.left_out)), quiet)
         typer.echo(to_json(found), nl=False)
     elif not quiet:
-        show(_page(found, front=pareto))
-
-
-def _page(found: Sweep, front: bool = False) -> Document:
-    from mismatchctl.render.pages.sweep import document
-
-    return document(found, front=front)
+        show(page_of("sweep", found, front=pareto))
 
 
 def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], quiet: bool) -> list[Study]:

@@ -13,12 +13,11 @@ import typer
 
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
-from mismatchctl.cli.output import page_files, say, visible, write
+from mismatchctl.cli.output import page_files, page_of, say, visible, write
 from mismatchctl.cli.places import check_places, on_disk
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mismatchctl.render.document import Document
     from mismatchctl.watch import Look
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -92,7 +91,7 @@ def watch(
             continue
         failed = _show(look, first, quiet)
         first = False
-        write(page_files(partial(_page, look), html))
+        write(page_files(partial(page_of, "analyze", look.result), html))
         fresh = [sentence for sentence in failed if sentence not in known]
         if failed and exec_ is None:
             raise typer.Exit(EXIT_CHECK_FAILED)
@@ -118,12 +117,6 @@ def _show(look: Look, first: bool, quiet: bool) -> list[str]:
     for sentence in failed:
         say(f"failed: {sentence}")
     return failed
-
-
-def _page(look: Look) -> Document:
-    from mismatchctl.render.pages.analyze import document
-
-    return document(look.result)
 
 
 def _run(command: str, failed: list[str]) -> None:
