@@ -109,12 +109,8 @@ class Segments:
     def _starts(self) -> Ints:
         return self.offsets[:-1][self.nonempty]
 
-    @cached_property
-    def _all_nonempty(self) -> bool:
-        return len(self) > 0 and len(self._starts) == len(self)
-
     def _reduce(self, ufunc: np.ufunc, values: NDArray[Any], empty: float, dtype: type | None) -> Float64s:
-        if self._all_nonempty:
+        if 0 < len(self._starts) == len(self):
             return ufunc.reduceat(values, self._starts, axis=-1, dtype=dtype).astype(np.float64, copy=False)
         result = np.full((*values.shape[:-1], len(self)), empty, dtype=np.float64)
         if len(self._starts):

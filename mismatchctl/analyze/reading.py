@@ -240,12 +240,8 @@ def _check_columns(corrections: Iterable[Correction], dump: Dump) -> None:
     """Refuse corrections that look at columns which some file lacks."""
     for correction in corrections:
         for column in sorted(correction.columns):
-            lacking = next((file for file in dump.files if not _has(file, column)), None)
-            if lacking is not None:
-                problem = f"correction {correction.name} needs this column, which is missing"
-                remedy = "leave the correction out, or record the column"
-                raise DataError(problem, file=lacking.path, column=column, remedy=remedy)
-
-
-def _has(file: DumpFile, column: str) -> bool:
-    return column in file.columns or column in file.partition
+            for file in dump.files:
+                if column not in file.columns and column not in file.partition:
+                    problem = f"correction {correction.name} needs this column, which is missing"
+                    remedy = "leave the correction out, or record the column"
+                    raise DataError(problem, file=file.path, column=column, remedy=remedy)

@@ -41,7 +41,7 @@ def judge(gate: Gate, ratios: Ratios, batch: TokenBatch, seen: Selection) -> Gat
         low, high = (segments.from_host(flags) for flags in (np.zeros_like(dropped), dropped))
     else:
         low, high = _beyond(gate, measured, batch)
-        if _may_be_undefined(gate, ratios):
+        if gate.statistic.startswith("binary_kl") or not np.isfinite(ratios.extent).all():
             undefined = np.isnan(measured) & (gate.nonfinite != "keep")
             low, high = (low | undefined, high) if gate.keep[1] is None else (low, high | undefined)
     return GateOutcome(gate, *(_rejected(gate, flags, segments, view, batch, ratios) for flags in (low, high)))
@@ -204,10 +204,6 @@ def _trimmed(gate: Gate, values: NDArray[Any], view: Selection, batch: TokenBatc
     dropped: Bools = seen & (known > least)
     dropped[np.flatnonzero(seen & (known == least))[:number]] = True  # of equal ones the first go
     return dropped
-
-
-def _may_be_undefined(gate: Gate, ratios: Ratios) -> bool:
-    return gate.statistic.startswith("binary_kl") or not bool(np.isfinite(ratios.extent).all())
 
 
 def _rejected(

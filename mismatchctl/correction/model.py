@@ -350,14 +350,9 @@ class Correction(_Strict):
     def columns(self) -> frozenset[str]:
         """The columns of the contract that its weight and gates look at, beside those that every dump has."""
         found = {"current_log_probs"} if self.sources - {"train/rollout"} else set()
-        found |= {"advantages"} if self.needs_advantages else set()
+        found |= {"advantages"} if any(gate.when != "always" for gate in self.gates) else set()
         aged = any(gate.statistic == "age" for gate in self._gates) or "proximal/rollout" in self.sources
         return frozenset(found | ({"rollout_version", "train_version"} if aged else set()))
-
-    @property
-    def needs_advantages(self) -> bool:
-        """Whether a gate depends on the sign of the advantage."""
-        return any(gate.when != "always" for gate in self.gates)
 
     @property
     def normalizes_micro_batches(self) -> bool:

@@ -52,7 +52,7 @@ class Closed:
     @classmethod
     def one(cls, cell: CellSums, *, by_prompt: bool) -> Closed:
         """A cell of many steps that is closed already; a prompt is one cluster of all of them."""
-        table = cell.table.across_scopes() if by_prompt else cell.table
+        table = cell.table.of_scope(np.uint64(0)) if by_prompt else cell.table
         folded = np.array([table.is_folded])
         return cls(table.clusters, table.sums, table.maxima, np.zeros(1, np.int64), folded, [cell.pairs])
 

@@ -199,17 +199,13 @@ class ClusterTable:
         return ClusterTable.of(self.clusters % np.uint64(cap), self.scopes, self.sums, self.maxima, True)
 
     def of_scope(self, scope: np.uint64) -> ClusterTable:
-        """The same rows in one scope: they stay apart from the rows of other scopes."""
+        """One row per cluster, in one scope: they stay apart from the rows of other scopes."""
         return ClusterTable.of(self.clusters, np.full_like(self.scopes, scope), self.sums, self.maxima, self.is_folded)
 
     def folded_across_scopes(self, cap: int, *, by_prompt: bool) -> ClusterTable:
         """The clusters of every scope folded into `cap` by their hash: prompts are the same in all, others are not."""
         names = (self.clusters if by_prompt else mix(self.clusters, self.scopes)) % np.uint64(cap)
         return ClusterTable.of(names, np.zeros_like(self.scopes), self.sums, self.maxima, True)
-
-    def across_scopes(self) -> ClusterTable:
-        """One row per cluster, whatever its scopes."""
-        return ClusterTable.of(self.clusters, np.zeros_like(self.scopes), self.sums, self.maxima, self.is_folded)
 
 
 def _sorted(*keys: NDArray[Any]) -> tuple[Ints, Bools]:

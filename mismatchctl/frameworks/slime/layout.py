@@ -46,10 +46,6 @@ def _of_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
 
 
-def _recognizes(file: File) -> bool:
-    return file.holds("rollout_data", "rollout_id") or file.holds("format_version", "samples")
-
-
 LAYOUT = Layout(
     framework="slime",
     columns={
@@ -68,5 +64,5 @@ LAYOUT = Layout(
     patterns=("[0-9]*.pt",),
     rows=_rows,
     duplicates=True,
-    recognizes=_recognizes,
+    recognizes=lambda file: file.holds("rollout_data", "rollout_id") or file.holds("format_version", "samples"),
 )

@@ -45,7 +45,8 @@ class LoggedMetric:
             d = p - q; m: mean over the valid tokens of the sequence.
         quantity: makes it from a call: per token [T], or with mask `none` one number per sequence [S].
         mask: what it is reduced with: all valid tokens, those that rejection left, or nothing.
-        basis: what it looks at; weights before their bound, after it, or after normalization.
+        basis: what it looks at; weights before their bound, after it, or after normalization; `loss` takes the current
+            policy and advantages.
         when: which configurations log it.
         miles_only: slime has no such name.
         like: what the registry of metrics calls the quantity; None where it has nothing like it.
@@ -63,11 +64,6 @@ class LoggedMetric:
     like: Quantity | None = None
     within: str = "mean"
     pair: str = ""
-
-    @property
-    def needs_loss(self) -> bool:
-        """Whether it takes the current policy and advantages."""
-        return self.basis == "loss"
 
     def logged(self, arguments: Arguments, version: Version) -> bool:
         """Whether this version logs it under these arguments."""

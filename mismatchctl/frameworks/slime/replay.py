@@ -214,7 +214,7 @@ class _Run:
     def replay(self) -> Replay:
         """Micro-batch by micro-batch."""
         given, policies = (self.arguments, self.version), self._policies()
-        chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or not each.needs_loss)]
+        chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or each.basis != "loss")]
         totals: dict[str, float] = defaultdict(float)
         weights = np.zeros(self.step.segments.tokens, self.step.dtype)
         kept = np.zeros(self.step.segments.tokens, np.bool_)

@@ -55,7 +55,7 @@ def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -
     found: dict[str, float] = {}
     for name in parts[0] if parts else ():
         values = [part[name] for part in parts]
-        extremes = {} if version.averages_extremes else {"max": max, "min": min}
+        extremes = {} if version.dialect == "estimator" else {"max": max, "min": min}
         reduce = next((extreme for word, extreme in extremes.items() if word in name), fmean)
         found[name] = reduce(values)
     return found

@@ -173,10 +173,6 @@ def _sapo(tokens: Tokens) -> PerToken:
     return PerToken(-gates * tokens.advantages, _metrics(tokens, log_ratio))
 
 
-def _gpg(tokens: Tokens) -> PerToken:
-    return PerToken(reinforce(tokens.advantages, tokens.current), {})
-
-
 def _cispo(tokens: Tokens) -> PerToken:
     """REINFORCE weighted with the clipped ratio."""
     log_ratio = clamp(tokens.current - tokens.anchor)
@@ -228,7 +224,7 @@ def _pure(tokens: Tokens) -> PerToken:
 LOSSES: dict[str, Callable[[Tokens], PerToken]] = {
     "vanilla": _vanilla,
     "gspo": _gspo,
-    "gpg": _gpg,
+    "gpg": lambda tokens: PerToken(reinforce(tokens.advantages, tokens.current), {}),
     "sapo": _sapo,
     "cispo": _cispo,
     "dppo_tv": _dppo_tv,
@@ -272,7 +268,8 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
         return _geo_mean(tokens, weights)
     made = _pure(tokens) if pure else LOSSES[mode](tokens)
     losses = made.losses if weights is None else made.losses * weights
-    value = _aggregate(losses, tokens, _aggregation(mode, options), step, version)
+    aggregation = "seq-mean-token-mean" if mode in _ALWAYS_PER_SEQUENCE else options.loss_agg_mode
+    value = _aggregate(losses, tokens, aggregation, step, version)
     return Loss(value, made.metrics | _added_by_version(mode, loss, computed, version))
 
 
@@ -284,10 +281,6 @@ def _token_mode(options: Options, loss: str) -> str:
         known = [*LOSSES, "geo_mean"]
         raise ConfigError(f"there is no loss_mode {mode!r} with this correction{suggestion(mode, known)}")
     return mode
-
-
-def _aggregation(mode: str, options: Options) -> str:
-    return "seq-mean-token-mean" if mode in _ALWAYS_PER_SEQUENCE else options.loss_agg_mode
 
 
 def _added_by_version(mode: str, loss: str, computed: Computed, version: Version) -> dict[str, float]:

@@ -52,11 +52,6 @@ class Version:
         return "zero" if self.zeroes_rejected else "mask"
 
     @property
-    def averages_extremes(self) -> bool:
-        """Whether what an actor logs is averaged over its micro-batches, names with max and min in them too."""
-        return self.dialect == "estimator"
-
-    @property
     def bypass_key(self) -> str:
         """The key that anchors the policy on the rollout."""
         return "bypass_mode" if "bypass_mode" in self.keys else "bypass_old_logprob_for_rollout"

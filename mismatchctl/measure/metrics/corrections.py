@@ -37,10 +37,6 @@ def _ess_token(t: Totals) -> Number:
     return _told(t["kept"] + t["kept_excess"], t["kept"]) ** 2 / (t["tokens"] * some)
 
 
-def _ess_sequence(t: Totals) -> Number:
-    return _told(t["sequence_weight"], t["sequences"]) ** 2 / (t["sequences"] * t["squared_sequence_weight"])
-
-
 def _told(weight: Number, count: Number) -> Number:
     """A sum of weights, which is made of 1 + (w - 1): NaN where their mean is no more than the rounding of these."""
     return np.where(np.real(weight) < _ROUNDING * np.real(count), np.nan, weight)
@@ -119,7 +115,8 @@ _COMMON: tuple[Metric, ...] = (
         "(sum of W)^2 / (n * sum of W^2), W the sum of a sequence's applied weights on kept tokens over its length, "
         "n all sequences; undefined as for tokens",
         "The same for whole sequences.", "Kish 1965",
-        NOTHING_KEPT, _ess_sequence, better="high", own_scale=ESS,
+        NOTHING_KEPT, lambda t: _told(t["sequence_weight"], t["sequences"]) ** 2 / (
+            t["sequences"] * t["squared_sequence_weight"]), better="high", own_scale=ESS,
     ),
     Metric(
         "rejected_tokens", "rejected tokens", "fraction", "share of valid tokens that some gate rejects",
@@ -244,10 +241,6 @@ _COMPARISONS = tuple(_comparison(side, name) for name in COMPARED for side in ("
 _NO_LOSS = "no current log-probs or advantages in the dump, or nothing is kept"
 
 
-def _gradient_cosine(t: Totals) -> Number:
-    return t["gradient_product"] / np.sqrt(t["squared_gradient"] * t["squared_plain_gradient"])
-
-
 def _gradient_norm(t: Totals) -> Number:
     relative = t["squared_gradient"] / t["squared_plain_gradient"]
     return np.sqrt(relative) * t["loss_tokens"] / t["loss_counted"]
@@ -279,7 +272,7 @@ _LOSS = (
         "cosine between the per-token gradients of the loss (by current log-probs) with the correction and without "
         "any; 0 on rejected tokens",
         "1 when the correction only rescales; lower when it changes what is learned.", "mismatchctl", _NO_LOSS,
-        _gradient_cosine, better="one",
+        lambda t: t["gradient_product"] / np.sqrt(t["squared_gradient"] * t["squared_plain_gradient"]), better="one",
     ),
     Metric(
         "gradient_norm", "size of the gradient", "ratio",

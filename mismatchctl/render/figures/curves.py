@@ -168,12 +168,8 @@ def _upwards(canvas: Canvas, curves: Curves) -> tuple[float, float]:
         low, high = low if high > low > _NEAR_ALL else 0.0, min(max(high, 1e-3), 1.0)
     room = (high - low) or abs(high) or 1.0
     bottom, top = low - (0.06 if low else 0.02) * room, high + 0.12 * room
-    canvas.linear("y", bottom, top, _at_most_all if curves.share else plain)
+    canvas.linear("y", bottom, top, (lambda share: percent(share) if share <= 1 else "") if curves.share else plain)
     return bottom, top
-
-
-def _at_most_all(share: float) -> str:
-    return percent(share) if share <= 1 else ""
 
 
 def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float) -> None:

@@ -84,7 +84,8 @@ def _environment() -> jinja2.Environment:
         bytecode_cache=_Compiled(),
     )
     environment.filters |= {"breakable": breakable, "whole": whole, "rest": _rest, "json": as_json}
-    environment.globals.update(gauge=gauge_place, ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
+    environment.globals.update(ranges=(DENSE_RANGE, MOE_RANGE), spark=_spark)
+    environment.globals["gauge"] = lambda k3: round(100 * place(k3), 2)  # in percent of the scale's length
     return environment
 
 
@@ -130,11 +131,6 @@ def breakable(text: str) -> Markup:
 def whole(text: str) -> Markup:
     """A text whose numbers do not break at the sign of their exponent."""
     return Markup(re.sub(r"(?<=[\d.)])e-\d+", r'<span class="whole">\g<0></span>', str(escape(_visible(text)))))
-
-
-def gauge_place(k3: float) -> float:
-    """Where a K3 stands on the scale, in percent of its length."""
-    return round(100 * place(k3), 2)
 
 
 def _policy(script: str) -> str:
