@@ -8,10 +8,10 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.render.figures.canvas import Canvas
-from mismatchctl.render.figures.figure import Figure
+from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import plain
 from mismatchctl.render.figures.series import floats
-from mismatchctl.render.figures.trends import Steps, table
+from mismatchctl.render.figures.trends import Steps
 from mismatchctl.render.figures.words import described, extremes
 from mismatchctl.render.text import short
 from mismatchctl.result import RunResult
@@ -85,6 +85,6 @@ def _figure(
     said = f"K3 {message}" if message else extremes(f"{subject.partition(', as')[0]}", values, steps.names)
     return Figure(
         name, said, subject, "As the run logged it." if "as logged" in subject else "Over all valid responses.",
-        described(axis, steps.names, {key: values}), table(steps.cells, ["step", axis], [values]), paint,
+        described(axis, steps.names, {key: values}), Data.of(["step", axis], steps.cells, values), paint,
         steps=steps.limits,
     )  # fmt: skip

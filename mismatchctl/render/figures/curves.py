@@ -142,8 +142,7 @@ def _data(curves: Curves) -> Data:
         if line.errors is not None:
             heads.append("standard error")
             columns.append(line.errors)
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return Data(tuple(heads), tuple(tuple(value if math.isfinite(value) else None for value in row) for row in rows))
+    return Data.of(heads, *columns)
 
 
 def _across(canvas: Canvas, axis: Axis) -> None:

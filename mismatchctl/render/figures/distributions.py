@@ -56,11 +56,8 @@ def distribution_figure(distribution: Distribution, name: str) -> Figure | None:
         "what the trainer finds far less likely than the rollout did.",
         f"Density of the log ratio of {int(joined.sum()):,} tokens, from {number(float(cells[0]))} to "
         f"{number(float(cells[-1]))} nats; half of them within ±{number(_half(edges, tokens))}.",
-        Data(
-            ("log ratio from (nats)", "to (nats)", "tokens", "K3 (nats)"),
-            tuple(zip(cells[:-1].tolist(), cells[1:].tolist(), joined.astype(int).tolist(), k3.tolist(), strict=True)),
-        ),
-        paint,
+        Data.of(("log ratio from (nats)", "to (nats)", "tokens", "K3 (nats)"),
+                cells[:-1], cells[1:], joined.astype(int), k3), paint,
     )  # fmt: skip
 
 
@@ -83,23 +80,19 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
         for index, density in enumerate(densities):
             canvas.stairs(np.maximum(density, floor), cells, **line_key(index, marked=False), width=1.4)
         canvas.labels(_X, _Y)
-        canvas.legend([(text, line_key(index, marked=False)) for index, text in enumerate(names)])
+        canvas.names(names, marked=False)
 
     far = np.minimum(np.abs(cells[1:]), np.abs(cells[:-1])) >= _FAR
     shares = [float(tokens[far].sum() / tokens.sum()) for tokens in joined]
     told = [f"{number(share, 'fraction')} of {side}" for share, side in zip(shares, names, strict=True)]
-    columns = zip(*(tokens.tolist() for tokens in joined), strict=True)
     return Figure(
         name, f"Beyond ±1 nat lie {', '.join(told)}", _SUBJECT,
         f"Linear within ±{power(middle)}, logarithmic beyond. Where a line lies higher far from 0, its run has "
         "more tokens that the two engines judge differently.",
         clean(f"Densities of the log ratio of {', '.join(shown)}, from {number(float(cells[0]))} to "
               f"{number(float(cells[-1]))} nats."),
-        Data(
-            ("log ratio from (nats)", "to (nats)", *(f"{side} (tokens)" for side in shown)),
-            tuple((*ends, *row) for ends, row in
-                  zip(zip(cells[:-1].tolist(), cells[1:].tolist(), strict=True), columns, strict=True)),
-        ),
+        Data.of(("log ratio from (nats)", "to (nats)", *(f"{side} (tokens)" for side in shown)),
+                cells[:-1], cells[1:], *joined),
         paint, Layout(below=legend_height(max(len(shown), 2))),
     )  # fmt: skip
 

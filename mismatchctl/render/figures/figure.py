@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup, escape
+from numpy.typing import NDArray
 
 from mismatchctl.escape import csv as safe_cell
 from mismatchctl.marks import TOOL
@@ -23,10 +26,16 @@ Cell = float | int | str | None
 
 @dataclass(frozen=True)
 class Data:
-    """The numbers behind a figure: heads with units, rows; None where a value is not known."""
+    """The numbers behind a figure: heads with units, rows; None or NaN where a value is not known."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def of(cls, heads: Iterable[str], *columns: Iterable[Cell] | NDArray[Any]) -> Data:
+        """Those of some columns of the same length."""
+        cells = (column.tolist() if isinstance(column, np.ndarray) else column for column in columns)
+        return cls(tuple(heads), tuple(zip(*cells, strict=True)))
 
     def csv(self) -> str:
         """As CSV; text that a spreadsheet would run as a formula is quoted."""
@@ -37,12 +46,14 @@ class Data:
 
     def texts(self) -> list[list[str]]:
         """Rows as a page shows them."""
-        return [["" if cell is None else str(_cell(cell)) for cell in row] for row in self.rows]
+        return [[str(_cell(cell)) for cell in row] for row in self.rows]
 
 
-def _cell(cell: Cell) -> Cell:
+def _cell(cell: Cell) -> int | str:
     if isinstance(cell, str):
         return safe_cell(cell)
+    if cell is None or not math.isfinite(cell):
+        return ""
     return f"{cell:.6g}" if isinstance(cell, float) else cell
 
 

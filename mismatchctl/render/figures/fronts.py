@@ -139,7 +139,6 @@ def checks_figure(checks: Sequence[Check], name: str) -> Figure | None:
         "On the dashed line a prediction is right. Bars are what the number of responses leaves open, "
         "± 1.645 standard errors (90 %).",
         f"Rejection observed against predicted, up to {percent(round(top, 3))}. {said}.",
-        Data(("predicted (share)", "observed (share)", "standard error"),
-             tuple(zip(predicted.tolist(), observed.tolist(), noise.tolist(), strict=True))),
+        Data.of(("predicted (share)", "observed (share)", "standard error"), predicted, observed, noise),
         paint,
     )  # fmt: skip

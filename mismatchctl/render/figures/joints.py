@@ -43,8 +43,7 @@ def joint_figure(joint: Joint, name: str) -> Figure | None:
         "On the dashed line both agree; a cloud off the line is another distribution, not noise.",
         f"{int(counts.sum()):,} tokens by rollout and train probability in {len(counts):,} hexagons; "
         f"{number(apart, 'fraction')} lie more than {_APART:g} off the diagonal.",
-        Data(("rollout probability", "train probability", "tokens"),
-             tuple(zip(joint.x, joint.y, joint.tokens, strict=True))),
+        Data.of(("rollout probability", "train probability", "tokens"), joint.x, joint.y, joint.tokens),
         paint, layout,
     )  # fmt: skip
 

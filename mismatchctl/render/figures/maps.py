@@ -86,7 +86,7 @@ def _message(shown: Map, known: Float64s) -> str:
 
 def _data(shown: Map) -> Data:
     rows = [
-        (shown.up[1][row], shown.across[1][column], float(value) if math.isfinite(value) else None)
+        (shown.up[1][row], shown.across[1][column], float(value))
         for (row, column), value in np.ndenumerate(shown.values)
     ]
     return Data((shown.up[0], shown.across[0], f"{shown.subject} (share)"), tuple(rows))

@@ -219,17 +219,7 @@ def _data(steps: Steps, shown: Mapping[str, Column], axis: str) -> Data:
         if found.has_band:
             heads += [f"{name} from", f"{name} to"]
             columns += [found.low, found.high]
-    return table(steps.cells, heads, columns)
-
-
-def table(first: Sequence[str | int | float], heads: Sequence[str], columns: Sequence[Float64s]) -> Data:
-    """A row per name, with a value of each column."""
-    values = zip(*(column.tolist() for column in columns), strict=True)
-    rows = [
-        (name, *(value if math.isfinite(value) else None for value in row))
-        for name, row in zip(first, values, strict=True)
-    ]
-    return Data(tuple(heads), tuple(rows))
+    return Data.of(heads, steps.cells, *columns)
 
 
 def _vertical(canvas: Canvas, chart: Chart, columns: Sequence[Column]) -> tuple[float, float]:
@@ -298,7 +288,7 @@ def correction_trend(taken: Taken, groups: Groups, name: str) -> Figure | None:
     heads = ["step", *(f"{correction} ({taken.axis})" for correction in columns)]
     return Figure(
         name, said, taken.subject, taken.caption, described(taken.axis, steps.names, values),
-        table(steps.cells, heads, list(values.values())), paint, Layout(height=236 + below, below=below), steps.limits,
+        Data.of(heads, steps.cells, *values.values()), paint, Layout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
 
 
@@ -332,7 +322,7 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
     return Figure(
         name, extremes(f"K3 of {short(worst, 40)}", values[worst], names), "K3 of all runs",
         f"The same axis for every run.{_BAND}", described("K3 (nats/token)", names, values),
-        table(everywhere.tolist(), ["step", *(f"{run} (nats/token)" for run in values)], list(values.values())),
+        Data.of(["step", *(f"{run} (nats/token)" for run in values)], everywhere, *values.values()),
         paint, Layout(height=250 + below, below=below),
     )  # fmt: skip
 
