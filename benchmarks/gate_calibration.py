@@ -68,7 +68,7 @@ class Run:
         x = self.log_ratio if log_ratio is None else log_ratio
         k3 = np.maximum(np.expm1(x) - x, 0.0)
         sizes = np.bincount(self.responses)
-        found = layer_columns(self.rollout, k3, Segments(np.concatenate([[0], np.cumsum(sizes)])))
+        found = layer_columns(self.rollout, k3, Segments.of(sizes))
         capped = found[BINS:].T.reshape(len(sizes), BINS, len(CAPS))
         return Layers(np.bincount(self.responses, weights=k3), np.ascontiguousarray(found[:BINS].T), capped)
 

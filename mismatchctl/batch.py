@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.floating[Any]]
 Float64s = NDArray[np.float64]
@@ -48,6 +48,11 @@ class Segments:
 
     offsets: Ints
 
+    @classmethod
+    def of(cls, lengths: ArrayLike) -> Segments:
+        """Segments of so many tokens each [S], one after the other."""
+        return cls(np.append(0, np.cumsum(lengths, dtype=np.int64)))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -73,7 +78,7 @@ class Segments:
 
     def take(self, chosen: Bools | Ints) -> Segments:
         """Some of the segments, by index, one after the other."""
-        return Segments(np.concatenate([[0], np.cumsum(self.lengths[chosen])]).astype(np.int64, copy=False))
+        return Segments.of(self.lengths[chosen])
 
     def members(self, chosen: Bools | Ints) -> Ints:
         """Tokens of the segments chosen by flags [S] or by index, one segment after the other."""

@@ -212,7 +212,7 @@ def _compiled() -> dict[str, float]:
         for name in ("rollout", "train")
     )
     rows = np.arange(len(ROWS))
-    batch = TokenBatch(Segments(np.cumsum([0, *map(len, kept)])), rollout, train, rows=rows)
+    batch = TokenBatch(Segments.of([*map(len, kept)]), rollout, train, rows=rows)
     total = 0.0
     for start, block in COMPILED.blocks(batch):
         ratios = COMPILED.ratios(block.train, block.rollout, block.segments)

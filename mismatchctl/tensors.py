@@ -167,7 +167,7 @@ class Tokens:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
         valid = _flags(flat["mask"]) if "mask" in flat else np.ones(len(flat["train"]), np.bool_)
-        rows = Segments(np.cumsum([0, *layout.lengths]).astype(np.int64))
+        rows = Segments.of(layout.lengths)
         segments, places = (rows, None) if valid.all() else _left_of(rows, valid)
         flat.pop("mask", None)
         taken = {

@@ -164,7 +164,7 @@ def drawn(seed: int, spread: float) -> Sample:
     train = -random.exponential(1.0, lengths.sum())
     noise = random.normal(0, spread, len(train)) * np.where(random.random(len(train)) < 0.05, 20, 1)
     batch = TokenBatch(
-        Segments(np.concatenate([[0], np.cumsum(lengths)])),
+        Segments.of(lengths),
         np.minimum(train - noise, 0),
         train,
         advantages=random.normal(0, 1, len(train)),

@@ -53,7 +53,7 @@ def _batch(rows: list[dict[str, Any]]) -> TokenBatch:
         return np.concatenate([np.array(row[column], np.float32)[mask] for row, mask in zip(rows, masks, strict=True)])
 
     return TokenBatch(
-        Segments(np.cumsum([0, *(int(mask.sum()) for mask in masks)])),
+        Segments.of([int(mask.sum()) for mask in masks]),
         valid("rollout_log_probs"),
         valid("train_log_probs"),
         valid("current_log_probs"),

@@ -29,7 +29,7 @@ MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
 
 def made(seed: int = 0, scale: float = 0.3) -> TokenBatch:
     rng = np.random.default_rng(seed)
-    segments = Segments(np.cumsum([0, *LENGTHS]))
+    segments = Segments.of(LENGTHS)
     rollout = -rng.exponential(1.0, segments.tokens).astype(np.float32)
     train = np.minimum(rollout + rng.normal(0, scale, segments.tokens), 0).astype(np.float32)
     places = []

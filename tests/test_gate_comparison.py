@@ -59,7 +59,7 @@ def test_layers_are_sums_of_what_is_cut_off() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(0, 1, 400) * 10.0 ** rng.uniform(-7, 0.5, 400)
     rollout, lengths = -rng.exponential(1.0, 400), [100, 0, 250, 50]
-    found = layer_columns(rollout, k3(x), Segments(np.cumsum([0, *lengths])))
+    found = layer_columns(rollout, k3(x), Segments.of(lengths))
     places = BIN_OF_SURPRISAL[SURPRISAL_BINS.of(-rollout)]
     owner = np.repeat(np.arange(4), lengths)
     for sequence, place in itertools.product(range(4), range(BINS)):

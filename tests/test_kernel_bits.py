@@ -36,7 +36,7 @@ from mismatchctl.measure.layers import table_of
 rng, lengths = np.random.default_rng(0), np.array([5000, 3000, 17, 2048])
 reference = -rng.exponential(0.35, lengths.sum()).astype(np.float32)
 policy = np.minimum(reference + (rng.standard_t(3, lengths.sum()) * 0.01).astype(np.float32), 0)
-ratios = COMPILED.ratios(policy, reference, Segments(np.concatenate([[0], np.cumsum(lengths)])))
+ratios = COMPILED.ratios(policy, reference, Segments.of(lengths))
 pair, run = PairTables(), RunTables(table_of(4))
 rows = np.arange(4)
 places = Places(rows, rows, rows)

@@ -39,7 +39,7 @@ class Reduced:
     def __init__(
         self, kernel: Kernel, policy: Floats, reference: Floats, lengths: list[int], position: NDArray[np.int64] | None
     ) -> None:
-        self.segments = Segments(np.cumsum([0, *lengths]))
+        self.segments = Segments.of(lengths)
         self.pair, self.run = PairTables(), RunTables(table_of(len(lengths)))
         buckets = np.arange(len(lengths)) * 7 % BUCKETS
         batch = TokenBatch(self.segments, reference, policy, position=position, rows=np.arange(len(lengths)))
@@ -246,7 +246,7 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
     if broken:
         sound[::5] = False
         policy[[3, 20]], reference[[4, 30]], policy[40] = np.nan, -np.inf, 1.0
-    segments = Segments(np.cumsum([0, *lengths]))
+    segments = Segments.of(lengths)
     counts, sizes, certain = terms(segments, reference, policy, sound)
     for index, (start, stop) in enumerate(itertools.pairwise(segments.offsets.tolist())):
         pairs = [(float(policy[j]), float(reference[j])) for j in range(start, stop) if sound[j]]
@@ -260,7 +260,7 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
 def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too."""
     rng = np.random.default_rng(seed)
-    segments = Segments(np.cumsum([0, *rng.integers(1, 60, 30)]))
+    segments = Segments.of(rng.integers(1, 60, 30))
     weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
     edges = np.sort(np.concatenate([rng.uniform(0.5, 3, 40), rng.choice(weight, 5), [np.inf]]))
     bounds = edges if seed % 3 else np.zeros_like(edges)
@@ -289,7 +289,7 @@ def test_what_bounds_of_a_gate_keep(seed: int) -> None:
     """Each kernel against every interval by itself: of tokens and of whole sequences, with what others reject."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 60, 30)
-    tokens, of_sequences, others = Segments(np.cumsum([0, *lengths])), seed % 4 > 1, seed % 2 > 0
+    tokens, of_sequences, others = Segments.of(lengths), seed % 4 > 1, seed % 2 > 0
     items = Segments(np.arange(31)) if of_sequences else tokens
     counts = lengths * 1.0 if of_sequences else np.ones(tokens.tokens)
     if others:

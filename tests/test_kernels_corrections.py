@@ -45,7 +45,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
     reward = np.where(rng.random(len(lengths)) < 0.2, np.nan, rng.random(len(lengths)))
     sampled, trained = rng.integers(0, 5, len(lengths)), np.full(len(lengths), 4)
     return TokenBatch(
-        Segments(np.cumsum([0, *lengths])), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
+        Segments.of(lengths), rollout.astype(dtype), train.astype(dtype), current.astype(dtype),
         position.astype(np.int64) if gaps else None, advantages.astype(dtype), 
         {"reward": reward, "rollout_version": sampled, "train_version": trained},
         rows=np.arange(len(lengths)),

@@ -19,7 +19,7 @@ from mismatchctl.losses import (
 )
 
 LENGTHS = [4, 1, 0, 7, 12]
-SEGMENTS = Segments(np.cumsum([0, *LENGTHS]))
+SEGMENTS = Segments.of(LENGTHS)
 TOKENS = sum(LENGTHS)
 RNG = np.random.default_rng(8)
 CURRENT, ANCHOR = (-RNG.exponential(1.0, TOKENS) for _ in range(2))

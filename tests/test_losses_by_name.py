@@ -35,7 +35,7 @@ def batch(current: Floats | None = None) -> TokenBatch:
     train = rollout + rng.normal(0, 0.1, tokens)
     own = train + rng.normal(0, 0.3, tokens)
     advantages = np.repeat([1.2, -0.7, 0.4, -1.1], LENGTHS)
-    segments = Segments(np.cumsum([0, *LENGTHS]).astype(np.int64))
+    segments = Segments.of(LENGTHS)
     return TokenBatch(segments, rollout, train, own if current is None else current, None, advantages)
 
 

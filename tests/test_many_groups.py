@@ -29,7 +29,7 @@ def batch_of(groups: int, sequences: int, seed: int = 0) -> TokenBatch:
     rollout = -rng.exponential(0.4, lengths.sum())
     train = np.minimum(rollout + 0.05 * rng.standard_t(3, lengths.sum()), 0.0)
     columns = {"step": np.arange(number) % groups, "sequence_id": np.arange(number)}
-    segments = Segments(np.concatenate([[0], np.cumsum(lengths)]))
+    segments = Segments.of(lengths)
     return TokenBatch(segments, rollout, train, columns=columns, rows=np.arange(number))
 
 

@@ -34,7 +34,7 @@ RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 def _applied(name: str) -> Applied:
     """The preset on the sequences above, whichever pair of policies it looks at."""
     correction = preset(name)
-    segments = Segments(np.cumsum([0, *(len(ratios) for ratios in SEQUENCES.values())]))
+    segments = Segments.of([len(ratios) for ratios in SEQUENCES.values()])
     rollout = np.full(segments.tokens, -30.0)
     moved, still = rollout + np.log(RATIOS), rollout
     train, current = (still, moved) if "current/rollout" in correction.sources else (moved, still)

@@ -59,7 +59,7 @@ def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarr
     rng, tokens = np.random.default_rng(seed), sum(lengths)
     rollout = -rng.exponential(300.0 if wild else 0.5, tokens).astype(np.float32)
     train = rollout + rng.standard_t(2, tokens).astype(np.float32) * (200 if wild else 0.05)
-    return np.minimum(train, 0), rollout, Segments(np.append(0, np.cumsum(lengths)).astype(np.int64))
+    return np.minimum(train, 0), rollout, Segments.of(lengths)
 
 
 def test_tiles_hold_nothing_of_the_sequence_before() -> None:

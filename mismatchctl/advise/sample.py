@@ -166,7 +166,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     gaps = any(batch.position is not None for batch in batches)
     position = np.concatenate([batch.positions for batch in batches]) if gaps else None
     batch = TokenBatch(
-        Segments(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)),
+        Segments.of(lengths),
         np.concatenate([batch.rollout for batch in batches]),
         np.concatenate([batch.train for batch in batches]),
         current=joined([batch.current for batch in batches]),

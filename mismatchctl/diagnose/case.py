@@ -123,7 +123,7 @@ class Case:
     @cached_property
     def segments(self) -> Segments:
         """The sequences over their sound tokens."""
-        return Segments(np.append(0, np.cumsum(self.counts)))
+        return Segments.of(self.counts)
 
     @property
     def starts(self) -> Ints:

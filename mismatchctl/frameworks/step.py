@@ -44,7 +44,7 @@ class Step:
         import pyarrow.compute as pc
 
         lengths = pc.list_value_length(self._column("rollout_log_probs"))
-        return Segments(np.cumsum([0, *lengths.to_numpy(zero_copy_only=False)]).astype(np.int64))
+        return Segments.of(lengths.to_numpy(zero_copy_only=False))
 
     @cached_property
     def mask(self) -> Bools:
@@ -57,7 +57,7 @@ class Step:
     @cached_property
     def segments(self) -> Segments:
         """One segment per row over its valid tokens."""
-        return Segments(np.cumsum([0, *self.rows.sum(self.mask)]).astype(np.int64))
+        return Segments.of(self.rows.sum(self.mask))
 
     def micro_batches(self, size: int | None) -> list[NDArray[np.int64]]:
         """The rows of each micro-batch, in the order in which they first occur.

@@ -103,7 +103,7 @@ class Piece:
     def log_ratios(self) -> tuple[Segments, Float64s, Bools]:
         """Train minus rollout of all tokens [T], the sequences that they are of, and which of them are valid [T]."""
         train, rollout = (self.batch[name] for name in ("train_log_probs", "rollout_log_probs"))
-        segments = Segments(np.concatenate([[0], np.cumsum(Lists.of(rollout).lengths)]))
+        segments = Segments.of(Lists.of(rollout).lengths)
         x = numbers(train.flatten()).astype(np.float64) - numbers(rollout.flatten()).astype(np.float64)
         masked = MASK in self.batch.schema.names
         mask = self.batch[MASK].flatten().cast(pa.int8()).to_numpy() == 1 if masked else np.ones(len(x), np.bool_)
