@@ -100,4 +100,5 @@ def _extreme(name: str) -> Any:
 widen = _widener()
 larger, smaller = _extreme("llvm.maxnum"), _extreme("llvm.minnum")
 add_to_row = _row_adder()
-double_bits, double, float_bits = _bitcast(float64, int64), _bitcast(int64, float64), _bitcast(float32, int32)
+double_bits, double = _bitcast(float64, int64), _bitcast(int64, float64)
+float_bits, single = _bitcast(float32, int32), _bitcast(int32, float32)

@@ -64,7 +64,7 @@ def look_at(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> L
     sums = np.zeros((len(offsets) - 1, 4))
     look_at_sequences(
         columns, tuple(values.view(unsigned) for values in columns), tuple(values.view(signed) for values in columns),
-        np.ascontiguousarray(valid, np.bool_), offsets, CAP, reach, highest, sums,
+        np.ascontiguousarray(valid, np.bool_).view(np.uint8), offsets, CAP, reach, highest, sums,
     )  # fmt: skip
     extents = {name: _extent(reach[side], highest[side]) for side, name in enumerate(_COLUMNS)}
     return Look(extents, sums.T)
