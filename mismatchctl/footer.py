@@ -118,11 +118,6 @@ def _leaves(elements: Iterator[Struct], repetition: int, definition: int, *, roo
         yield from _leaves(elements, repetition, definition, root=False)
 
 
-def _kind(form: Any) -> int:
-    """The kind of what is of a form."""
-    return _LIST if isinstance(form, list) else _STRUCT if isinstance(form, dict) else int(form)
-
-
 class Compact:
     """Thrift's compact protocol: fields by number, lists, and nothing of what they are called.
 
@@ -132,36 +127,33 @@ class Compact:
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
-        self._skip: dict[int, Callable[[int], Any]] = {
-            1: lambda depth: True, 2: lambda depth: False, 3: lambda depth: self._byte(),
-            **dict.fromkeys((4, _I32, _I64), lambda depth: self._signed()),
-            **dict.fromkeys((_LIST, 10), lambda depth: self._list(depth, None)),
-            7: lambda depth: self._pass(8), 13: lambda depth: self._pass(16),
-            _BINARY: lambda depth: self._pass(self._number()), _STRUCT: lambda depth: self.struct(depth, {}),
-        }  # fmt: skip
 
     def struct(self, depth: int, form: Form) -> Struct:
         """The fields of a structure that its form names."""
         if depth > _DEPTH:
             raise ValueError("nested too deeply")
         fields: Struct = {}
-        number = 0
-        while header := self._byte():
+        data, number = self._data, 0
+        while header := data[self.at]:
+            self.at += 1
             step, kind = header >> 4, header & 15
             number = number + step if step else self._signed()
             if number in form:
-                fields[number] = self._value(depth + 1, kind, form[number])
+                fields[number] = self._value(kind, depth + 1, form[number])
             else:
-                self._skip[kind](depth + 1)
+                _READ[kind](self, depth + 1)
+        self.at += 1
         return fields
 
-    def _value(self, depth: int, kind: int, form: Any) -> Any:
+    def _value(self, kind: int, depth: int, form: Any) -> Any:
         """One that is of its form."""
-        if kind != _kind(form):
-            raise ValueError("a field of another kind")
-        if isinstance(form, list):
+        if kind == form:
+            return _READ[kind](self, depth)
+        if kind == _STRUCT and isinstance(form, dict):
+            return self.struct(depth, form)
+        if kind == _LIST and isinstance(form, list):
             return self._list(depth, form[0])
-        return self.struct(depth, form) if isinstance(form, dict) else self._skip[kind](depth)
+        raise ValueError("a field of another kind")
 
     def _list(self, depth: int, form: Any) -> list[Any]:
         """Structures of a form, values of a kind, or (without either) anything."""
@@ -170,30 +162,29 @@ class Compact:
         count = self._number() if count == 15 else count
         if count > len(self._data):
             raise ValueError("more values than bytes")
-        if form is not None and kind != _kind(form):
+        if form is not None and kind != (_STRUCT if isinstance(form, dict) else form):
             raise ValueError("a list of another kind")
         if kind in (1, 2):
             return [self._byte() == 1 for _ in range(count)]
         if isinstance(form, dict):
             return [self.struct(depth + 1, form) for _ in range(count)]
-        return [self._skip[kind](depth + 1) for _ in range(count)]
+        return [_READ[kind](self, depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
         self.at += 1
         return self._data[self.at - 1]
 
     def _number(self) -> int:
-        found = shift = 0
-        while True:
-            byte = self._byte()
+        data, at, found, shift = self._data, self.at, 0, 0
+        while (byte := data[at]) > 127:
             found |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return found
+            at, shift = at + 1, shift + 7
             if shift > 63:
                 raise ValueError("a number of too many bytes")
+        self.at = at + 1
+        return found | byte << shift
 
-    def _signed(self) -> int:
+    def _signed(self, depth: int = 0) -> int:
         found = self._number()
         return (found >> 1) ^ -(found & 1)
 
@@ -201,3 +192,13 @@ class Compact:
         self.at += count
         if self.at > len(self._data):
             raise IndexError("cut short")
+
+
+_READ: dict[int, Callable[[Compact, int], Any]] = {
+    1: lambda data, depth: True, 2: lambda data, depth: False, 3: lambda data, depth: data._byte(),
+    **dict.fromkeys((4, _I32, _I64), Compact._signed),
+    **dict.fromkeys((_LIST, 10), lambda data, depth: data._list(depth, None)),
+    7: lambda data, depth: data._pass(8), 13: lambda data, depth: data._pass(16),
+    _BINARY: lambda data, depth: data._pass(data._number()), _STRUCT: lambda data, depth: data.struct(depth, {}),
+}  # fmt: skip
+"""What reads a value of each kind."""
