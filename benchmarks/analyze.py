@@ -126,7 +126,7 @@ def load_loops() -> None:
     COMPILED.reduce(ratios, None, Places(first, first, first), PairTables(), RunTables(table_of(1)))
     COMPILED.beyond(ratios, np.zeros(1, np.int64), -1.0, 1.0)
     body = np.zeros(8, np.uint8)
-    pages.zeros(body, 0, 0, 0, np.zeros(1, np.int64))
+    pages.lists(body, 0, *(np.zeros(3, np.int64) for _ in range(3)))
     pages.unsplit(body, 0, 0, np.zeros(1, np.uint32))
 
 

@@ -24,7 +24,7 @@ try:
 except ImportError:  # it is not built for every machine: checksums are then a twentieth of an analysis
     from zlib import crc32
 
-zeros, unsplit = (Loop("mismatchctl.dumps.page_loops", name) for name in ("zeros", "unsplit"))
+lists, unsplit = (Loop("mismatchctl.dumps.page_loops", name) for name in ("lists", "unsplit"))
 MOST_VALUES, MOST_PAGE = 1 << 24, 1 << 26
 """Values of a column that are read at once, and bytes of a page: units of work stay far below."""
 _HEADER = 1 << 10
@@ -90,17 +90,17 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
         raise _RefusedError
     width = kind.value_type.bit_width // 8
     pages = [list(_pages(file, chunk, width)) for _, chunk in chunks]
-    values, offsets = _Values(count, width), np.empty(rows + 1, np.int64)
-    filled = 0
+    values, offsets, empty = _Values(count, width), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)
+    state, end = np.zeros(3, np.int64), 0
     for (length, chunk), own in zip(chunks, pages, strict=True):
-        open_list, end = False, filled + length
+        state[2], end = False, end + length
         for page in own:
             body = _decompressed(page, chunk.compression)
-            start, firsts, held, open_list = _lists(body, page.count, open_list)
-            offsets[filled : filled + len(firsts)] = firsts + values.filled
-            filled += len(firsts)
-            values.add(body, start, held, page.encoding)
-        if filled != end:
+            start = lists(body, page.count, state, offsets[:end], empty)
+            if start < 0:
+                raise _RefusedError
+            values.add(body, start, int(state[1]) - values.filled, page.encoding)
+        if state[0] != end:
             raise _RefusedError
     offsets[rows] = values.filled
     places = pa.py_buffer(offsets.astype(np.int32 if pa.types.is_list(kind) else np.int64, copy=False))
@@ -142,36 +142,6 @@ def _decompressed(page: _Page, compression: str) -> Bytes:
     if body.size != page.size:
         raise _RefusedError
     return np.frombuffer(body, np.uint8)
-
-
-def _lists(body: Bytes, count: int, open_list: bool) -> tuple[int, NDArray[np.int64], int, bool]:
-    """Of a page: where its values begin, the first value of each list that begins in it, and how many values it holds.
-
-    Last, whether a list may go on in the next page, as `open_list` says of this one: an empty list does not.
-    """
-    middle = _section(body, 0)
-    end = _section(body, middle)
-    firsts, empty = np.empty(count, np.int64), np.empty(count, np.int64)
-    made, without = zeros(body, 4, middle, count, firsts), zeros(body, middle + 4, end, count, empty)
-    if made < 0 or without < 0 or not (open_list or (made and firsts[0] == 0)):
-        raise _RefusedError
-    firsts, empty = firsts[:made], empty[:without]
-    if not without:
-        return end, firsts, count, True
-    # An empty list is one level, which begins it, and what follows begins another.
-    begins = np.zeros(count + 1, np.bool_)
-    begins[firsts], begins[count] = True, True
-    if not (begins[empty].all() and begins[empty + 1].all()):
-        raise _RefusedError
-    return end, firsts - np.searchsorted(empty, firsts), count - without, bool(empty[-1] != count - 1)
-
-
-def _section(body: Bytes, at: int) -> int:
-    """Where levels end that begin with their length."""
-    end = at + 4 + int.from_bytes(bytes(body[at : at + 4]), "little")
-    if at + 4 > len(body) or end > len(body):
-        raise _RefusedError
-    return end
 
 
 class _Values:
