@@ -2,8 +2,8 @@
 
 Taken are required lists of required numbers or flags, in data pages of version 1 whose levels are run lengths, plain or
 byte-stream-split, in zstd or uncompressed (https://github.com/apache/parquet-format). A column of which anything is
-otherwise is left to pyarrow before a value of it is read; so is one whose pages contradict themselves or their
-checksums, of which pyarrow says what is wrong. Files claim what they like: counts are held against the bytes at hand.
+otherwise is left to pyarrow; so is one whose pages contradict themselves or their checksums, of which pyarrow says what
+is wrong. Files claim what they like: counts are held against the bytes at hand.
 """
 
 from __future__ import annotations
@@ -89,12 +89,11 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
     if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
         raise _RefusedError
     width = kind.value_type.bit_width // 8
-    pages = [list(_pages(file, chunk, width)) for _, chunk in chunks]
     values, offsets, empty = _Values(count, width), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)
     state, end = np.zeros(3, np.int64), 0
-    for (length, chunk), own in zip(chunks, pages, strict=True):
+    for length, chunk in chunks:
         state[2], end = False, end + length
-        for page in own:
+        for page in _pages(file, chunk, width):
             body = _decompressed(page, chunk.compression)
             start = lists(body, page.count, state, offsets[:end], empty)
             if start < 0:
@@ -108,30 +107,33 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
 
 
 def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
-    """The pages of a column chunk, their checksums verified; their headers fill a few dozen bytes each."""
+    """The pages of a column chunk, their checksums verified, each read when asked for: it stays in the cache.
+
+    Their headers fill a few dozen bytes each.
+    """
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
-    start, size = chunk.data_page_offset, chunk.total_compressed_size
-    if start < 0 or size > file.size() - start:
+    at, missing = chunk.data_page_offset, chunk.num_values
+    stop = at + chunk.total_compressed_size
+    if at < 0 or stop > file.size():
         raise _RefusedError
-    file.seek(start)
-    data = file.read_buffer(size)
-    at, missing = 0, chunk.num_values
     while missing > 0:
-        header = Compact(bytes(data[at : at + _HEADER]))
+        file.seek(at)
+        header = Compact(file.read(min(_HEADER, stop - at)))
         fields = header.struct(0, _FORM)
         own, stored, after = fields[5], fields[3], at + header.at
         known = own[2] == _PLAIN or (own[2] == _SPLIT and width > 0)
         if fields[1] != 0 or not known or {own[3], own[4]} != {_RUN_LENGTHS}:
             raise _RefusedError
-        if not (0 < own[1] <= missing and 0 < stored <= size - after and 0 < fields[2] <= MOST_PAGE):
+        if not (0 < own[1] <= missing and 0 < stored <= stop - after and 0 < fields[2] <= MOST_PAGE):
             raise _RefusedError
-        body = data[after : after + stored]
+        file.seek(after)
+        body = file.read_buffer(stored)
         if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
             raise _RefusedError
         yield _Page(body, fields[2], own[1], own[2])
         at, missing = after + stored, missing - own[1]
-    if at != size:
+    if at != stop:
         raise _RefusedError
 
 
