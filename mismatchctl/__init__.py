@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 _VERBS = ("analyze", "sweep", "compare", "gate", "diagnose", "lint", "advise")
 _NAMES = (
     *_VERBS,
-    *("Correction", "Result", "chi2", "ess", "k1", "k2", "k3", "keep", "metrics"),
+    *("ConfigError", "Correction", "DataError", "Result", "chi2", "ess", "k1", "k2", "k3", "keep", "metrics"),
     *("preset", "presets", "read_result", "weights"),
 )
 

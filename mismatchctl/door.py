@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import polars as pl
+from yaml import YAMLError
 
 from mismatchctl import lint as linting
 from mismatchctl.advise import Advice
@@ -46,7 +47,7 @@ def analyze(sources: Any, corrections: Any = (), **options: Any) -> Result:
         **options: as `mismatchctl.analyze.analyze` takes them (`by`, `rename`, `on_bad`, `threads`, ...).
     """
     with _Sources() as opened:
-        return analyze_paths(opened.paths(sources), corrections_of(corrections), **options)
+        return analyze_paths(opened.paths(sources), corrections_of(corrections), **_checked(options))
 
 
 def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **options: Any) -> Sweep:
@@ -69,7 +70,7 @@ def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **op
         if not axis.values:
             raise ConfigError(f"vary: {axis.path} has no value")
     with _Sources() as opened:
-        return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **options)
+        return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **_checked(options))
 
 
 def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
@@ -78,11 +79,11 @@ def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
         raise ConfigError("compare takes two dumps or Results, or more")
     with _Sources() as opened:
         paths = [path for source in sources for path in opened.paths(source)]
-        return compare_paths(paths, corrections=corrections_of(corrections), **options)
+        return compare_paths(paths, corrections=corrections_of(corrections), **_checked(options))
 
 
 def gate(
-    sources: Any, baseline: Any = None, rules: str | Sequence[str] = (), corrections: Any = (), **options: Any
+    sources: Any, baseline: Any = None, rules: str | Iterable[str] = (), corrections: Any = (), **options: Any
 ) -> Verdict:
     """Whether it got worse than a baseline, by rules.
 
@@ -93,12 +94,13 @@ def gate(
         corrections: further ones that rules name.
         **options: as `mismatchctl.gate.judge` takes them (`level`, ...).
     """
-    texts: list[Any] = list(rules) if isinstance(rules, (list, tuple)) else [rules]
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ConfigError(f"rules are texts as --rule takes them, not a {type(wrong[0]).__name__}")
+    texts = _texts(rules, "rules are texts as --rule takes them")
     chosen = [rule for text in texts for rule in rules_from_text(text)] or list(DEFAULT_RULES)
     with _Sources() as opened:
-        against = read_against(opened.paths(baseline)[0] if baseline is not None else None)
+        accepted = opened.paths(baseline) if baseline is not None else [None]
+        if len(accepted) != 1:
+            raise ConfigError(f"one baseline is wanted, not {len(accepted)}")
+        against = read_against(accepted[0])
         made = open_result(opened.paths(sources), chosen, corrections_of(corrections))
         return judge(made, chosen, against, **options)
 
@@ -106,7 +108,7 @@ def gate(
 def diagnose(sources: Any, **options: Any) -> Diagnosed:
     """The causes of a mismatch; sources as for `analyze`."""
     with _Sources() as opened:
-        return diagnose_paths(opened.paths(sources), **options)
+        return diagnose_paths(opened.paths(sources), **_checked(options))
 
 
 def advise(sources: Any, **options: Any) -> dict[str, Advice]:
@@ -114,19 +116,21 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
     if "corrections" in options:
         options["corrections"] = corrections_of(options["corrections"])
     with _Sources() as opened:
-        return advise_paths(opened.paths(sources), **options)
+        return advise_paths(opened.paths(sources), **_checked(options))
 
 
-def lint(config: Any, **options: Any) -> list[Finding]:
-    """The traps of a configuration in a framework's own keys: a file, or a mapping."""
+def lint(config: Any, dumps: Any = (), **options: Any) -> list[Finding]:
+    """The traps of a configuration in a framework's own keys, a file or a mapping, and on dumps, as of `analyze`."""
+    if not isinstance(config, (str, os.PathLike, Mapping)):
+        raise ConfigError(f"lint takes a configuration, or the path of one, not a {type(config).__name__}")
     with _Sources() as opened:
-        if isinstance(config, Mapping):
-            place = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
-            place.write_text(dump_yaml(dict(config)))
-            config = place
-        if not isinstance(config, (str, os.PathLike)):
-            raise ConfigError(f"lint takes a configuration, or the path of one, not a {type(config).__name__}")
-        return linting.lint(Path(config), **options)[1]
+        path = opened.configuration(config) if isinstance(config, Mapping) else Path(config)
+        try:
+            return linting.lint(path, opened.paths(dumps), **_checked(options))[1]
+        except ConfigError as error:
+            if not isinstance(config, Mapping):
+                raise
+            raise ConfigError(str(error).replace(str(path), "the mapping")) from None
 
 
 def corrections_of(given: Any) -> list[Correction]:
@@ -144,7 +148,7 @@ def corrections_of(given: Any) -> list[Correction]:
     if isinstance(given, str):
         return corrections_from_file(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [preset(given)]
     if isinstance(given, Iterable):
-        return [correction for one in given for correction in corrections_of(one)]
+        return [correction for one in _several(given) for correction in corrections_of(one)]
     raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not a {type(given).__name__}")
 
 
@@ -154,6 +158,32 @@ def _one(given: Any) -> Correction:
     if len(found) != 1:
         raise ConfigError(f"one correction is wanted, not {len(found)}")
     return found[0]
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a verb, those that hold names as it takes them."""
+    names = {key: _texts(options[key], f"{key}: give names") for key in ("by", "losses") if key in options}
+    rename = options.get("rename") or {}
+    if not isinstance(rename, Mapping):
+        raise ConfigError(f"rename: give a mapping of contract columns to names, not a {type(rename).__name__}")
+    _texts(rename.values(), "rename: give names")
+    return options | names
+
+
+def _texts(given: Any, wanted: str) -> list[str]:
+    """One text or several; None: none."""
+    if given is None or isinstance(given, str):
+        return [] if given is None else [given]
+    holds = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
+    texts = _several(given) if holds else [given]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ConfigError(f"{wanted}, not a {type(wrong[0]).__name__}")
+    return texts
+
+
+def _several(given: Iterable[Any]) -> list[Any]:
+    """A list; of a set in one order, since what is made of it must not depend on hashes."""
+    return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
 _IN_MEMORY = "memory.parquet"
@@ -178,14 +208,22 @@ class _Sources(ExitStack):
     def paths(self, sources: Any) -> list[str]:
         if isinstance(sources, (str, os.PathLike)):
             return [os.fspath(sources)]
-        if isinstance(sources, (list, tuple)):
-            return [path for source in sources for path in self.paths(source)]
+        if isinstance(sources, (Sequence, Set, MappingView, Iterator)) and not isinstance(sources, bytes):
+            return [path for source in _several(sources) for path in self.paths(source)]
         folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
         if isinstance(sources, Result):
             sources.write(folder / "result.json")
             return [str(folder / "result.json")]
         _table(sources).write_parquet(folder / _IN_MEMORY)
         return [str(folder / _IN_MEMORY)]
+
+    def configuration(self, keys: Mapping[Any, Any]) -> Path:
+        place = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
+        try:
+            place.write_text(dump_yaml(dict(keys)))
+        except YAMLError as error:
+            raise ConfigError(f"the mapping: not what a YAML file can hold: {error.args[0]}") from None
+        return place
 
 
 def _table(source: Any) -> pl.DataFrame:

@@ -176,7 +176,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing to compare": (lambda: mm.compare(), "two dumps"),
     "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
     "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
+    "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
+    "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "one baseline is wanted, not 0"),
+    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not a int"),
+    "a flag for rename": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename="a=b"), "rename: give a mapping"),
+    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={"reward": 3}), "not a int"),
     "a configuration": (lambda: mm.lint(5), "not a int"),
+    "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: holds no key"),
+    "an object in a configuration": (lambda: mm.lint({"rollout_is": object()}), "^the mapping: not what a YAML"),
     "a result": (lambda: mm.read_result(5), "not from a int"),
     "a preset": (lambda: mm.preset(5), "no preset 5"),
 }
@@ -216,6 +223,24 @@ def test_sources_of_every_kind_say_the_same(tmp_path: Path) -> None:
         assert run.k3.value == pytest.approx(wanted, rel=1e-8)
     assert isinstance(frame.to_arrow(), pa.Table)
     assert mm.metrics(listed(ROLLOUT), listed(TRAIN))["k3"] == pytest.approx(wanted, rel=1e-8)  # type: ignore[operator]
+
+
+def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
+    """What is made of a set does not depend on the order that its hashes give."""
+    names = ["a", "b", "c"]
+    for name in names:
+        pl.DataFrame(
+            {"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN), "worker": [name] * len(ROLLOUT)}
+        ).write_parquet(tmp_path / f"{name}.parquet")
+    listing = sorted(tmp_path.glob("*.parquet"))
+    for sources in (iter(listing), set(listing), dict.fromkeys(listing).keys()):
+        made = mm.analyze(sources, {"token_tis", "geo_rs"}, by={"worker"})  # type: ignore[operator]
+        assert list(made.runs) == names and list(made["a"].overall.corrections) == ["geo_rs", "token_tis"]
+        assert "worker" in made["a"].breakdowns
+    assert list(mm.diagnose(listing[0], by="worker").runs) == ["a"]  # type: ignore[operator]
+    rules = ["abs_diff_max:max=9", "k3:max=9"]
+    for given in (iter(rules), set(rules), dict.fromkeys(rules).values()):
+        assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules  # type: ignore[operator]
 
 
 def test_a_result_behaves(tmp_path: Path) -> None:

@@ -383,6 +383,21 @@ def test_check(tmp_path):
     assert e.tokens == 2
 
 
+def test_check_of_files_that_hold_nothing(tmp_path):
+    """Files that verbs refuse together, though each can be read, are not fine; one beside others is."""
+    write(tmp_path / "a.parquet", wide(()))
+    (only,) = check([str(tmp_path)])
+    assert (only.error, only.sound) == ("there is no row in the file", False)
+    masked = {**wide((2,)), "response_mask": lists([[0, 0]])}
+    write(tmp_path / "b.parquet", masked)
+    assert [file.error for file in check([str(tmp_path)])] == ["there is no valid token in any of the 2 files"] * 2
+    write(tmp_path / "b.parquet", {**wide((2,)), TRAIN: lists([[np.nan, -1]])})
+    empty, bad = check([str(tmp_path)])
+    assert empty.error and not bad.error and not bad.sound
+    write(tmp_path / "b.parquet", wide((2,)))
+    assert all(file.sound for file in check([str(tmp_path)]))
+
+
 def test_check_of_a_single_bad_file(tmp_path):
     (tmp_path / "c.parquet").write_bytes(b"no")
     (only,) = check([str(tmp_path / "c.parquet")])

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import run
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from mismatchctl.cli.main import app
 
@@ -105,7 +105,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "a.yaml").write_text("algorithm:\n  rollout_correction:\n    rollout_is: token\n")
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
-    CliRunner().invoke(app, ["gate", "b.parquet", "--save-baseline", "b.json", "--accept"], catch_exceptions=False)
+    run("gate", "b.parquet", "--save-baseline", "b.json", "--accept")
     return tmp_path
 
 
@@ -113,8 +113,8 @@ def met(folder: Path, argv: list[str]) -> None:
     """Run a command and hold every number that it gives."""
     for path in (folder / "out").iterdir():
         path.unlink()
-    done = CliRunner().invoke(app, argv, catch_exceptions=False)
-    assert done.exit_code in (0, 3, 4), (argv, done.exit_code, done.stderr)
+    done = run(*argv)
+    assert done.exit_code in (0, 3, 4), (argv, done.exit_code, done.stderr, done.exception)
     assert done.exit_code != 4 or argv[0] == "gate", (argv, done.stderr)
     if "--json" in argv:
         assert all(map(math.isfinite, numbers(json.loads(done.stdout)))), argv

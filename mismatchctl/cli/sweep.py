@@ -185,11 +185,12 @@ def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], q
         if vary:
             raise ConfigError("--vary needs --correction or --config: which one varies?")
         return []
+    chosen = chosen_corrections(named, configs, quiet=quiet)
     if not vary:
         raise ConfigError("nothing varies: say what, as in --vary weight.truncate=1.5:4:20")
     from mismatchctl.sweep import studies
 
-    return list(studies(chosen_corrections(named, configs, quiet=quiet), [_axis(text) for text in vary]))
+    return list(studies(chosen, [_axis(text) for text in vary]))
 
 
 def _axis(text: str) -> Axis:

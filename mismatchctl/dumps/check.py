@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from mismatchctl.dumps.files import ColumnNames, DumpFile
 from mismatchctl.dumps.paths import Found, discover
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump
-from mismatchctl.errors import suggestion
+from mismatchctl.errors import DataError, suggestion
 from mismatchctl.stores import printable
 
 _UNUSABLE = "the file can't be used"
@@ -54,7 +54,7 @@ class FileCheck:
     """All that is to be said about one file.
 
     Attributes:
-        error: why the file can't be used at all; None when it can.
+        error: why the file can't be used at all, or all of them hold nothing; None when it can.
         layout: "wide" or "long"; None when it can't be used, or others of its run hold what is compared.
         sequences: sequences without a bad value.
         tokens: valid tokens in them.
@@ -102,7 +102,8 @@ def check(
     opened = catalog(found, names, wanted, skip=True)
     dump = Dump(opened, (), wanted=wanted, by=(), on_bad="skip")
     counted = {file.path: _scan(dump, file) for file in dump.files}
-    return [_explain(one, opened, names, counted) for one in found]
+    empty = _emptiness(dump, counted.values()) if counted else None
+    return [_explain(one, opened, names, counted, empty) for one in found]
 
 
 @dataclass(frozen=True)
@@ -122,17 +123,30 @@ def _scan(dump: Dump, file: DumpFile) -> _Scan:
     return _Scan(file, sequences, tokens, problems)
 
 
-def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan]) -> FileCheck:
+def _emptiness(dump: Dump, scans: Iterable[_Scan]) -> str | None:
+    """Why verbs refuse all files together, though each can be read: none holds anything to measure."""
+    try:
+        dump.require_tokens(sum(scan.tokens for scan in scans))
+    except DataError as error:
+        return error.problem
+    return None
+
+
+def _explain(
+    found: Found, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan], empty: str | None
+) -> FileCheck:
     footer = next((footer for footer in opened.footers if footer.found.path == found.path), None)
     scan = counted.get(found.path)
     columns = scan.file.columns if scan else names.match(footer, lenient=True) if footer else {}
     ignored = scan.file.ignored if scan else {}
     types = footer.types if footer else {}
     used = {*columns.values(), *(names.rename.get(name, name) for name in ignored)}
+    bad = _bad(scan.problems) if scan else ()
+    unusable = opened.problems.files.get(found.path, None if found.foreign else _UNUSABLE)
     return FileCheck(
         path=found.path,
         run=found.run,
-        error=None if scan else opened.problems.files.get(found.path, None if found.foreign else _UNUSABLE),
+        error=unusable if scan is None else None if bad else empty,
         layout=scan.file.layout if scan else None,
         size=footer.size if footer else 0,
         rows=sum(footer.contents.rows) if footer else 0,
@@ -146,7 +160,7 @@ def _explain(found: Found, opened: Catalog, names: ColumnNames, counted: Mapping
         absent=_absent(scan, columns) if footer else (),
         ignored=ignored,
         unknown=_unknown(types, used, names),
-        bad=_bad(scan.problems) if scan else (),
+        bad=bad,
     )
 
 

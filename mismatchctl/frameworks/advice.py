@@ -74,9 +74,9 @@ def _normalize(correction: Correction, weight: Weight, place: str, how: str) -> 
 
 
 def _weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[Finding]:
-    high = weight.bounds[1]
+    low, high = weight.bounds
     nearer = _into(high, USEFUL[weight.level])
-    if high == math.inf or high <= 1 or nearer == high:  # without a bound, or ruinous: said elsewhere
+    if not low <= 1 < high < math.inf or nearer == high:  # without a bound, or ruinous: said elsewhere
         return
     consequence = _outside(f"the upper bound {high:g} of {weight.level} weights", USEFUL[weight.level])
     instead = _with_weight(correction, _bounded(weight, nearer))
@@ -84,8 +84,8 @@ def _weight_range(correction: Correction, weight: Weight, place: str) -> Iterato
 
 
 def _relax(correction: Correction, weight: Weight, place: str) -> Iterator[Finding]:
-    high, top = weight.bounds[1], USEFUL[weight.level][1]
-    if weight.normalize == "none" or not 1 < high < top:
+    (low, high), top = weight.bounds, USEFUL[weight.level][1]
+    if weight.normalize == "none" or not low <= 1 < high < top:
         return
     consequence = (
         f"weights are normalized, which holds their variance down already: bounds as tight as {high:g} add bias"
@@ -107,11 +107,11 @@ def _veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterato
 
 def _gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[Finding]:
     found = ratio_bounds(gate)
-    if found is None or not 1 < found[2] < math.inf:
+    if found is None:
         return
     level, low, high = found
     nearer = _into(high, USEFUL[level])
-    if nearer == high:
+    if not low <= 1 < high < math.inf or nearer == high:  # as above
         return
     consequence = _outside(f"the upper bound {high:g} of {level} rejection", USEFUL[level])
     reciprocal = low > 0 and math.isclose(low * high, 1, rel_tol=1e-6)

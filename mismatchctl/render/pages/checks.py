@@ -48,7 +48,7 @@ def _facts(alike: Sequence[FileCheck]) -> Iterable[tuple[str, str]]:
     size, rows, sequences, tokens = (
         sum(getattr(check, name) for check in alike) for name in ("size", "rows", "sequences", "tokens")
     )
-    if rows:
+    if size:
         counts = [(rows, "row"), (sequences, "sound sequence"), (tokens, "valid token")]
         yield "holds", ", ".join([bytes_size(size), *(counted(*each) for each in counts)])
     yield "run", first.run
