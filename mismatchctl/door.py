@@ -181,7 +181,7 @@ def _texts(given: Any, wanted: str) -> list[str]:
     return texts
 
 
-def _several(given: Iterable[Any]) -> list[Any]:
+def _several(given: Any) -> list[Any]:
     """A list; of a set in one order, since what is made of it must not depend on hashes."""
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 

@@ -47,16 +47,22 @@ def outlook(
     if last is None or last < _MUCH:
         return None
     limit = _limit_passed(sample, first, limits, labels, span)
-    for part, factor in zip(_PARTS, factors, strict=True):
-        ahead = part * span
-        if limit is not None and limit[0] <= ahead:
-            break
-        if factor is not None and factor >= _MUCH:
-            then = again(_stretched(sample, math.sqrt(factor)))
-            if not then.ties(choice.first):
-                return _told(
-                    span, last, ahead, then.first, f"{then.first} is advised instead, at {_times(factor)} times K3"
-                )
+    end = math.inf if limit is None else limit[0]
+    reached = [
+        (part * span, factor)
+        for part, factor in zip(_PARTS, factors, strict=True)
+        if factor is not None and factor >= _MUCH and part * span < end
+    ]
+
+    def instead_at(factor: float) -> str | None:
+        then = again(_stretched(sample, math.sqrt(factor)))
+        return None if then.ties(choice.first) else then.first
+
+    at_last = instead_at(reached[-1][1]) if reached else None  # what holds there is not looked for on the way
+    for ahead, factor in reached if at_last else ():
+        instead = at_last if ahead == reached[-1][0] else instead_at(factor)
+        if instead:
+            return _told(span, last, ahead, instead, f"{instead} is advised instead, at {_times(factor)} times K3")
     if limit is not None:
         return _told(span, last, limit[0], None, limit[1])
     text = f"K3 grows: in {span:g} steps it is {_times(last)} times that of this sample, and the advice still holds"
