@@ -340,6 +340,11 @@ def test_words_of_a_script() -> None:
         ("if a; then\n while b; do\n  exit\n done\n L=1\nelse\n L=2; exit\nfi\nrun a.b=$L", [(1, "1")]),
         ("die() {\n exit 1\n}\nif a; then\n L=1\n ls x && {\n echo no; exit 1; }\nfi\nrun a.b=$L",
          [(4, "1"), (-4, "$L")]),
+        ("if a; then\n run a.b=1\n exit 0\nfi\nrun a.b=2", [(1, "1"), (-1, "2")]),
+        ('A=(a.b=1)\nif a; then\n run "${A[@]}"; exit\nfi\nA+=(a.b=2)\nrun "${A[@]}"', [(2, "1"), (-2, "2")]),
+        ("case $1 in\n a) run a.b=1; exit;;\n b) L=2;;\n *) exit 1;;\nesac\nrun a.b=$L", [(2, "1"), (3, "2")]),
+        ("L=1\nif [ $# = 0 ]; then\n echo usage --foo a.b=3; exit 1\nfi\nrun a.b=$L # a.b=4", [(-2, "1")]),
+        ("L=${M#x}\nif [ ${#A[@]} -gt 0 ]; then\n L=1\nfi\nrun a.b=$L", [(2, "1"), (-2, "${M#x}")]),
         ("if a; then L=1\nrun a.b=$L", [(0, "1")]),
         ("run a.b=1 --name 'if' then\nrun fi", [(0, "1")]),
     ],
@@ -384,6 +389,11 @@ fi
 if [ -n "$SEQ" ]; then ARGS+=(algorithm.rollout_correction.rollout_is=sequence); fi
 python3 -m verl.trainer.main_ppo "${ARGS[@]}"
 """
+TOGETHER = [
+    "run-line-2 takes the branch of line 5 too",
+    "run-without-line-2 takes the branch of line 5 too",
+    "run-without-line-5 takes the branch of line 2 too",
+]
 IN_ONE_LINE = "if [ $M = a ]; then L=token; elif [ $M = b ]; then L=sequence; fi\n" + (
     "python3 -m verl.trainer.main_ppo algorithm.rollout_correction.rollout_is=$L\n"
 )
@@ -415,6 +425,8 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
     assert [one["name"] for one in json.loads(done.stdout)["corrections"]] == list(made)
     assert f"{name}: its branches or calls differ: {', '.join(made)} stand side by side" in done.stderr
     assert done.stderr.count("read as") == 1
+    together = [line for line in done.stderr.splitlines() if line.endswith(" too")]
+    assert [line.partition(": ")[2] for line in together] == (TOGETHER if text is TWO_SWITCHES else [])
 
 
 ONE_BRANCH = """if [ "$1" = corrected ]; then

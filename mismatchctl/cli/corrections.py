@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -134,9 +134,15 @@ def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:
     corrections = [found.correction for found in configurations]
     if len(corrections) > 1:
         said.append(f"its branches or calls differ: {', '.join(one.name for one in corrections)} stand side by side")
+        said += [f"{one.correction.name} takes {_branches(one.beside)} too" for one in configurations if one.beside]
     for what in dict.fromkeys(said):
         say(f"{path}: {what}", quiet)
     return corrections
+
+
+def _branches(lines: Sequence[int]) -> str:
+    """The branches of blocks that are not combined."""
+    return f"the branch{'es' * (len(lines) > 1)} of line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}"
 
 
 def replaying(framework: str, configs: Iterable[str]) -> Framework | None:

@@ -43,12 +43,14 @@ class Said:
         keys: and their values.
         whose: the framework whose class is called; empty where only the keys can tell.
         line: where it begins, counted from 1, or, negated, a branch that it leaves out; 0 where it is all of the file.
+        beside: where further branches begin that it takes all.
     """
 
     name: str
     keys: dict[str, Any]
     whose: str = ""
     line: int = 0
+    beside: tuple[int, ...] = ()
 
 
 def keys_in(path: Path) -> list[Said]:
@@ -62,7 +64,7 @@ def keys_in(path: Path) -> list[Said]:
         if form == "python":
             return _called(path, name)
         if form == "shell":
-            return [Said(name, reading.keys, line=reading.line) for reading in parse_shell(read_text(path))]
+            return [Said(name, one.keys, line=one.line, beside=one.beside) for one in parse_shell(read_text(path))]
         return [Said(name, _mapping(path))]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None

@@ -27,11 +27,13 @@ class Configuration:
         framework: whose it is, at the version that it was written for.
         correction: what it does.
         unread: its keys that nothing here reads, dotted.
+        beside: lines of a script where branches begin that are taken all, beside the one that it is named after.
     """
 
     framework: Framework
     correction: Correction
     unread: tuple[str, ...]
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,14 @@ class Written:
         framework: whose it is, at the version that it was written for.
         keys: all of it, what it includes and points to put in.
         line: where it begins, or, negated, a branch that it leaves out; 0 where it is all of the file.
+        beside: as of a `Configuration`.
     """
 
     name: str
     framework: Framework
     keys: dict[str, Any]
     line: int = 0
+    beside: tuple[int, ...] = ()
 
     @property
     def is_readable(self) -> bool:
@@ -89,7 +93,7 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     for said in [said for said in everything if _tells(said, framework)] or everything[:1]:
         chosen = _whose(path, said, framework, of_any)
         whole = chosen.with_included(_own(said, chosen), path.parent)
-        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line)
+        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line, said.beside)
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     if len(found) > 1:  # where a script takes no branch, variables may be without a value
@@ -148,7 +152,9 @@ def _read(path: Path, written: Written) -> Configuration:
     about = found.about or f"{path.name}, as {chosen.title} reads it"
     named = found.model_copy(update={"name": written.name, "about": about})
     _check_judgeable(named, path, chosen)
-    return Configuration(chosen, named, tuple(".".join(item.place) for item in chosen.unread(written.keys)))
+    return Configuration(
+        chosen, named, tuple(".".join(item.place) for item in chosen.unread(written.keys)), written.beside
+    )
 
 
 def _check_judgeable(correction: Correction, path: Path, framework: Framework) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mismatchctl.texts.errors import TextError
 from mismatchctl.texts.scalars import scalar
-from mismatchctl.texts.shell_words import VARIABLE, Word, choices, is_followed, words
+from mismatchctl.texts.shell_words import VARIABLE, Word, beside, choices, followed, words
 
 _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -37,10 +37,12 @@ class Reading:
 
     Attributes:
         line: where the branch begins that it takes, negated: that it does not take; 0 where it has none.
+        beside: where branches of other blocks begin that set something in it too.
     """
 
     keys: dict[str, Any]
     line: int = 0
+    beside: tuple[int, ...] = ()
 
 
 def looks_like_shell(text: str) -> bool:
@@ -52,8 +54,8 @@ def parse_shell(text: str) -> list[Reading]:
     """Flags as `--name`: value, True without one, a list of several numbers; overrides and dotted flags as nested keys.
 
     A word `name=value` sets a variable before a command, and is an argument of it behind: `train.py loss_fn=ppo`.
-    Each branch of an `if` or a `case` that sets something is a reading, if it sets another thing than others; what
-    stands in other blocks counts in its order.
+    Each branch of an `if` or a `case` that sets something is a reading, if it sets another thing than others, and ends
+    where it ends the script; what stands in other blocks counts in its order.
 
     Raises:
         TextError: a quote is not closed, or a key is given a value and keys below it; there are too many branches.
@@ -63,9 +65,11 @@ def parse_shell(text: str) -> list[Reading]:
     for number, (line, choice) in enumerate(choices(found, _sets)):
         if number * len(found) > _MOST_WORDS:
             raise TextError("too many branches set something for so long a script: give what one of them launches")
-        keys = _keys_of([word for word in found if is_followed(word, choice)])
+        counted = followed(found, choice)
+        keys = _keys_of(counted)
         if all(keys != one.keys for one in readings):
-            readings.append(Reading(keys, line))
+            setting = [word for word in counted if _sets(word.text)]
+            readings.append(Reading(keys, line, tuple(sorted(beside(setting, choice)))))
     return readings or [Reading(_keys_of(found))]
 
 

@@ -19,9 +19,16 @@ _BEFORE = ("export", "declare", "local", "readonly", "env", "then", "else", "do"
 """Words that a command, or a variable, may follow."""
 _ENDS = "\n;|&"
 """What ends a command."""
+_WITHIN = re.compile(r"(?<=[^\s;|&()])#")
+_HASH = "\x01"
+"""What stands for # within a word, as in `$#` and `${A##*/}`: it begins no comment there."""
 _DEEPEST = 50
 _LEAVES = ("exit", "return")
 """Commands after which nothing of the script is launched."""
+_SAYS = ("echo", "printf", *_LEAVES)
+"""Commands that launch nothing, whatever stands behind them."""
+_GIVEN = re.compile(r"--[A-Za-z].*|\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*|\$\{\w+\[[@*]\]\}", re.DOTALL)
+"""What a training is launched with: a flag, an override, an array."""
 
 
 @dataclass(eq=False)
@@ -32,11 +39,13 @@ class Branch:
         block: the `if` or `case` that it is of.
         line: where it begins, counted from 1.
         leaves: whether the script ends there.
+        launches: whether one of its commands may be a training's.
     """
 
     block: Block
     line: int
     leaves: bool = False
+    launches: bool = False
 
 
 @dataclass(eq=False)
@@ -85,22 +94,48 @@ def choices(found: Sequence[Word], sets: Callable[[str], bool]) -> Iterator[tupl
     """Each branch that may be taken of a block in which something is set: its line, and its choice.
 
     Where it sets nothing, or none is taken, the line is that of the block's first branch, negated. Of other blocks
-    nothing is chosen, but for those that the block stands in.
+    nothing is chosen, but for those that the block stands in. A branch that launches something and ends the script
+    is one of its own; one that only ends it is none.
     """
-    setting = dict.fromkeys(outer for word in found if sets(word.text) for outer in _path(word.branch))
-    for block in dict.fromkeys(branch.block for branch in setting):
+    setting = dict.fromkeys(
+        outer for word in found for outer in _path(word.branch) if sets(word.text) or (outer.leaves and outer.launches)
+    )
+    for block in dict.fromkeys(branch.block for branch in setting if branch.block.branches):
         around = {outer.block: outer for outer in _path(block.within)}
         for own in (*block.branches, *([] if block.always else [None])):
-            if own is None or not own.leaves:
+            taken = (*around.values(), *([] if own is None else [own]))
+            if all(branch.launches or not branch.leaves for branch in taken):
                 yield (own.line if own in setting else -block.branches[0].line), {**around, block: own}
 
 
-def is_followed(word: Word, choice: Choice) -> bool:
-    """Whether a word counts: of blocks of which nothing is chosen, all branches do in which the script does not end."""
-    return all(
-        not branch.leaves and (branch not in branch.block.branches or choice.get(branch.block, branch) is branch)
-        for branch in _path(word.branch)
-    )
+def followed(found: Sequence[Word], choice: Choice) -> list[Word]:
+    """The words that count, up to the end of a branch that is chosen and ends the script.
+
+    Of blocks of which nothing is chosen, all branches count in which it does not end.
+    """
+    counted: list[Word] = []
+    end = None
+    for word in found:
+        path = list(_path(word.branch))
+        if all(_is_followed(branch, choice) for branch in path):
+            counted.append(word)
+            end = len(counted) if any(branch.leaves for branch in path) else end
+    return counted[:end]
+
+
+def _is_followed(branch: Branch, choice: Choice) -> bool:
+    return not _is_taken(branch) or choice.get(branch.block, None if branch.leaves else branch) is branch
+
+
+def beside(words: Sequence[Word], choice: Choice) -> set[int]:
+    """The lines of branches that words stand in of blocks of which nothing is chosen."""
+    path = (branch for word in words for branch in _path(word.branch))
+    return {branch.line for branch in path if branch.block not in choice and _is_taken(branch)}
+
+
+def _is_taken(branch: Branch) -> bool:
+    """Whether it is one of its block's: a condition is read in any case."""
+    return branch in branch.block.branches
 
 
 def _path(branch: Branch | None) -> Iterator[Branch]:
@@ -119,7 +154,7 @@ class _Words:
     """
 
     def __init__(self, text: str) -> None:
-        joined = text.replace("\r\n", "\n").replace("\\\n", "\f")
+        joined = _WITHIN.sub(_HASH, text.replace("\r\n", "\n").replace("\\\n", "\f"))
         self._lines = _Lines(joined)
         self._ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
         self.branch: Branch | None = None
@@ -128,7 +163,7 @@ class _Words:
     def __iter__(self) -> Iterator[Word]:
         lexer = shlex.shlex(self._lines, posix=True, punctuation_chars=_ENDS)
         lexer.whitespace_split, lexer.whitespace = True, " \t\r\f"
-        behind = in_array = in_head = in_pattern = depends = False
+        behind = in_array = in_head = in_pattern = depends = says = False
         for word in lexer:
             if word and not word.strip(_ENDS):
                 behind, depends = False, depends or "&&" in word or "||" in word
@@ -149,8 +184,12 @@ class _Words:
             opens = _ARRAY.match(word)
             word = word[opens.end() :] if opens else word
             in_array = (in_array or bool(opens)) and not word.endswith(")")
-            yield Word(word.replace("\f", " "), behind or in_array or bool(opens), self.branch)
-            behind = behind or not (VARIABLE.fullmatch(word) or word in _BEFORE)
+            yield Word(word.replace("\f", " ").replace(_HASH, "#"), behind or in_array or bool(opens), self.branch)
+            if behind and not says and _GIVEN.fullmatch(word):
+                for branch in _path(self.branch):
+                    branch.launches = True
+            if not behind:
+                behind, says = not (VARIABLE.fullmatch(word) or word in _BEFORE), word in _SAYS
 
     def _follow(self, word: str, *, depends: bool) -> None:
         """Note what a word means for branches where a command may stand; it may depend on the one before."""
