@@ -141,16 +141,20 @@ def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeyp
 def test_machine_code_of_another_machine_version_or_source_is_made_anew(
     made: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
+    """Beside what is there: installations that share a folder do not make it anew for one another, time and again."""
     unsplit()
-    if other == "source":
-        source = tmp_path / "page_loops.py"
-        source.write_bytes(machine_code._origin("mismatchctl.dumps.page_loops").read_bytes() + b"#\n")
-        origin = machine_code._origin
-        monkeypatch.setattr(machine_code, "_origin", lambda name: source if "loops" in name else origin(name))
-    else:
-        environment = machine_code._environment()
-        monkeypatch.setattr(machine_code, "_environment", lambda: environment + b"+")
-    unsplit()
+    with monkeypatch.context() as changed:
+        if other == "source":
+            source = tmp_path / "page_loops.py"
+            source.write_bytes(machine_code._origin("mismatchctl.dumps.page_loops").read_bytes() + b"#\n")
+            origin = machine_code._origin
+            changed.setattr(machine_code, "_origin", lambda name: source if "loops" in name else origin(name))
+        else:
+            environment = machine_code._environment()
+            changed.setattr(machine_code, "_environment", lambda: environment + b"+")
+        unsplit()
+        unsplit()
+    assert len(made) == 2
     unsplit()
     assert len(made) == 2
 

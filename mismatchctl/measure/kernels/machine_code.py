@@ -56,9 +56,10 @@ class Loop:
 
     def _code(self, kinds: _Kinds, given: tuple[Any, ...]) -> Callable[..., Any]:
         try:
-            mark = _digest(_environment(), repr(kinds).encode()).hex()[:16]  # machines may share a folder
-            file = f"{self._module.rpartition('.')[2]}.{self._name}-{mark}.o"
-            made_for = _digest(_environment(), file.encode(), *map(Path.read_bytes, self._sources()))
+            loop = f"{self._module.rpartition('.')[2]}.{self._name}"
+            told = _environment(), loop.encode(), repr(kinds).encode()
+            made_for = _digest(*told, *map(Path.read_bytes, self._sources()))
+            file = f"{loop}-{made_for.hex()[:16]}.o"  # machines and installations may share a folder
             places = [folder / file for folder in _folders()]
             code = next(filter(None, (_kept(place, made_for) for place in places)), None)
             if code is None:
