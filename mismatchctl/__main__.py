@@ -21,8 +21,7 @@ def main() -> None:
         warnings.simplefilter("ignore", RuntimeWarning)
     try:
         text = opening.stored(sys.argv[1:])
-        if text is not None:
-            print(text, end="", flush=True)
+        if text is not None and opening.is_printed(text):
             sys.exit(0 if sys.argv[1:] else EXIT_USAGE)
         gc.set_threshold(_COLLECT_AFTER)
         from mismatchctl.cli.main import main as command

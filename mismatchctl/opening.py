@@ -26,7 +26,7 @@ def stored(arguments: list[str]) -> str | None:
     wanted = not arguments or arguments in _HELP
     if not wanted or Path(sys.argv[0]).name != "mismatchctl" or any(name in os.environ for name in CHANGES):
         return None
-    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+    if sys.stdout is None or (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
         return None
     try:
         name = COLOURED if sys.stdout.isatty() else PLAIN
@@ -36,6 +36,17 @@ def stored(arguments: list[str]) -> str | None:
     except OSError:
         return None
     return text if arguments else text.removesuffix("\n")  # a bare call ends with an empty line less
+
+
+def is_printed(text: str) -> bool:
+    """Print a text past all buffers; False: it cannot be, and the command, which tries again, says why."""
+    rest = memoryview(text.encode())
+    try:
+        while rest:
+            rest = rest[os.write(sys.stdout.fileno(), rest) :]
+    except OSError:
+        return False
+    return True
 
 
 def _is_wide_enough() -> bool:

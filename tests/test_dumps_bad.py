@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from test_dumps_support import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
 
+from mismatchctl.analyze import analyze
+from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Problems, open_dump
 from mismatchctl.dumps.arrow import Arrow
 from mismatchctl.dumps.check import check
@@ -310,6 +312,14 @@ def test_require_tokens(tmp_path):
     empty = write(tmp_path / "b.parquet", pa.table(wide((2,))).slice(0, 0))
     with pytest.raises(DataError, match=r"b\.(parquet|arrow): there is no row in the file; name a dump that holds"):
         open_dump([empty]).require_tokens(0)
+
+
+def test_where_bad_rows_leave_nothing_the_first_is_named(tmp_path):
+    """That the mask should be 1 somewhere would send whoever reads it the wrong way."""
+    path = write(tmp_path / "a.parquet", wide((2, 2), **{MASK: [[1], [1, 1, 1]]}))
+    for verb in (lambda: analyze([path], [], on_bad="skip"), lambda: diagnose([path])):
+        with pytest.raises(DataError, match=r"row 0, column response_mask: the list has 1 elements.*no valid token"):
+            verb()
 
 
 def test_problems_add_up():

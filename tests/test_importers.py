@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from command import run
 
 from mismatchctl.dumps import open_dump
 from mismatchctl.dumps.check import check
@@ -290,6 +292,25 @@ def test_rows_that_are_not_as_declared_are_refused(change: dict[str, Any], says:
     with pytest.raises(DataError, match=says) as error:
         convert(source, tmp_path / "out.parquet")
     assert (error.value.file, error.value.row) == (str(source), 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("", "no path was given"),
+        ("/dev/null", "not a file or folder"),
+        ("s3://", "no bucket"),
+        ("file:///x", "file:///x"),
+    ],
+)
+def test_what_is_no_place_is_not_converted(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell's variable that is not set names no folder: not the one that is worked in."""
+    shutil.copytree(PEERS / OF_PEERS["nemo-rl"], tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    done = run("convert", source, tmp_path / "out.parquet", code=4)
+    assert says in done.stderr and not (tmp_path / "out.parquet").exists()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.framework)

@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import run
 
-from mismatchctl import files, interrupts
+from mismatchctl import files, interrupts, opening
 from mismatchctl.errors import ConfigError
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
@@ -34,7 +35,7 @@ main()
 SWALLOWED = """
 import os, signal, sys
 import mismatchctl.cli.output as output
-from mismatchctl import interrupts
+from mismatchctl import interrupts, opening
 def swallow(*args):
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -96,7 +97,7 @@ def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Pat
 
 def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
     """At several moments of the start, from the first line of the entry point on."""
-    ready = "import sys; from mismatchctl import interrupts; interrupts.install(); print(flush=True); "
+    ready = "import sys; from mismatchctl import interrupts, opening; interrupts.install(); print(flush=True); "
     code = ready + "from mismatchctl.__main__ import main; main()"
     for wait in (0.0, 0.05, 0.15):
         process = subprocess.Popen(
@@ -245,6 +246,27 @@ def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path)
     assert (full.returncode, full.stderr) == (2, "error: stdout cannot be written: No space left on device\n")
     silent = shell(f"mismatchctl {words} 2>&-", tmp_path)
     assert silent.returncode == 0 and silent.stdout
+
+
+@pytest.mark.parametrize(("words", "code"), [("--help", 0), ("", 2), ("analyze --help", 0), ("--version", 0)])
+def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str, code: int, tmp_path: Path) -> None:
+    """A script called as the command is, which has stored texts to say."""
+    command = tmp_path / "mismatchctl"
+    command.write_text(f"#!{sys.executable}\nfrom mismatchctl.__main__ import main\nmain()\n")
+    command.chmod(0o755)
+    plain = {name: value for name, value in os.environ.items() if name not in opening.CHANGES}
+
+    def ended(**streams: Any) -> tuple[int, str]:
+        done = subprocess.run([command, *words.split()], stderr=subprocess.PIPE, text=True, env=plain, **streams)
+        return done.returncode, done.stderr
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert ended(stdout=writer) == (141, "")
+    os.close(writer)
+    with Path("/dev/full").open("w") as full:
+        assert ended(stdout=full) == (2, "error: stdout cannot be written: No space left on device\n")
+    assert ended(preexec_fn=lambda: os.close(1)) == (code, "")
 
 
 def test_an_error_that_nobody_can_be_told_has_its_code(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ class Reading:
             if progress is not None:
                 progress(done, self.expected)
             yield read.made, later.after(shard.units[-1])
-        self.dump.require_tokens(sum(self.tokens.values()))
+        self.dump.require_tokens(sum(self.tokens.values()), self.problems)
 
 
 class _Later:

@@ -15,7 +15,7 @@ from mismatchctl.cli.places import check_places
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(help="A file or folder that a framework wrote, or Parquet.", show_default=False)
+        str, typer.Argument(help="A file or folder that a framework wrote, or Parquet.", show_default=False)
     ],
     out: Annotated[Path, typer.Argument(help="The Parquet file to write.", show_default=False)],
     framework: Annotated[

@@ -40,13 +40,20 @@ _LONGEST = 1000
 
 
 class _Stdout(io.FileIO):
-    """Names itself in its errors, which tell them from those of files."""
+    """Names itself in its errors, which tell them from those of files.
+
+    Attributes:
+        is_left: whether whoever read it has gone.
+    """
+
+    is_left = False
 
     def write(self, content: Any, /) -> int:
         try:
             return super().write(content) or 0
         except OSError as error:
             error.filename = STDOUT
+            _Stdout.is_left |= isinstance(error, BrokenPipeError)
             raise
 
 
@@ -199,6 +206,10 @@ def main() -> None:
         app_of(*(verb if alone else VERBS))(obj={} if alone else None)  # the settings, as far as they are known
     except OSError as error:  # of what typer prints itself
         sys.exit(_explain(error))
+    except SystemExit:
+        if _Stdout.is_left:  # rich, which prints the help, ends with 1
+            sys.exit(EXIT_BROKEN_PIPE)
+        raise
 
 
 def _open_streams() -> None:

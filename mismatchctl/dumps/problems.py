@@ -100,6 +100,14 @@ class Problems:
             dict.fromkeys((path for _ in self.skipped), sum(self.skipped.values())),
         )
 
+    def nothing_left(self) -> DataError | None:
+        """That no valid token is left, by the first bad value; None where no row was left out."""
+        if not self.examples:
+            return None
+        (path, _), example = next(iter(self.examples.items()))
+        problem = f"{example.problem}; without such rows no valid token is left"
+        return DataError(problem, file=path, row=example.row, column=example.column, remedy="correct the dump")
+
     def _count(self, path: str, reason: str, number: int, example: Example) -> None:
         key = path, reason
         self.counts[key] = self.counts.get(key, 0) + number

@@ -201,14 +201,16 @@ class Dump:
         """
         return token_ids([unit for unit in self.units if unit.file.index == file_index], rows)
 
-    def require_tokens(self, total: int) -> None:
-        """Refuse a dump in which nothing is valid, once all of it was read.
+    def require_tokens(self, total: int, problems: Problems | None = None) -> None:
+        """Refuse a dump in which nothing is valid, once all of it was read; `problems` are of what was left out.
 
         Raises:
             DataError: `total`, the number of valid tokens, is 0.
         """
         if total:
             return
+        if problems and (error := problems.nothing_left()):
+            raise error
         file = self.files[0].path if len(self.files) == 1 else None
         where = "in the file" if file else f"in any of the {len(self.files)} files"
         if not self.units:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -119,7 +118,7 @@ def open_sequences(place: str, *, but: Sequence[str] = ()) -> Sequence[DumpFile]
     Raises:
         DataError: it cannot be read, has one row per token or no ids of them, or has one of the columns `but`.
     """
-    files = open_parquet(Path(place)).files
+    files = open_parquet(place).files
     for file in files:
         if file.layout == "long":
             raise DataError("has one row per token, and scoring is by sequence", file=file.path)

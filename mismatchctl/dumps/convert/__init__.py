@@ -46,7 +46,7 @@ class Converted:
 
 
 def convert(
-    place: Path,
+    place: str | Path,
     out: Path,
     framework: str = "",
     *,
@@ -68,15 +68,17 @@ def convert(
         DataError: nothing is recognized, a row is bad, or columns are shifted against each other.
         ConfigError: an unknown framework, or `out` cannot be written.
     """
-    paths = candidates(place, framework) if framework or not holds_dump(str(place)) else []
+    named = str(place)
+    is_foreign = named and (framework or not holds_dump(named))  # no name is no folder, though Path makes it this one
+    paths = candidates(Path(named), framework) if is_foreign else []
     with ExitStack() as stack:
         joined = stack.enter_context(joining(join)) if join is not None else None
-        source = Source(str(place), joined)
+        source = Source(named, joined)
         if paths:
             reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)
             batches = _read(source, paths, stack.enter_context(reader))
         else:
-            batches = _rewritten(place, joined, progress)
+            batches = _rewritten(named, joined, progress)
         temporary = stack.enter_context(replaced_when_done(out))
         writer, rows, tokens = None, 0, 0
         for path, batch in batches:
@@ -84,10 +86,10 @@ def convert(
             writer.write_batch(fitted(batch, writer.schema, path))
             rows, tokens = rows + len(batch), tokens + _tokens(batch)
         if writer is None:
-            raise DataError("holds no sequence", file=str(place))
+            raise DataError("holds no sequence", file=named)
         if joined is not None and not joined.found:
             remedy = "join a file of the same run"
-            raise DataError(f"none of its sequences is in {join}", file=str(place), remedy=remedy)
+            raise DataError(f"none of its sequences is in {join}", file=named, remedy=remedy)
     return Converted(rows, tokens, source.missing, source.copies)
 
 
@@ -98,7 +100,7 @@ def _read(source: Source, paths: Sequence[Path], raw: Raw) -> Batches:
     source.finish()
 
 
-def _rewritten(place: Path, joined: Joined | None, progress: Progress | None) -> Batches:
+def _rewritten(place: str, joined: Joined | None, progress: Progress | None) -> Batches:
     dump, done = open_parquet(place), 0
     total = sum(file.size for file in dump.files)
     for file in dump.files:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -15,13 +14,13 @@ from mismatchctl.errors import DataError
 from mismatchctl.frameworks import column_aliases
 
 
-def open_parquet(place: Path) -> Dump:
+def open_parquet(place: str) -> Dump:
     """The dump at a place.
 
     Raises:
         DataError: there is none, or it cannot be used.
     """
-    return open_dump([str(place)], aliases=column_aliases())
+    return open_dump([place], aliases=column_aliases())
 
 
 def parquet_batches(file: DumpFile, rows: int = ROWS) -> Iterator[pa.RecordBatch]:

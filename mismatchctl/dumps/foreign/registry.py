@@ -41,10 +41,10 @@ def candidates(place: Path, framework: str = "") -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
 
-    if not place.exists():
-        return []
     if place.is_file():
         return [place] if framework or _named(place, patterns) else []
+    if not place.is_dir():
+        return []
     files: list[Path] = []
     for folder, folders, names in os.walk(place, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
