@@ -86,6 +86,22 @@ def test_pages_and_figures_hold_no_markup_of_others(place: Path, monkeypatch: py
         ]
 
 
+def test_no_name_makes_a_page_as_long_as_itself(tmp_path: Path) -> None:
+    """A worker and a prompt of 50,000 characters, told apart by their last: such a page was 600,000 px high."""
+    table = pq.read_table(dump(tmp_path / "plain.parquet", names=("a", "b")))
+    long = ["x" * 50_000 + f"-{row % 2}" for row in range(len(table))]
+    for column in ("worker", "prompt_id"):
+        table = table.drop_columns([column]) if column in table.column_names else table
+        table = table.append_column(column, pa.array(long))
+    pq.write_table(table, tmp_path / "d.parquet")
+    page, result = tmp_path / "r.html", tmp_path / "r.json"
+    done = run("analyze", tmp_path / "d.parquet", "--by", "worker", "--html", page, "-o", result, "--markdown", "-")
+    assert done.exit_code == 0, done.stderr
+    assert "x-0" in page.read_text() and "x-1" in page.read_text()
+    assert "x" * 500 not in page.read_text() + done.stdout
+    assert long[0] in result.read_text()
+
+
 def test_a_notebook_shows_text(place: Path) -> None:
     shown: list[Any] = [mm.analyze(str(place / "d.parquet")), mm.diagnose(str(place / "d.parquet"))]
     for each in shown:

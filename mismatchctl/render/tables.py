@@ -12,7 +12,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 from mismatchctl.numbers import DASH, estimate, heavy_tail, number
 from mismatchctl.render.document import Cell, Head, Table
-from mismatchctl.render.text import clean, label
+from mismatchctl.render.text import clean, in_cell, label
 from mismatchctl.result import NOT_RECORDED, Groups, Value
 
 SHORT = {
@@ -29,7 +29,7 @@ MOST_ROWS = 200
 
 def words(text: str, kind: str = "text") -> Cell:
     """A cell of text from outside."""
-    return Cell(clean(text), kind=kind)
+    return Cell(in_cell(text), kind=kind)
 
 
 def amount(value: float, unit: str = "") -> Cell:

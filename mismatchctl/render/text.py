@@ -8,8 +8,9 @@ from collections.abc import Collection
 from mismatchctl.escape import terminal as clean
 from mismatchctl.numbers import label
 
-__all__ = ["clean", "label", "short", "stems"]
+__all__ = ["clean", "in_cell", "label", "short", "stems"]
 
+_LONG_WORD = re.compile(r"(\S{60})\S{100,}(\S{30})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -17,6 +18,11 @@ def short(text: str, length: int) -> str:
     """`text`, cleaned, cut to `length` characters with an ellipsis."""
     text = clean(text)
     return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def in_cell(text: str) -> str:
+    """`text`, cleaned; a long word in it, which would make a table as wide or a row as high, loses its middle."""
+    return _LONG_WORD.sub(r"\1…\2", clean(text))
 
 
 def stems(names: Collection[str]) -> list[str]:
