@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -61,6 +61,7 @@ def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **op
     """
     if not isinstance(vary, Mapping) or not vary:
         raise ConfigError("vary: give a mapping of a field of the correction to its values")
+    _texts(vary.keys(), "vary: name fields by texts")
     for path, values in vary.items():
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
             raise ConfigError(f"vary: give {path} several values, not a {type(values).__name__}")
@@ -186,11 +187,17 @@ def _several(given: Any) -> list[Any]:
     return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
-_IN_MEMORY = "memory.parquet"
+_IN_MEMORY, _RESULT = "memory.parquet", "result.json"
 
 
 class _Sources(ExitStack):
-    """Sources as paths; tables become files for as long as it is open, which no error speaks of."""
+    """Sources as paths; tables become files for as long as it is open, which no error speaks of.
+
+    Each is in a folder of its own with its number, since folders name runs that are called alike.
+    """
+
+    _root: Path | None = None
+    _folders = 0
 
     def __enter__(self) -> _Sources:
         self.enter_context(one_thread())
@@ -198,11 +205,12 @@ class _Sources(ExitStack):
 
     def __exit__(self, *raised: Any) -> bool | None:
         done = super().__exit__(*raised)
-        error = raised[1]
-        if isinstance(error, DataError) and error.file is not None and error.file.endswith(f"/{_IN_MEMORY}"):
-            raise DataError(
-                error.problem, file="the table in memory", row=error.row, column=error.column, remedy=error.remedy
-            ) from None
+        error, root = raised[1], self._root
+        if isinstance(error, DataError) and root is not None and (file := Path(error.file or "")).is_relative_to(root):
+            what, remedy = "the table in memory", error.remedy
+            if file.name == _RESULT:
+                what, remedy = "the Result in memory", "give the dumps that it was made of"
+            raise DataError(error.problem, file=what, row=error.row, column=error.column, remedy=remedy) from None
         return done
 
     def paths(self, sources: Any) -> list[str]:
@@ -210,15 +218,22 @@ class _Sources(ExitStack):
             return [os.fspath(sources)]
         if isinstance(sources, (Sequence, Set, MappingView, Iterator)) and not isinstance(sources, bytes):
             return [path for source in _several(sources) for path in self.paths(source)]
-        folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
         if isinstance(sources, Result):
-            sources.write(folder / "result.json")
-            return [str(folder / "result.json")]
-        _table(sources).write_parquet(folder / _IN_MEMORY)
-        return [str(folder / _IN_MEMORY)]
+            sources.write(place := self._folder() / _RESULT)
+        else:
+            _table(sources).write_parquet(place := self._folder() / _IN_MEMORY)
+        return [str(place)]
+
+    def _folder(self) -> Path:
+        if self._root is None:
+            self._root = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-")))
+        self._folders += 1
+        folder = self._root / str(self._folders)
+        folder.mkdir()
+        return folder
 
     def configuration(self, keys: Mapping[Any, Any]) -> Path:
-        place = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
+        place = self._folder() / "config.yaml"
         try:
             place.write_text(dump_yaml(dict(keys)))
         except YAMLError as error:
@@ -228,23 +243,33 @@ class _Sources(ExitStack):
 
 def _table(source: Any) -> pl.DataFrame:
     """A table of one row per sequence."""
-    if isinstance(source, pl.DataFrame):
-        return source
+    table = _read_table(source)
+    if not isinstance(table, pl.DataFrame):
+        wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
+        raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
+    odd = next((name for name, kind in table.schema.items() if kind == pl.Object), None)
+    if odd is not None:
+        raise ConfigError(f"{odd}: holds objects of Python: give numbers, texts or lists of them")
+    return table
+
+
+def _read_table(source: Any) -> Any:
     if isinstance(source, pl.LazyFrame):
         return source.collect()
     kind = type(source).__module__.partition(".")[0]
-    if kind == "pandas":
+    if kind == "pandas" and hasattr(source, "columns"):
         return pl.DataFrame({name: source[name].tolist() for name in source.columns})
     if kind == "pyarrow":
-        return cast(pl.DataFrame, pl.from_arrow(source))
+        return pl.from_arrow(source)
     if isinstance(source, Mapping):
+        if odd := [name for name in source if not isinstance(name, str)]:
+            raise ConfigError(f"columns are named by texts, not by a {type(odd[0]).__name__}")
         columns = {_COLUMNS.get(name, name): _column(values, name) for name, values in source.items()}
         rows = {name: len(column) for name, column in columns.items()}
         if len(set(rows.values())) > 1:
             raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
         return pl.DataFrame(columns)
-    wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
-    raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
+    return source
 
 
 def _column(values: Any, name: str) -> list[Any]:

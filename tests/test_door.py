@@ -168,6 +168,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a source": (lambda: mm.analyze(5), "a source is a path"),
     "columns": (lambda: mm.analyze({"rollout": ROW, "train": ROW * 2}), "same rows"),
     "a column lacks": (lambda: mm.analyze({"rollout": ROW}), "table in memory: .* train_log_probs"),
+    "a column without a name": (lambda: mm.analyze({"rollout": ROW, "train": ROW, 1: [1]}), "named by texts"),
+    "objects": (lambda: mm.analyze({"rollout": ROW, "train": ROW, "prompt_id": [object()]}), "prompt_id: .* objects"),
+    "an Arrow array": (lambda: mm.analyze(pa.array([1])), "a source is a path"),
+    "a Result for a dump": (
+        lambda: mm.analyze(mm.analyze({"rollout": ROW, "train": ROW})),
+        "the Result in memory: .*; give the dumps that it was made of",
+    ),
+    "a field without a name": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {1: [2.0]}), "by texts"),
     "no grid": (lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", [1.0]), "give a mapping"),
     "no values": (
         lambda: mm.sweep({"rollout": ROW, "train": ROW}, "token_tis", {"weight.truncate": 2.0}),
@@ -177,6 +185,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a rule": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=[1]), "rules are texts"),
     "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
     "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
+    "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "not nan"),
+    "a level above all": (
+        lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
+        "at most 0.5",
+    ),
     "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "one baseline is wanted, not 0"),
     "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not a int"),
     "a flag for rename": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename="a=b"), "rename: give a mapping"),
@@ -241,6 +254,12 @@ def test_several_may_come_in_any_collection(tmp_path: Path) -> None:
     rules = ["abs_diff_max:max=9", "k3:max=9"]
     for given in (iter(rules), set(rules), dict.fromkeys(rules).keys()):
         assert [check.rule for check in mm.gate(listing[0], rules=given).checks] == rules  # type: ignore[operator]
+
+
+def test_runs_of_several_tables_have_names_that_stay() -> None:
+    """They were those of folders that are called otherwise each time."""
+    one = {"rollout": ROW, "train": ROW}
+    assert list(mm.analyze([one, one]).runs) == ["1/memory", "2/memory"]  # type: ignore[operator]
 
 
 def test_a_result_behaves(tmp_path: Path) -> None:

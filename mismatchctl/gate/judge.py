@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mismatchctl import __version__
-from mismatchctl.errors import DataError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.gate.comparable import first_difference, matching_run
 from mismatchctl.gate.comparison import compare, is_layered
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
@@ -43,8 +43,8 @@ from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval
 from mismatchctl.result import Result, RunResult
 from mismatchctl.result.story import growth_of_run
 
-LEVEL = 0.05
-"""The chance of any false failure that is allowed for."""
+LEVEL, MOST_LEVEL = 0.05, 0.5
+"""The chance of any false failure that is allowed for, and the largest that may be."""
 OTHER_TOKENS = "the dump does not hold the baseline's tokens: score the same prompts and responses again"
 NO_BASELINE = "there is no baseline: save one with --save-baseline FILE --accept"
 FIRST = "there was no baseline: this becomes the first, which later dumps are compared with"
@@ -103,8 +103,10 @@ def judge(
     """Judge every run of a Result by every rule, and what the verdict rests on.
 
     Raises:
-        ConfigError: a rule names a metric or a correction that does not exist.
+        ConfigError: a rule names a metric or a correction that does not exist; `level` is no chance of a false alarm.
     """
+    if not 0 < level <= MOST_LEVEL:
+        raise ConfigError(f"level is a chance above 0 and at most {MOST_LEVEL}, not {level}")
     against = against or Against()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
     level /= against.nights
