@@ -304,7 +304,7 @@ def told_apart(
     Each cause is looked for again between the rollout and the reference, and between the reference and the trainer: one
     that only one of the pairs shows is that side's. What neither or both show is where the error is.
     """
-    if evidence.sample is None:
+    if evidence.sample is None or REFERENCE not in evidence.sample.rows.tokens:
         return list(found), None
     rows = evidence.sample.rows
     sides = sides_of(Case.of(evidence, rows))
