@@ -16,6 +16,9 @@ from mismatchctl.measure.grid.parts import Arrays
 from mismatchctl.measure.grid.sums import FamilySums, Layouts, merged
 from mismatchctl.measure.table import OVERALL_CAP, ClusterTable, Hashes, Prompts, add_rows, mix
 
+_VALUES = 1 << 17
+"""Numbers of rows that are worked on at once, so that they and what is made of them stay in the cache."""
+
 
 @dataclass(frozen=True)
 class Closed:
@@ -136,18 +139,25 @@ class Closing:
     def _rows(self, tables: Sequence[ClusterTable], groups: Ints) -> tuple[ClusterTable, Ints]:
         """Rows by cell, cluster and micro-batch, normalized, then by cell and cluster alone; and the cell of each."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
-        sums, cells, layout = _stacked([table.sums for table in tables]), numbered(tables), self.layouts.rows
+        sums, cells = _stacked([table.sums for table in tables]), numbered(tables)
         factors = self._factors_of(groups[cells], tables)
         if factors is not None:
-            sums = sums.copy() if len(tables) == 1 else sums
-            columns = layout.arrays(sums)
-            for name, values in normalized(columns, factors, self.family.correction).items():
-                columns[name][...] = values
+            sums = self._normalized(sums, factors)
         if scopes.any():  # of one cluster, the rows of all micro-batches lie together
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
+
+    def _normalized(self, rows: Float64s, factors: Float64s) -> Float64s:
+        """Rows that are kept by cluster, their weights divided: as many at once as stay in the cache."""
+        layout, made = self.layouts.rows, np.empty_like(rows)
+        step = max(_VALUES // layout.width, 1)
+        for own in (slice(start, start + step) for start in range(0, len(rows), step)):
+            before, after = layout.arrays(rows[own]), layout.arrays(made[own])
+            for name, values in (before | normalized(before, factors[own], self.family.correction)).items():
+                after[name][...] = values
+        return made
 
 
 def _stacked(tables: Sequence[Float64s]) -> Float64s:
