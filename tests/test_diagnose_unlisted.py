@@ -86,6 +86,16 @@ def unsure(rows: int = 100, length: int = 40) -> Planted:
     return Planted(np.full(rows, length), tokens, {"sequence_id": np.arange(rows)})
 
 
+def deeper(dump: Planted, tied: float = 0.0) -> Planted:
+    """Noise in the logits as a model makes that is a little deeper than those of the bound, some of it by token."""
+    random, rollout = np.random.default_rng(11), dump.tokens["rollout_log_probs"].astype(np.float64)
+    own = random.standard_normal(300)[dump.tokens["token_ids"]] * np.sqrt(tied)
+    noise = 0.04 * (own + random.standard_normal(len(rollout)) * np.sqrt(1 - tied)) * -np.expm1(rollout)
+    dump.tokens["train_log_probs"] = np.minimum(rollout + noise, 0)
+    del dump.tokens["current_log_probs"]
+    return dump
+
+
 def gained(dump: Planted, least: float) -> Planted:
     """A trainer that gives more to every token than the engine does, to some of the vocabulary more than to others."""
     kept = np.random.default_rng(4).uniform(least, 1.0, 300)[dump.tokens["token_ids"]]
@@ -124,6 +134,8 @@ CASES: dict[str, tuple[Callable[[], Planted], str, tuple[str, ...]]] = {
     "log(p + epsilon): truncated": (lambda: lifted(healthy(), 0.01), "truncated_sampling", LIKELY),
     "log(p + epsilon): a factor": (lambda: lifted(halves(), 0.01), "wrong_log_base", LIKELY),
     "noise beside logits: a cache": (lambda: noisy(unsure(), 0.03), "cache_quantization", LIKELY),
+    "a larger model's noise: a cache": (lambda: deeper(healthy()), "cache_quantization", LIKELY),
+    "a larger model's noise: weights": (lambda: deeper(healthy(), 0.1), "weights_differ", LIKELY),
     "the trainer truncates": (lambda: one_way(healthy()), "weights_differ", LIKELY),
     "the trainer gives more to all": (lambda: gained(healthy(), 0.8), "weights_differ", LIKELY),
     "the trainer gives a little more to all": (lambda: gained(healthy(), 0.9), "quantized_rollout", LIKELY),

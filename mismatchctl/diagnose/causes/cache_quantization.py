@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause, Diagnosis
-from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, ROUTED_TAIL, tail
+from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, ROUTED_TAIL, beside_the_bound, tail
 from mismatchctl.diagnose.kinds import kinds
 from mismatchctl.diagnose.measures import calibration, fact, level, loudest, systematic
 from mismatchctl.result import Confidence
@@ -32,7 +32,8 @@ def _test(case: Case) -> Diagnosis | None:
     _, ratio_z, _, _ = calibration(case)
     balanced = abs(ratio_z) < _FAR
     share, _ = tail(case)  # a cache moves every token: where few hold most of the K3, experts were chosen differently
-    plausible = case.noise < (_COARSEST if grows else _USUAL) and len(case.x) >= ENOUGH and share < ROUTED_TAIL
+    size = case.noise < _COARSEST if grows else case.noise < _USUAL and not beside_the_bound(case)
+    plausible = size and len(case.x) >= ENOUGH and share < ROUTED_TAIL
     rounded = "low_precision_logging" in case.explained and case.noise < _ROUNDED * BFLOAT16_NOISE
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:

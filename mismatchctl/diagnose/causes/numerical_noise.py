@@ -22,6 +22,8 @@ _LIGHT, ROUTED_TAIL, _ROUTED = 0.3, 0.7, 0.95
 """Share of the K3 beyond the tail of noise, in dense models, and with experts chosen differently: from, and to."""
 _LARGER = 3.0
 """How much more than the small models of the bound a larger or surer one may make: no dump tells how large it is."""
+_BESIDE = 1.5
+"""How much more is beside the bound: one model of a dozen made it, and no cause is likely for that alone."""
 _TRACE = 0.004
 _ROUNDING = 1e-6
 """E[ratio] - 1 below which rounding to float32, which may lean to one side, is enough for it, however sure it is."""
@@ -49,6 +51,11 @@ def may_be_larger(case: Case) -> bool:
     """Whether noise above the bound may be bfloat16's in a larger, surer model: little more, balanced, its K3 usual."""
     small = BFLOAT16_NOISE <= case.noise < _LARGER * BFLOAT16_NOISE
     return small and _balanced(case) and float(case.k3.mean()) < MOE_RANGE[1]
+
+
+def beside_the_bound(case: Case) -> bool:
+    """Whether noise is above the bound by so little that its size alone is no sign of a cause."""
+    return BFLOAT16_NOISE <= case.noise < _BESIDE * BFLOAT16_NOISE
 
 
 def _balanced(case: Case) -> bool:
