@@ -12,7 +12,7 @@ def _test(case: Case) -> Diagnosis | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = tempering(case)
-    if found is None or not found.bounded or not found.sure or found.small:
+    if found is None or not found.bounded or not found.sure:
         return None
     side = "rollout" if found.likely > 0 else "trainer"
     why = (

@@ -16,7 +16,7 @@ def _test(case: Case) -> Diagnosis | None:
     if found.interval is not None:
         ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
     return Diagnosis(
-        "high" if found.sure and found.plainly_scaled and found.sampled_by else "medium",
+        "high" if found.sure and found.plainly_scaled else "medium",
         f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.4g} "
         f"{between(ends)}of the recorded ones: the engine reports log-probs from before its temperature",
         evidence=(
