@@ -46,12 +46,14 @@ class Plan:
 
 SHORT = ("stale_16", "int4", "flips", "top_p", "bf16", "temperature")
 LONG = ("stale_16", "int8", "flips", "kv")
+OTHER = ("stale_4", "fp8", "kv", "int4")
 PLANS = (
     Plan("dense-32", 3, 1, 28, 40, 32, 40, 80, SHORT),
     Plan("moe-64", 17, 4, 60, 80, 24, 40, 40, SHORT, hidden=128),
     Plan("dense-128", 29, 1, 120, 160, 20, 30, 24, LONG),
     Plan("moe-512", 41, 4, 440, 512, 24, 20, 32, LONG[:3], hidden=128, taught=300, updates=17),
     Plan("dense-384", 53, 1, 330, 384, 24, 20, 64, LONG[:3], taught=300, updates=17),
+    Plan("moe-96", 67, 8, 70, 96, 16, 20, 40, OTHER, width=48, layers=3, heads=4, hidden=192),
 )
 
 

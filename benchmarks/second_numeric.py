@@ -51,7 +51,7 @@ def model_of(plan: Architecture, text: Text, folder: Path) -> Model:
 
 def dump(plan: Architecture, folder: Path, prompts: int, responses: int) -> pl.DataFrame:
     """One row per response."""
-    text = Text.of(plan.words, plan.texts, plan.common)
+    text = Text.of(plan)
     model = model_of(plan, text, folder)
     order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
     if len(order) < prompts:

@@ -68,7 +68,7 @@ class World:
     @classmethod
     def of(cls, plan: Architecture, folder: Path, rows: int = MANY) -> World:
         """Train the model, or read it from the folder; `rows` prompts are answered with nothing wrong."""
-        text, kept = Text.of(plan.words, plan.texts, plan.common), folder / f"{plan.name}.pt"
+        text, kept = Text.of(plan), folder / f"{plan.name}.pt"
         order = np.random.default_rng(plan.seed + 50).permutation(len(text.pieces))
         prompts = torch.tensor([text.pieces[i][:PROMPT] for i in np.resize(order, MANY)])
         if kept.exists():

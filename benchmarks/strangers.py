@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -32,8 +33,10 @@ class Architecture:
 
     Attributes:
         words: whether tokens are words and signs, or bytes.
+        prose: English of the language's reference in pieces of words, instead of source code.
         heads, shared: query heads, and how many share keys and values.
-        positions: "rope" or "alibi".
+        positions: "rope", "alibi" or "none".
+        convolved: whether every other layer is a gated convolution of the last places instead of attention.
         experts, chosen: experts of a layer, and how many a token meets; 1: a plain feed-forward part.
         router: "sigmoid" or "softmax".
         parallel: attention and feed-forward side by side, squared ReLU instead of SwiGLU.
@@ -43,12 +46,14 @@ class Architecture:
 
     name: str
     words: bool
+    prose: bool = False
     common: int = 800
     width: int = 64
     layers: int = 2
     heads: int = 4
     shared: int = 1
     positions: str = "rope"
+    convolved: bool = False
     experts: int = 1
     chosen: int = 1
     router: str = "sigmoid"
@@ -78,6 +83,9 @@ SEEN = (
         steps=700,
         seed=22,
     ),
+    Architecture(
+        "convolved-prose", words=True, prose=True, positions="none", convolved=True, layers=4, steps=700, seed=41
+    ),
 )
 """The models that rules were tried on."""
 UNSEEN = (
@@ -86,6 +94,19 @@ UNSEEN = (
     ),
     Architecture(
         "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
+    ),
+    Architecture(
+        "convolved-moe",
+        words=False,
+        positions="none",
+        convolved=True,
+        width=56,
+        layers=6,
+        experts=6,
+        chosen=2,
+        router="softmax",
+        steps=450,
+        seed=42,
     ),
 )
 """The models that figures are stated on."""
@@ -158,24 +179,29 @@ class Processors:
         return logits
 
 
-CHUNKS = 4
+CHUNKS, TAPS = 4, 4
+
+
+def times(x: Tensor, y: Tensor) -> Tensor:
+    """x @ y, added in float32 and rounded once, as accelerators do: without instructions for it, 15 times as fast."""
+    return (full(x) @ full(y)).to(x.dtype)
 
 
 def product(x: Tensor, matrix: Tensor, how: Numerics) -> Tensor:
     """x @ matrix, its terms added in the order of the numerics."""
     if how.order is None:
-        return x @ matrix
+        return times(x, matrix)
     order = torch.randperm(len(matrix), generator=torch.Generator().manual_seed(how.order + len(matrix)))
-    first, *others = (x[..., part] @ matrix[part] for part in order.chunk(CHUNKS))
+    first, *others = (times(x[..., part], matrix[part]) for part in order.chunk(CHUNKS))
     for other in others:
         first = first + other
     return first
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward part, plain or of experts."""
+    """Attention (or a convolution of the same matrices) and a feed-forward part, plain or of experts."""
 
-    def __init__(self, plan: Architecture) -> None:
+    def __init__(self, plan: Architecture, number: int) -> None:
         super().__init__()
         self.plan, width = plan, plan.width
         self.size = width // plan.heads
@@ -187,6 +213,8 @@ class Block(nn.Module):
         self.up = nn.Parameter(torch.randn(plan.experts, width, 2 * hidden) * width**-0.5)
         self.down = nn.Parameter(torch.randn(plan.experts, hidden, width) * hidden**-0.5 / plan.layers)
         self.router = nn.Linear(width, plan.experts, bias=False)
+        if plan.convolved and number % 2 == 0:
+            self.taps = nn.Parameter(torch.randn(TAPS, width) * TAPS**-0.5)
 
     def attend(self, x: Tensor, start: int, cache: list[Tensor], how: Numerics) -> Tensor:
         batch, length, width = x.shape
@@ -202,13 +230,27 @@ class Block(nn.Module):
         cache[:] = [k, v]
         k, v = (values.repeat_interleave(self.plan.shared, 1) for values in (k, v))
         far = place[:, None] - torch.arange(k.shape[2])
-        scores = full(q @ k.transpose(-1, -2)) * self.size**-0.5
+        scores = full(times(q, k.transpose(-1, -2))) * self.size**-0.5
         if self.plan.positions == "alibi":
             slopes = 2.0 ** -(1 + torch.arange(self.plan.heads)) / how.rope
             scores = scores - slopes[:, None, None] * far.clamp_min(0)
         hidden = (far < 0) | (far >= (how.window or CONTEXT + 1))
-        mixed = scores.masked_fill(hidden, -torch.inf).softmax(-1).to(v.dtype) @ v
+        mixed = times(scores.masked_fill(hidden, -torch.inf).softmax(-1).to(v.dtype), v)
         return product(mixed.transpose(1, 2).reshape(batch, length, width), self.out.weight.T, how)
+
+    def convolve(self, x: Tensor, cache: list[Tensor], how: Numerics) -> Tensor:
+        batch, length, width = x.shape
+        gate = product(x, self.q.weight.T, how)
+        values, opened = product(x, self.kv.weight.T, how).chunk(2, -1)
+        values = values * opened.sigmoid()
+        if how.fp8_cache:
+            values = through_fp8(values)
+        past = cache[0][:, 0] if cache else values.new_zeros(batch, 0, width)
+        whole = torch.cat([past, values], 1)
+        cache[:] = [whole[:, None]]
+        seen = F.pad(whole, (0, 0, TAPS - 1, 0))[:, -(length + TAPS - 1) :]
+        mixed = torch.stack([seen[:, i : i + length] * tap for i, tap in enumerate(self.taps)]).sum(0)
+        return product(gate * mixed, self.out.weight.T, how)
 
     def feed(self, x: Tensor, how: Numerics) -> Tensor:
         inner = product(x, self.up.transpose(0, 1).flatten(1), how).unflatten(-1, self.up.shape[::2])
@@ -230,7 +272,10 @@ class Block(nn.Module):
         def dropped(part: Tensor) -> Tensor:
             return F.dropout(part, how.dropout, training=how.dropout > 0)
 
-        attended = dropped(self.attend(self.norms[0](x), start, cache, how))
+        normed = self.norms[0](x)
+        attended = dropped(
+            self.convolve(normed, cache, how) if hasattr(self, "taps") else self.attend(normed, start, cache, how)
+        )
         if self.plan.parallel:
             return x + attended + dropped(self.feed(self.norms[1](x), how))
         x = x + attended
@@ -244,7 +289,7 @@ class Model(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
         self.embed = nn.Embedding(vocabulary, plan.width)
-        self.blocks = nn.ModuleList(Block(plan) for _ in range(plan.layers))
+        self.blocks = nn.ModuleList(Block(plan, number) for number in range(plan.layers))
         self.norm, self.head = nn.RMSNorm(plan.width), nn.Linear(plan.width, vocabulary + SPARE, bias=False)
 
     def forward(self, tokens: Tensor, caches: list[list[Tensor]] | None, how: Numerics) -> Tensor:
@@ -290,20 +335,22 @@ def through_fp8(values: Tensor) -> Tensor:
 
 @dataclass
 class Text:
-    """Pieces of the standard library's source as tokens; the last token ends a text."""
+    """Pieces of the standard library's source, or of its reference, as tokens; the last token ends a text."""
 
     vocabulary: int
     pieces: list[list[int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, words: bool, most: int, common: int = 800) -> Text:
+    def of(cls, plan: Architecture) -> Text:
         folder = Path(sysconfig.get_path("stdlib"))
         source = "\n\n".join(path.read_text(errors="ignore") for path in sorted(folder.glob("*.py"))[:120])
-        blocks = [block for block in re.split(r"\n\s*\n", source) if len(block) > 60 and block.isascii()][:most]
-        cut = [re.findall(r" *\w+|\s+|[^\w\s]", block) if words else list(block) for block in blocks]
+        source = "\n\n".join(topics.values()) if plan.prose else source
+        blocks = [block for block in re.split(r"\n\s*\n", source) if len(block) > 60 and block.isascii()][: plan.texts]
+        token = pieces_of_words(blocks, plan.common) if plan.prose else r" *\w+|\s+|[^\w\s]"
+        cut = [re.findall(token, block) if plan.words else list(block) for block in blocks]
         counts = Counter(token for block in cut for token in block)
-        names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(common) if len(token) > 1]]
+        names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(plan.common) if len(token) > 1]]
         number = {token: index for index, token in enumerate(names)}
 
         def encoded(block: list[str]) -> Iterator[int]:
@@ -320,6 +367,17 @@ class Text:
         length = max(map(len, rows))
         tokens = torch.tensor([row + [self.vocabulary - 1] * (length - len(row)) for row in rows])
         return tokens, torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+
+
+def pieces_of_words(blocks: list[str], many: int) -> str:
+    """What matches the longest of so many pieces of words that save the most tokens, or any sign."""
+    words = Counter(word for block in blocks for word in re.findall(r" ?[A-Za-z]+", block))
+    saved: Counter[str] = Counter()
+    for word, count in words.items():
+        for size in range(2, 9):
+            for start in range(len(word) - size + 1):
+                saved[word[start : start + size]] += count * (size - 1)
+    return "|".join([*sorted((piece for piece, _ in saved.most_common(many)), key=len, reverse=True), r"[\s\S]"])
 
 
 def trained(plan: Architecture, text: Text) -> tuple[Model, Model]:
