@@ -126,7 +126,7 @@ LIMITS = (
     "tail as experts",
     "  make it, it is noise at medium; without one, `cache_quantization` at medium from 3,000 tokens on, with "
     "its rivals,",
-    "  where it is 1.5 times as much or grows along the response. So a few wrong tokens in a dump that is as loud,",
+    "  where it is 1.25 times as much or grows along the response. So a few wrong tokens in a dump that is as loud,",
     "  scattered and not all on last tokens, are low at most.",
     "- Weights that differ can be off more in the first tokens than in later ones, to 1.4 times; a lost prompt "
     "made 2.1 at",
@@ -134,7 +134,7 @@ LIMITS = (
     "- Older, quantized, adapted and other weights look alike (`weights_differ`) without versions or "
     "current log-probs;",
     "  so do positions that are off under ALiBi, at every place alike: below 15 % of the variance tied to tokens",
-    "  `weights_differ` is medium at most, and low below 1.5 times bfloat16's noise, which rounds weights too.",
+    "  `weights_differ` is medium at most, and low below 1.25 times bfloat16's noise, which rounds weights too.",
     "- Dropout, noise of a router and other numerics that grow no structure are `unexplained` or, near fp8's level,",
     "  `cache_quantization` at medium confidence: score a batch twice.",
     "- With 8 rows most causes that act on all tokens show only as `unexplained`.",
