@@ -239,8 +239,7 @@ class TokenBatch:
     def _proximal(self, current: Floats) -> Floats:
         with np.errstate(divide="ignore"):
             moved = np.clip((self.age - 1) / np.where(self.age > 0, self.age, np.inf), 0, 1)
-        shifted: Floats = self.rollout + self.segments.spread(moved) * (current - self.rollout)
-        return shifted
+        return self.rollout + self.segments.spread(moved) * (current - self.rollout)
 
     def scored(self, *policies: str) -> Bools:
         """Which sequences have log-probs of all these policies on every token [S]; an empty one has."""

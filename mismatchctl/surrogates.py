@@ -137,8 +137,7 @@ def quadratic(x: Array, tau: float) -> Term:
 
 def vespo_gate(log_weight: Array, k: float, rate: float) -> Array:
     """VESPO's gamma gate exp(rate + k ln W - rate W) of the log of each sequence's weight [S]."""
-    gate: Array = np.exp(rate + k * log_weight - rate * np.exp(log_weight))
-    return gate
+    return np.exp(rate + k * log_weight - rate * np.exp(log_weight))
 
 
 def total(terms: list[tuple[Term, Array]]) -> tuple[float, Array]:

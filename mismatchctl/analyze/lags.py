@@ -57,8 +57,7 @@ def _changes(values: Float64s) -> Float64s:
     middle = np.cumsum(counts) - (counts + 1) / 2
     ranks = middle[order[1].ravel()]
     spread = ranks.std()
-    scaled: Float64s = (ranks - ranks.mean()) / spread if spread > 0 else np.zeros(len(ranks))
-    return scaled
+    return (ranks - ranks.mean()) / spread if spread > 0 else np.zeros(len(ranks))
 
 
 def _correlation(x: Float64s, y: Float64s, shift: int) -> float:

@@ -229,8 +229,7 @@ def _open_to(gate: Gate, batch: TokenBatch, ratios: Ratios) -> Bools:
     if batch.advantages is None:
         raise KeyError("advantages")
     if gate.when == "drifting":
-        drifting: Bools = np.sign(ratios.log_ratio) * batch.advantages > 0
-        return drifting
+        return np.sign(ratios.log_ratio) * batch.advantages > 0
     if gate.when == "positive_advantage":
         return batch.advantages > 0
     return batch.advantages <= 0 if gate.when == "nonpositive_advantage" else batch.advantages < 0

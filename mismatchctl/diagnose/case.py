@@ -83,8 +83,7 @@ class Case:
     @cached_property
     def sequence(self) -> Ints:
         """The sequence of each token [T]."""
-        spread: Ints = self.rows.segments.spread(np.arange(self.size))
-        return spread
+        return self.rows.segments.spread(np.arange(self.size))
 
     @cached_property
     def index(self) -> Ints:

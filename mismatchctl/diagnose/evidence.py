@@ -290,8 +290,7 @@ def version_lag(rows: Rows) -> NDArray[Any] | None:
     both = [rows.columns.get(name) for name in ("train_version", "rollout_version")]
     if any(values is None or values.dtype == object for values in both):
         return None
-    lag: NDArray[Any] = np.asarray(both[0], np.float64) - np.asarray(both[1], np.float64)
-    return lag
+    return np.asarray(both[0], np.float64) - np.asarray(both[1], np.float64)
 
 
 def column_of(rows: Rows, name: str) -> NDArray[Any]:

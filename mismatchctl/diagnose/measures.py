@@ -192,8 +192,7 @@ def _less_usual(case: Case, size: Float64s) -> Float64s:
     middle = (case.r + case.t) / 2
     bins = np.searchsorted(np.quantile(middle, np.linspace(0, 1, _LEVELS + 1)[1:-1]), middle)
     usual = np.bincount(bins, size, _LEVELS) / np.maximum(np.bincount(bins, minlength=_LEVELS), 1)
-    less: Float64s = size - usual[bins]
-    return less
+    return size - usual[bins]
 
 
 @once

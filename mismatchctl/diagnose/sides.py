@@ -137,8 +137,7 @@ class _Terms:
 
 def _means(sums: Float64s) -> Float64s:
     """Mean squares of the rollout's error, the trainer's, and the gap."""
-    means: Float64s = sums[..., 1:4] / np.maximum(sums[..., :1], 1)
-    return means
+    return sums[..., 1:4] / np.maximum(sums[..., :1], 1)
 
 
 def _clusters(rows: Rows) -> NDArray[np.int64]:
@@ -156,8 +155,7 @@ def _draws(table: Float64s) -> Float64s | None:
     if count < LEAST:
         return None
     random = np.random.default_rng(count)
-    drawn: Float64s = random.multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
-    return drawn
+    return random.multinomial(count, np.full(count, 1 / count), REPLICATES) @ table
 
 
 def _verdict(rollout: float, train: float, draws: Float64s | None) -> tuple[Side, Confidence]:

@@ -293,5 +293,4 @@ def _exponents(case: Case) -> Float64s:
     """
     chosen = rare(case)
     p, q = case.t[chosen], np.minimum(case.r[chosen], -1e-9)
-    exponents: Float64s = (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))
-    return exponents
+    return (q - np.log(-np.expm1(q))) / (p - np.log(-np.expm1(p)))

@@ -90,15 +90,13 @@ class Step:
         if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
             return self._flat(column)[self.mask].astype(self.dtype)
         per_row = self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype)
-        spread: Floats = self.segments.spread(per_row)
-        return spread
+        return self.segments.spread(per_row)
 
     def everywhere(self, column: str) -> Floats:
         """A column's values on all tokens of the rows, masked ones too, in the step's dtype."""
         if pa.types.is_nested(self._column(column).type):
             return self._flat(column).astype(self.dtype)
-        spread: Floats = self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
-        return spread
+        return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))
 
     def by_row(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """Values of the valid tokens [T] as one array per row over all its tokens; 0 where masked."""

@@ -153,8 +153,7 @@ def of_k3(new: Layers, old: Layers, allowance: Allowance, *, level: float = 0.05
 
 def _allowed(old: Float64s, size: Float64s, allowance: Allowance) -> Float64s:
     """What sums of the baseline may come to, given how many tokens they are of."""
-    found: Float64s = old * (1 + allowance.relative) + allowance.absolute * size
-    return found
+    return old * (1 + allowance.relative) + allowance.absolute * size
 
 
 def _beyond(new: Float64s, new_size: Float64s, allowed: Float64s, old_size: Float64s) -> tuple[Float64s, Float64s]:

@@ -33,8 +33,7 @@ def signed_bin(values: Float64s) -> NDArray[np.int32]:
     magnitude = (bits & 0x7FFFFFFF) >> SIGNED_SHIFT
     np.subtract(magnitude, FIRST_MAGNITUDE, out=magnitude)
     np.clip(magnitude, 0, MAGNITUDES - 1, out=magnitude)
-    result: NDArray[np.int32] = (magnitude ^ (bits >> 31)) + np.int32(MAGNITUDES)
-    return result
+    return (magnitude ^ (bits >> 31)) + np.int32(MAGNITUDES)
 
 
 def magnitude_of(signed: NDArray[Any]) -> NDArray[Any]:

@@ -115,8 +115,7 @@ class Corrected:
     @cached_property
     def sequence_weight(self) -> Float64s:
         """Sum of the weights of kept tokens over the length."""
-        found: Float64s = (self.kept + self.weight_sums["kept_excess"]) / self.n
-        return found
+        return (self.kept + self.weight_sums["kept_excess"]) / self.n
 
     @cached_property
     def share(self) -> Columns:

@@ -176,5 +176,4 @@ def _running(reduction: np.ufunc, neutral: float, values: Float64s, offsets: Int
     found = np.full(ends.shape, neutral)
     if filled.any():
         found[filled] = reduction.reduceat(values, starts[filled])
-    accumulated: Float64s = reduction.accumulate(found, axis=1)
-    return accumulated
+    return reduction.accumulate(found, axis=1)

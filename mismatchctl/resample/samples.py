@@ -49,8 +49,7 @@ class Sample:
 
     def column(self, name: str) -> Float64s:
         """One column [N]."""
-        values: Float64s = self.sums[:, self.columns[name]]
-        return values
+        return self.sums[:, self.columns[name]]
 
     def shared(self, other: Sample) -> int:
         """How many clusters both hold."""

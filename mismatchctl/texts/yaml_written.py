@@ -30,7 +30,7 @@ _Dumper.add_representer(str, _text)
 
 def dump_yaml(data: Any, *, inner: bool = False) -> str:
     """Plain data as YAML, in its order; `inner` writes the innermost mappings and lists on one line."""
-    written: str = yaml.dump(
+    return yaml.dump(
         data,
         Dumper=_Dumper,
         sort_keys=False,
@@ -38,4 +38,3 @@ def dump_yaml(data: Any, *, inner: bool = False) -> str:
         default_flow_style=None if inner else False,
         width=100 if inner else 80,
     )
-    return written

@@ -109,8 +109,7 @@ def _slope(case: Case) -> float:
 
 
 def _quotients(case: Case, chosen: Bools) -> Float64s:
-    quotients: Float64s = case.r[chosen] / case.t[chosen]
-    return quotients
+    return case.r[chosen] / case.t[chosen]
 
 
 def _error(values: Float64s) -> float:

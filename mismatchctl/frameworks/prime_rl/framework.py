@@ -175,8 +175,7 @@ class PrimeRl(PlainFramework):
     def _kl(self, run: Run) -> Array:
         if self.version != "2026-10":
             return k3(run.v)
-        limited: Array = np.minimum(np.expm1(run.v.astype(np.float64)), _LAST) - run.v
-        return limited
+        return np.minimum(np.expm1(run.v.astype(np.float64)), _LAST) - run.v
 
     def metrics(self, run: Run) -> dict[str, float]:
         """K3 over tokens, and per sequence of what is dropped and what is not."""

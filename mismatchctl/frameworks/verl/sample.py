@@ -65,8 +65,7 @@ class Sample:
 
     def row_mean(self, values: Floats) -> Floats:
         """Mean over each row's valid tokens [S]; 0 for a row that has none."""
-        mean: Floats = self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
-        return mean
+        return self.row_sum(values) / np.maximum(self.segments.lengths, 1).astype(values.dtype)
 
     def row_max(self, values: Floats) -> Floats:
         """Largest of each row's valid tokens [S]; 0 for a row that has none."""
@@ -91,8 +90,7 @@ def mean(values: Values) -> Floats:
     """Mean in the dtype of the values, 0-d; flags are averaged in float32, as verl does even for float64 data."""
     dtype = np.dtype(np.float32) if values.dtype == np.bool_ else values.dtype
     total = np.asarray(values.sum(dtype=np.float64), dtype)
-    quotient: Floats = np.asarray(total / np.asarray(max(len(values), 1), dtype))
-    return quotient
+    return np.asarray(total / np.asarray(max(len(values), 1), dtype))
 
 
 def _mean_less_one(values: Floats) -> Floats:

@@ -159,8 +159,7 @@ class Estimated:
         y = clamp(self.sample.log_ratio)
         if self.gate.statistic == "k1":
             return -y
-        estimate: Floats = 0.5 * y**2 if self.gate.statistic == "k2" else exp(y) - 1 - y
-        return estimate
+        return 0.5 * y**2 if self.gate.statistic == "k2" else exp(y) - 1 - y
 
     @cached_property
     def at_level(self) -> Floats:

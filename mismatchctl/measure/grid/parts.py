@@ -73,8 +73,7 @@ class Parts:
 
     def largest(self, values: NDArray[Any]) -> NDArray[Any]:
         """The largest of values [S, ...] in each part [count, ...]."""
-        found: NDArray[Any] = np.maximum.reduceat(values[self.order], self.firsts, axis=0)
-        return found
+        return np.maximum.reduceat(values[self.order], self.firsts, axis=0)
 
     def at(self, sequences: Ints) -> Ints:
         """The part of each of some sequences."""

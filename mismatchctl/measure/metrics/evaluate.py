@@ -214,8 +214,7 @@ class _Perturbed:
 
 def _values(metric: Metric, reader: _Reader, maxima: Mapping[str, Float64s]) -> Float64s:
     found = metric.formula(reader) if metric.formula is not None else metric.extreme and metric.extreme(maxima)
-    values: Float64s = np.broadcast_to(np.asarray(found, np.float64), len(reader.totals))
-    return values
+    return np.broadcast_to(np.asarray(found, np.float64), len(reader.totals))
 
 
 class _Error(NamedTuple):

@@ -131,5 +131,4 @@ def _on_grid(distribution: Distribution, edges: Float64s) -> Float64s:
     """Counts on a grid that holds all of the distribution's edges; a bin that the grid cuts is shared by width."""
     own, counts = np.array(distribution.edges), np.array(distribution.tokens, np.float64)
     cumulated = np.concatenate([[0.0], np.cumsum(counts)])
-    grid: Float64s = np.diff(np.interp(edges, own, cumulated))
-    return grid
+    return np.diff(np.interp(edges, own, cumulated))
