@@ -14,7 +14,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.correction import presets as generic
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Framework, Loss, Replay, Shelf
+from mismatchctl.frameworks.framework import Framework, Replay, Shelf
 from mismatchctl.frameworks.presets import read_presets
 from mismatchctl.texts import read_data
 
@@ -22,10 +22,7 @@ __all__ = [
     "DEFAULT_CORRECTIONS",
     "SHELVES",
     "Framework",
-    "Loss",
-    "Preset",
     "Replay",
-    "Shelf",
     "column_aliases",
     "inventory",
     "load",

@@ -3,13 +3,12 @@
 from mismatchctl.measure.cell import CellSums, PairSums, RunSums
 from mismatchctl.measure.columns import MISMATCH
 from mismatchctl.measure.kernels.choose import Device, kernel_for, worth_compiling
-from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel
+from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.pairs import PAIRS, Pair
 from mismatchctl.measure.reduce import Plan, Sums, reduce_batch
 from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable
 
 __all__ = [
-    "BUCKETS",
     "GROUP_CAP",
     "MISMATCH",
     "OVERALL_CAP",

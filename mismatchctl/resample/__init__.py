@@ -1,6 +1,6 @@
 """Resampling clusters of Results: differences and their uncertainty, without the dumps."""
 
-from mismatchctl.resample.bootstrap import REPLICATES, Draws, resample, weights
+from mismatchctl.resample.bootstrap import Draws, resample, weights
 from mismatchctl.resample.decide import holm, interval, p_above_zero
 from mismatchctl.resample.influence import influence_of, interval_of
 from mismatchctl.resample.layers import Layers, merged_bins
@@ -15,7 +15,6 @@ from mismatchctl.resample.samples import (
 )
 
 __all__ = [
-    "REPLICATES",
     "Draws",
     "Exchange",
     "Layers",

@@ -29,7 +29,7 @@ from mismatchctl.result.model import (
     storage_of,
 )
 from mismatchctl.result.read import is_result, read_result
-from mismatchctl.result.story import Answer, Story, story_of, tell_all
+from mismatchctl.result.story import Answer, story_of, tell_all
 
 __all__ = [
     "FORMAT",
@@ -62,7 +62,6 @@ __all__ = [
     "SideShare",
     "Sides",
     "SidesGroup",
-    "Story",
     "Value",
     "WorstSequence",
     "WorstToken",

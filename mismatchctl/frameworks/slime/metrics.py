@@ -228,15 +228,10 @@ METRICS: Logged = (*_POLICIES, *_WEIGHTS, *_LOSS)
 """`loss` stands beside them: pg_loss + kl_loss_coef * kl_loss (the entropy of a dump is not the loss's)."""
 
 DOCUMENTED: dict[str, str] = {
-    "mismatch_training_log_ppl": "mis_training_log_ppl",
-    "mismatch_training_ppl": "mis_training_ppl",
-    "mismatch_rollout_log_ppl": "mis_rollout_log_ppl",
-    "mismatch_rollout_ppl": "mis_rollout_ppl",
-    "mismatch_kl": "mis_kl",
-    "mismatch_k3_kl": "mis_k3_kl",
-    "mismatch_log_ppl_diff": "mis_log_ppl_diff",
-    "mismatch_log_ppl_abs_diff": "mis_log_ppl_abs_diff",
-    "mismatch_ppl_ratio": "mis_ppl_ratio",
+    **{f"mismatch_{name}": f"mis_{name}" for name in (
+        "training_log_ppl", "training_ppl", "rollout_log_ppl", "rollout_ppl", "kl", "k3_kl", "log_ppl_diff",
+        "log_ppl_abs_diff", "ppl_ratio",
+    )},
     "train_rollout_logprob_abs_diff": "train_rollout_logprob_abs_diff",
     "ois": "ois",
     "mis_mean_is_weight_before_clip": "mis_tis_weight_before_bound",
@@ -249,7 +244,7 @@ DOCUMENTED: dict[str, str] = {
     "mis_catastrophic_token_fraction": "mis_rs_catastrophic_token_fraction",
     "mis_catastrophic_seq_fraction": "mis_rs_catastrophic_seq_fraction",
     "mis_batch_norm_factor": "mis_batch_norm_factor",
-}
+}  # fmt: skip
 """The metrics of slime's page on the mismatch -> the name under which its code logs the documented formula."""
 
 NEVER_LOGGED: frozenset[str] = frozenset(DOCUMENTED) - {metric.name for metric in METRICS}
