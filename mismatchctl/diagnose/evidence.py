@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.dumps import Rows
 from mismatchctl.measure.kernels.look import CAP, Look, look_at
-from mismatchctl.measure.table import Hashes, mix
+from mismatchctl.measure.table import Hashes, both, mix
 
 LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
 """Tokens of a run's sample: this share of the dump, within these bounds."""
@@ -158,13 +158,11 @@ class Evidence:
     sequences: int = 0
 
     def __add__(self, other: Evidence) -> Evidence:
-        tallies, cells = dict(self.tallies), dict(self.cells)
+        tallies, cells = dict(self.tallies), both(self.cells, other.cells)
         for name, tally in other.tallies.items():
             tallies[name] = tallies.get(name, Tally()) + tally
-        for key, sums in other.cells.items():
-            cells[key] = cells[key] + sums if key in cells else sums
-        both = [sample for sample in (self.sample, other.sample) if sample is not None]
-        sample = both[0] + both[1] if len(both) == 2 else both[0] if both else None
+        samples = [sample for sample in (self.sample, other.sample) if sample is not None]
+        sample = reduce(add, samples) if samples else None
         return Evidence(tallies, cells, sample, self.tokens + other.tokens, self.sequences + other.sequences)
 
     def moved(self, by: int) -> Evidence:

@@ -15,7 +15,7 @@ from mismatchctl.measure.histogram import Histogram, Rows, histograms_of, table_
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, Places, RunTables
 from mismatchctl.measure.layers import table_of
 from mismatchctl.measure.losses import Columns
-from mismatchctl.measure.table import ClusterTable
+from mismatchctl.measure.table import ClusterTable, both
 from mismatchctl.measure.tails import TAIL_VALUES, WORST, LargestSoFar, Worst, largest
 from mismatchctl.ratios import Ratios
 
@@ -108,12 +108,7 @@ class CellSums:
     pairs: dict[str, PairSums]
 
     def __add__(self, other: CellSums) -> CellSums:
-        pairs = {
-            name: self.pairs[name] + other.pairs[name] if name in other.pairs else self.pairs[name]
-            for name in self.pairs
-        }
-        pairs |= {name: sums for name, sums in other.pairs.items() if name not in self.pairs}
-        return CellSums(self.table + other.table, pairs)
+        return CellSums(self.table + other.table, both(self.pairs, other.pairs))
 
     @property
     def size(self) -> int:
@@ -140,11 +135,11 @@ class RunSums:
     sequences: Worst = field(default_factory=Worst)
 
     def __add__(self, other: RunSums) -> RunSums:
-        breakdowns = dict(self.breakdowns)
-        for name, breakdown in other.breakdowns.items():
-            breakdowns[name] = breakdowns[name] + breakdown if name in breakdowns else breakdown
         return RunSums(
-            breakdowns, self.joint + other.joint, self.tokens + other.tokens, self.sequences + other.sequences
+            both(self.breakdowns, other.breakdowns),
+            self.joint + other.joint,
+            self.tokens + other.tokens,
+            self.sequences + other.sequences,
         )
 
     def moved(self, by: int) -> RunSums:

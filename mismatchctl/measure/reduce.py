@@ -32,6 +32,7 @@ from mismatchctl.measure.table import (
     Hashes,
     Of,
     TableOfBatch,
+    both,
     hash_values,
 )
 from mismatchctl.ratios import Ratios
@@ -132,12 +133,8 @@ class Sums:
     sequences: tuple[dict[str, NDArray[Any]], ...] = ()
 
     def __add__(self, other: Sums) -> Sums:
-        cells, runs = dict(self.cells), dict(self.runs)
-        for key, cell in other.cells.items():
-            cells[key] = (cells[key] + cell).folded(GROUP_CAP) if key in cells else cell
-        for name, run in other.runs.items():
-            runs[name] = runs[name] + run if name in runs else run
-        return Sums(cells, runs, self.sequences + other.sequences)
+        cells = both(self.cells, other.cells, lambda some, more: (some + more).folded(GROUP_CAP))
+        return Sums(cells, both(self.runs, other.runs), self.sequences + other.sequences)
 
     def moved(self, by: int) -> Sums:
         """The same sums of files that lie so many places further on in the dump."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from operator import add
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.measure.columns import MISMATCH
 
 Hashes = NDArray[np.uint64]
+Key = TypeVar("Key")
+Part = TypeVar("Part")
 
 GROUP_CAP = 4096
 """Clusters of a group that are kept apart; beyond, they are folded by their hash."""
@@ -104,6 +107,13 @@ def together(sums: Float64s, maxima: Float64s, order: Ints, first: Bools) -> tup
     for column, result in zip(maxima.T, largest, strict=True):
         np.maximum.reduceat(column[order], starts, out=result)
     return added.T, largest.T
+
+
+def both(
+    some: Mapping[Key, Part], more: Mapping[Key, Part], add: Callable[[Part, Part], Part] = add
+) -> dict[Key, Part]:
+    """What two parts have by key, added up where both have it; keys in the order in which they first occur."""
+    return {**some, **more} | {key: add(some[key], part) for key, part in more.items() if key in some}
 
 
 Of = str | int

@@ -18,12 +18,12 @@ from mismatchctl.batch import Ints
 from mismatchctl.measure import OVERALL_CAP
 from mismatchctl.measure.grid import estimates
 from mismatchctl.measure.grid.close import Closed, Closing, RunSums
-from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, both, merged
+from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, added, merged
 from mismatchctl.measure.groups import Cells, Groups, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
-from mismatchctl.measure.table import Prompts
+from mismatchctl.measure.table import Prompts, both
 from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
 from mismatchctl.sweep.study import Axis, Study
 
@@ -66,13 +66,13 @@ class SweepAccumulator(Groups[list[FamilySums]]):
         """Merge the sums of the next unit."""
         for (run, (step, values)), found in sums.cells.items():
             self.merge(run, step, values, found)
-        self._sought = both(self._sought, sums.runs)
+        self._sought = both(self._sought, sums.runs, added)
 
     def _size(self, cell: list[FamilySums]) -> int:
         return sum(sums.size for sums in cell)
 
     def _both(self, cell: list[FamilySums], more: list[FamilySums]) -> list[FamilySums]:
-        return [a + b for a, b in zip(cell, more, strict=True)]
+        return added(cell, more)
 
     def finish(self) -> None:
         """Close all groups and write the rows of every value of `--by` columns: nothing more comes."""

@@ -19,6 +19,7 @@ from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.dumps import DumpFile
 from mismatchctl.measure.reduce import cut_runs
+from mismatchctl.measure.table import both
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 from mismatchctl.sweep.model import Target
 from mismatchctl.sweep.study import Axis, Study
@@ -277,10 +278,7 @@ class Found:
     between: dict[int, Between] = field(default_factory=dict)
 
     def __add__(self, other: Found) -> Found:
-        both = dict(self.between)
-        for number, more in other.between.items():
-            both[number] = both[number] + more if number in both else more
-        return Found(both)
+        return Found(both(self.between, other.between))
 
     def moved(self, by: int) -> Found:
         """The same: it holds no place."""
@@ -305,7 +303,7 @@ class Search:
                     for number, bracket in enumerate(self.wanted):
                         if bracket.run == name:
                             more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
-                            found[number] = found[number] + more if number in found else more
+                            found = both(found, {number: more})
         return Found(found)
 
     def asked(self, file: DumpFile) -> Iterator[Search]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import PLAIN_LOSS, TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.reduce import Cell, cut_runs, gathered, ratios_of, scopes_of
-from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, RowsOfBatch, mix
+from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable, RowsOfBatch, both, mix
 from mismatchctl.ratios import Ratios
 
 SHARED = ("tokens", "sequences")
@@ -47,7 +46,6 @@ RUNGS = 4
 
 
 Columns = BlockColumns | LadderColumns
-Key = TypeVar("Key")
 
 
 class Layout:
@@ -181,15 +179,13 @@ class CellsOfBatch:
     tokens: int = 0
 
     def __add__(self, other: CellsOfBatch) -> CellsOfBatch:
-        return CellsOfBatch(both(self.cells, other.cells), both(self.runs, other.runs), self.tokens + other.tokens)
+        cells, runs = both(self.cells, other.cells, added), both(self.runs, other.runs, added)
+        return CellsOfBatch(cells, runs, self.tokens + other.tokens)
 
 
-def both(some: Mapping[Key, list[FamilySums]], more: Mapping[Key, list[FamilySums]]) -> dict[Key, list[FamilySums]]:
-    """Sums by key, added up where both have them."""
-    found = dict(some)
-    for key, sums in more.items():
-        found[key] = [a + b for a, b in zip(found[key], sums, strict=True)] if key in found else sums
-    return found
+def added(some: Sequence[FamilySums], more: Sequence[FamilySums]) -> list[FamilySums]:
+    """The sums of every family, of two parts."""
+    return [a + b for a, b in zip(some, more, strict=True)]
 
 
 def reduce_families(batch: TokenBatch, run: str, plan: SweepPlan) -> CellsOfBatch:
