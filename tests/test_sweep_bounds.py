@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mismatchctl.engines import Local
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.grid import columns, sums
+from mismatchctl.measure.grid.close import Closed, Closing
 from mismatchctl.predict.sample import sample_of
 from mismatchctl.sweep import Sweep, studies, sweep
 from mismatchctl.sweep.accumulate import TOGETHER, RowTable
@@ -98,6 +101,42 @@ def test_tables_of_groups_are_made_together(tmp_path: Path, monkeypatch: pytest.
     found = sweep([path], STUDY, threads=1)
     assert len(found.groups.collect()) == 3 * steps
     assert len(made) <= 4
+
+
+class Sent(Local):
+    """Hands parts on as those that another process sent: read only."""
+
+    def map(self, *given: Any) -> Any:
+        for shard, part in super().map(*given):
+            for one in itertools.chain.from_iterable(part.made.sums.cells.values()):
+                one.merged.sums.flags.writeable = False
+            yield shard, part
+
+
+def test_rows_are_normalized_where_they_stand_unless_they_are_needed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wide table is not copied; parts by a column, and what another process sent, are as without."""
+    path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
+    pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
+    asked = studies([preset("slime-mis")], [Axis.over("gates.0.keep.1", 1.01, 2.0, 9)])
+    in_place: list[bool] = []
+    own = Closing.close
+
+    def watched(closing: Closing, cells: Any, *more: Any, **options: Any) -> Closed:
+        closed = own(closing, cells, *more, **options)
+        in_place.append(np.shares_memory(closed.rows.sums, cells[0].merged.sums))
+        return closed
+
+    monkeypatch.setattr(Closing, "close", watched)
+    plain = sweep([path], asked, threads=1)
+    by = sweep([path], asked, threads=1, by=["task"])
+    assert in_place == [True, False, True]
+    assert plain.overall.equals(by.overall)
+    for scope in ("group", "task"):
+        rows = by.groups.filter(pl.col("scope") == scope).drop("scope", "group").collect()
+        assert rows.equals(plain.groups.drop("scope", "group").collect())
+    assert_same(plain, sweep([path], asked, engine=Sent(1)))
 
 
 def test_what_has_no_token_is_not_predicted_from(tmp_path: Path) -> None:

@@ -92,12 +92,12 @@ class SweepAccumulator(Groups[list[FamilySums]]):
             parts = [groups[group][values][number] for group, values in names]
             whole = [reduce(add, own) for own in _by(of_group, parts)]
             closing = Closing(family, self.plan.layouts[number], [one.totals for one in whole])
-            closed = closing.close(whole, np.arange(len(groups)))
+            closed = closing.close(whole, np.arange(len(groups)), keep=bool(self.plan.base.by))
             rows.append(self._rows(number, closed, run, GROUP, steps))
             totals.overall[number].add(closed, salts)
             if not self.plan.base.by:
                 continue
-            closed = closing.close(parts, of_group)
+            closed = closing.close(parts, of_group, keep=False)
             for column, value, cells in by_value([values for _, values in names], self.plan.base.by):
                 found = totals.by.setdefault(column, {}).setdefault(value, self._nothing())
                 found[number].add(closed.take(cells), salts[of_group[cells]])

@@ -106,8 +106,11 @@ class Closing:
         if rule is not None and rule.normalize != "none":
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stacked([t.sums for t in groups])))
 
-    def close(self, cells: Sequence[FamilySums], groups: Ints) -> Closed:
-        """The sums of parts of groups [G], normalized, and their clusters counted."""
+    def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> Closed:
+        """The sums of parts of groups [G], normalized, and their clusters counted.
+
+        Unless cells are to `keep` their rows, which may be wide, those are normalized where they stand.
+        """
         layouts, count = self.layouts, len(cells)
         tables = [cell.totals for cell in cells]
         of = numbered(tables)
@@ -120,7 +123,7 @@ class Closing:
         columns["factor"] = columns["tokens"] * (1.0 if factors is None else factors)
         totals = {name: _summed(values, of, count) for name, values in columns.items()}
         folded = [cell.merged for cell in cells]
-        rows, cell_of = self._rows(folded, groups)
+        rows, cell_of = self._rows(folded, groups, keep=keep)
         columns = layouts.rows.arrays(rows.sums)
         told_apart = np.array([not table.is_folded for table in folded])
         counted = (columns["tokens"].reshape(len(rows)) > 0) & told_apart[cell_of]
@@ -136,27 +139,28 @@ class Closing:
             return None
         return self._factors[self._scopes.at(groups, np.concatenate([table.scopes for table in tables]))]
 
-    def _rows(self, tables: Sequence[ClusterTable], groups: Ints) -> tuple[ClusterTable, Ints]:
+    def _rows(self, tables: Sequence[ClusterTable], groups: Ints, *, keep: bool) -> tuple[ClusterTable, Ints]:
         """Rows by cell, cluster and micro-batch, normalized, then by cell and cluster alone; and the cell of each."""
         clusters, scopes = (np.concatenate([getattr(own, name) for own in tables]) for name in ("clusters", "scopes"))
         sums, cells = _stacked([table.sums for table in tables]), numbered(tables)
         factors = self._factors_of(groups[cells], tables)
         if factors is not None:
-            sums = self._normalized(sums, factors)
+            sums = self._normalized(sums, factors, keep=keep)
         if scopes.any():  # of one cluster, the rows of all micro-batches lie together
             first = np.flatnonzero(np.append(True, (clusters[1:] != clusters[:-1]) | (cells[1:] != cells[:-1])))
             sums, clusters, cells = add_rows(sums, first), clusters[first], cells[first]
         folded = any(table.is_folded for table in tables)
         return ClusterTable(clusters, np.zeros_like(clusters), sums, np.zeros((len(clusters), 0)), folded), cells
 
-    def _normalized(self, rows: Float64s, factors: Float64s) -> Float64s:
+    def _normalized(self, rows: Float64s, factors: Float64s, *, keep: bool) -> Float64s:
         """Rows that are kept by cluster, their weights divided: as many at once as stay in the cache."""
-        layout, made = self.layouts.rows, np.empty_like(rows)
+        layout = self.layouts.rows
+        made = rows.copy() if keep or not rows.flags.writeable else rows  # what another process sent may be read only
         step = max(_VALUES // layout.width, 1)
-        for own in (slice(start, start + step) for start in range(0, len(rows), step)):
-            before, after = layout.arrays(rows[own]), layout.arrays(made[own])
-            for name, values in (before | normalized(before, factors[own], self.family.correction)).items():
-                after[name][...] = values
+        for own in (slice(start, start + step) for start in range(0, len(made), step)):
+            columns = layout.arrays(made[own])
+            for name, values in normalized(columns, factors[own], self.family.correction).items():
+                columns[name][...] = values
         return made
 
 
