@@ -157,6 +157,8 @@ class Compact:
 
     def _list(self, depth: int, form: Any) -> list[Any]:
         """Structures of a form, values of a kind, or (without either) anything."""
+        if depth > _DEPTH:
+            raise ValueError("nested too deeply")
         header = self._byte()
         count, kind = header >> 4, header & 15
         count = self._number() if count == 15 else count

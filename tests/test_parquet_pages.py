@@ -490,6 +490,7 @@ SPOILT = {
     "a header without end": b"\x15" + b"\xff" * 40,
     "a header too long": b"\x19\xfc" + number(900) + b"\x15" * 2000,
     "nested without end": b"\x1c" * 900,
+    "lists nested without end": b"\xf9" + b"\x19" * 900,
     "nothing": b"",
 }
 
