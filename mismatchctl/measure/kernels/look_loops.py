@@ -30,7 +30,7 @@ def _add_reach(bits: Any, signed: Any, reach: Any, highest: Any) -> None:
 
 @compiled_terms
 def _exp(x: Any) -> Any:
-    """Exp of a float32 from _SMALLEST to 0, to 2e-7 of it."""
+    """Exp of a float32 from _SMALLEST to 0, off by 2e-7 at most."""
     shifted = x * _LOG2_E + _ROUND
     r = x - (shifted - _ROUND) * _LN2
     c, s = _COEFFICIENTS, r * r
