@@ -285,10 +285,10 @@ def _level_terms(segments: Segments, rollout: Floats, train: Floats, sound: Bool
 
 def version_lag(rows: Rows) -> NDArray[Any] | None:
     """Updates between the weights that recomputed a sequence and those that sampled it [S]; None: not recorded."""
-    both = [rows.columns.get(name) for name in ("train_version", "rollout_version")]
-    if any(values is None or values.dtype == object for values in both):
+    train, rollout = (rows.columns.get(name) for name in ("train_version", "rollout_version"))
+    if train is None or rollout is None or object in (train.dtype, rollout.dtype):
         return None
-    return np.asarray(both[0], np.float64) - np.asarray(both[1], np.float64)
+    return np.asarray(train, np.float64) - np.asarray(rollout, np.float64)
 
 
 def column_of(rows: Rows, name: str) -> NDArray[Any]:
