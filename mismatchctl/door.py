@@ -167,7 +167,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     rename = options.get("rename") or {}
     if not isinstance(rename, Mapping):
         raise ConfigError(f"rename: give a mapping of contract columns to names, not a {type(rename).__name__}")
-    _texts(rename.values(), "rename: give names")
+    _texts((*rename, *rename.values()), "rename: give names")
     return options | names
 
 
@@ -207,10 +207,12 @@ class _Sources(ExitStack):
         done = super().__exit__(*raised)
         error, root = raised[1], self._root
         if isinstance(error, DataError) and root is not None and (file := Path(error.file or "")).is_relative_to(root):
-            what, remedy = "the table in memory", error.remedy
+            what, remedy = "table", error.remedy
             if file.name == _RESULT:
-                what, remedy = "the Result in memory", "give the dumps that it was made of"
-            raise DataError(error.problem, file=what, row=error.row, column=error.column, remedy=remedy) from None
+                what, remedy = "Result", "give the dumps that it was made of"
+            which = f"the {what}" if self._folders == 1 else f"{what} {file.parent.name}"
+            place = f"{which} in memory"  # by the number that its run is called after
+            raise DataError(error.problem, file=place, row=error.row, column=error.column, remedy=remedy) from None
         return done
 
     def paths(self, sources: Any) -> list[str]:
@@ -233,17 +235,22 @@ class _Sources(ExitStack):
         return folder
 
     def configuration(self, keys: Mapping[Any, Any]) -> Path:
-        place = self._folder() / "config.yaml"
+        place = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="mismatchctl-"))) / "config.yaml"
         try:
             place.write_text(dump_yaml(dict(keys)))
         except YAMLError as error:
-            raise ConfigError(f"the mapping: not what a YAML file can hold: {error.args[0]}") from None
+            held = type(error.args[-1]).__name__
+            raise ConfigError(f"the mapping: not what a YAML file can hold: an object of type {held}") from None
         return place
 
 
 def _table(source: Any) -> pl.DataFrame:
     """A table of one row per sequence."""
-    table = _read_table(source)
+    try:
+        table = _read_table(source)
+    except (TypeError, UnicodeError, pl.exceptions.PolarsError) as error:
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"no table can be made of a {type(source).__name__}: {why}") from None
     if not isinstance(table, pl.DataFrame):
         wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
         raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
@@ -274,10 +281,10 @@ def _read_table(source: Any) -> Any:
 
 def _column(values: Any, name: str) -> list[Any]:
     nested = getattr(values, "is_nested", False) or len(getattr(values, "shape", (0,))) == 2
-    if not nested and isinstance(values, (list, tuple)) and values and np.ndim(values[0]) == 0:
+    if not nested and isinstance(values, (list, tuple, range)) and values and np.ndim(values[0]) == 0:
         return list(values)
     if not nested and len(getattr(values, "shape", ())) == 1:
-        return list(np.asarray(values.detach().cpu() if hasattr(values, "detach") else values).tolist())
+        return list((values if hasattr(values, "tolist") else np.asarray(values)).tolist())
     return [row.tolist() for row in Layout.of(values, name).rows]
 
 
