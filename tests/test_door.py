@@ -195,6 +195,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a number for rules": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules=5), "rules are texts"),
     "rules by name": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules={"k3:max=1": 1}), "not a dict"),
     "no level": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=float("nan")), "not nan"),
+    "a level of 0": (lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=0), "not 0"),
     "a level above all": (
         lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:max=1", level=2),
         "at most 0.5",

@@ -346,6 +346,7 @@ def test_words_of_a_script() -> None:
         ("L=1\nif [ $# = 0 ]; then\n echo usage --foo a.b=3; exit 1\nfi\nrun a.b=$L # a.b=4", [(-2, "1")]),
         ("L=${M#x}\nif [ ${#A[@]} -gt 0 ]; then\n L=1\nfi\nrun a.b=$L", [(2, "1"), (-2, "${M#x}")]),
         ("if a; then L=1\nrun a.b=$L", [(0, "1")]),
+        ("if run a.b=1\nfi", [(0, "1")]),
         ("run a.b=1 --name 'if' then\nrun fi", [(0, "1")]),
     ],
 )  # fmt: skip
