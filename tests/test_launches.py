@@ -344,6 +344,8 @@ def test_words_of_a_script() -> None:
         ('A=(a.b=1)\nif a; then\n run "${A[@]}"; exit\nfi\nA+=(a.b=2)\nrun "${A[@]}"', [(2, "1"), (-2, "2")]),
         ("case $1 in\n a) run a.b=1; exit;;\n b) L=2;;\n *) exit 1;;\nesac\nrun a.b=$L", [(2, "1"), (3, "2")]),
         ("L=1\nif [ $# = 0 ]; then\n echo usage --foo a.b=3; exit 1\nfi\nrun a.b=$L # a.b=4", [(-2, "1")]),
+        ('A=(a.b=1)\nif a; then\n pip install --upgrade ray; exit 1\nfi\nrun "${A[@]}"', [(-2, "1")]),
+        ("if a; then\n torchrun -n 8 t.py --x 1; exit\nfi\nrun a.b=2", [(1, None), (-1, "2")]),
         ("L=${M#x}\nif [ ${#A[@]} -gt 0 ]; then\n L=1\nfi\nrun a.b=$L", [(2, "1"), (-2, "${M#x}")]),
         ("if a; then L=1\nrun a.b=$L", [(0, "1")]),
         ("if run a.b=1\nfi", [(0, "1")]),

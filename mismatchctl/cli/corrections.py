@@ -142,7 +142,7 @@ def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:
 
 def _branches(lines: Sequence[int]) -> str:
     """The branches of blocks that are not combined."""
-    return f"the branch{'es' * (len(lines) > 1)} of line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}"
+    return f"the branch{'es' * (len(lines) > 1)} of line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
 
 
 def replaying(framework: str, configs: Iterable[str]) -> Framework | None:

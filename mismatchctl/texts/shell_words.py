@@ -27,8 +27,10 @@ _LEAVES = ("exit", "return")
 """Commands after which nothing of the script is launched."""
 _SAYS = ("echo", "printf", *_LEAVES)
 """Commands that launch nothing, whatever stands behind them."""
-_GIVEN = re.compile(r"--[A-Za-z].*|\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*|\$\{\w+\[[@*]\]\}", re.DOTALL)
-"""What a training is launched with: a flag, an override, an array."""
+_GIVEN = re.compile(r"\+{0,2}[A-Za-z_]\w*(?:\.\w+)+=.*|\$\{\w+\[[@*]\]\}", re.DOTALL)
+"""What a training alone is launched with: an override, an array. Flags have other commands, too."""
+_PROGRAM = (".py", ".sh")
+"""How a file is named that flags may launch a training of."""
 
 
 @dataclass(eq=False)
@@ -163,10 +165,10 @@ class _Words:
     def __iter__(self) -> Iterator[Word]:
         lexer = shlex.shlex(self._lines, posix=True, punctuation_chars=_ENDS)
         lexer.whitespace_split, lexer.whitespace = True, " \t\r\f"
-        behind = in_array = in_head = in_pattern = depends = says = False
+        behind = in_array = in_head = in_pattern = depends = says = program = False
         for word in lexer:
             if word and not word.strip(_ENDS):
-                behind, depends = False, depends or "&&" in word or "||" in word
+                behind, program, depends = False, False, depends or "&&" in word or "||" in word
                 in_pattern = in_pattern or (";;" in word and self.branch is not None)
                 continue
             if in_head or (in_pattern and word != "esac"):
@@ -185,7 +187,8 @@ class _Words:
             word = word[opens.end() :] if opens else word
             in_array = (in_array or bool(opens)) and not word.endswith(")")
             yield Word(word.replace("\f", " ").replace(_HASH, "#"), behind or in_array or bool(opens), self.branch)
-            if behind and not says and _GIVEN.fullmatch(word):
+            program |= word.endswith(_PROGRAM)
+            if behind and not says and (_GIVEN.fullmatch(word) or (program and word.startswith("--"))):
                 for branch in _path(self.branch):
                     branch.launches = True
             if not behind:
