@@ -243,7 +243,7 @@ as the recorder writes them, which makes decoding as fast as it gets, and the ra
 `analyze` reads page by page, once its loops are loaded, in half of pyarrow's time; other files, and
 object stores, are left to pyarrow. Either decode reads the footer of a file once.
 The processor has vectors of 256 bits: a token takes the kernel 10 to 12 ns, 7 on one with AVX-512, whose ratios the
-goals give too, as measured on another, quieter machine, where a decode took about as long.
+goals give too, as measured on another, quieter machine before reading and closing became cheaper.
 Checksums of pages are verified by `isal` where it is built for the machine, a twentieth of an analysis faster than by
 zlib.
 
@@ -251,14 +251,14 @@ zlib.
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 2.2, with five corrections 2.6 (AVX-512: 2.1, 2.2) |
-| the same in 3.5 at a mean length of 400 | met: 3.1; with five corrections missed: 3.6 to 3.9 (AVX-512: 2.8 to 3.6) |
-| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed: 1.9 with histograms (AVX-512: 1.7) |
+| everything that the report shows in 2.0 bare decodes | missed: 2.1, five corrections 2.2 to 2.5 (AVX-512: 2.1, 2.2) |
+| the same in 3.5 at a mean length of 400 | met: 2.3, 2.5 with five corrections; on two threads 3.4, and 3.6: missed |
+| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed: 1.7 with histograms (AVX-512: 1.7) |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
-| a small analysis with its report in 1.7 s of processor time | missed: 1.9 (elsewhere 1.4); see [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | met: 1.5; see [Start](#start) |
 | times padded torch: 20, for 50 corrections 500, bucketed 4 | met: 28; missed: [110 and 3.9](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | missed: 1.1 to 1.8 (AVX-512: met): [there](benchmarks-sweep.md) |
+| 1,000 thresholds in 1.5 analyses | missed: 1.2 to 1.8 (AVX-512: met): [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |
