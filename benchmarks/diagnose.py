@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from diagnose_cost import cost_section  # noqa: E402
 from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  # noqa: E402
 from stranger_dumps import Plant, plants  # noqa: E402
-from strangers import SEEN, UNSEEN, Architecture  # noqa: E402
+from stranger_plans import SEEN, UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnose.cause import CONFIDENCES  # noqa: E402

@@ -23,7 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from sides import percent  # noqa: E402
 from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
-from strangers import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN, Processors, decoded, rounded  # noqa: E402
+from stranger_plans import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN  # noqa: E402
+from strangers import Processors, decoded, rounded  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.recorder import Recorder  # noqa: E402

@@ -16,20 +16,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import torch
-from strangers import (
-    PROMPT,
-    RESPONSE,
-    SEEN,
-    UNSEEN,
-    Architecture,
-    Model,
-    Numerics,
-    Processors,
-    Text,
-    decoded,
-    scored,
-    trained,
-)
+from stranger_plans import PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text
+from strangers import Model, Numerics, Processors, decoded, scored, trained
 
 ENGINES = {
     "rollout_log_probs": Numerics("bfloat16", order=1),

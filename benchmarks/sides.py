@@ -27,7 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from planted import Planted  # noqa: E402
 from stranger_dumps import World, dump, joined  # noqa: E402
-from strangers import PROMPT, SEEN, UNSEEN, Architecture, Model, Numerics, Processors, Rollout, decoded, int8, scored  # noqa: E402
+from stranger_plans import PROMPT, SEEN, UNSEEN, Architecture  # noqa: E402
+from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.result import Sides  # noqa: E402

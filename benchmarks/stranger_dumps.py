@@ -23,23 +23,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import planted  # noqa: E402
 from planted import Planted  # noqa: E402
-from strangers import (  # noqa: E402
-    PROMPT,
-    RESPONSE,
-    SEEN,
-    UNSEEN,
-    Architecture,
-    Model,
-    Numerics,
-    Processors,
-    Rollout,
-    Text,
-    decoded,
-    int8,
-    scored,
-    trained,
-    updated,
-)
+from stranger_plans import PROMPT, RESPONSE, SEEN, UNSEEN, Architecture, Text  # noqa: E402
+from strangers import Model, Numerics, Processors, Rollout, decoded, int8, scored, trained, updated  # noqa: E402
 
 MANY, SOME = 512, 160
 STEPS, WORKERS = 8, 4

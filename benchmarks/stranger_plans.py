@@ -1,0 +1,155 @@
+"""Which small language models there are that no test was written on, and what they read."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PROMPT, RESPONSE = 16, 72
+CONTEXT = PROMPT + RESPONSE
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model and what it learns.
+
+    Attributes:
+        words: whether tokens are words and signs, or bytes.
+        prose: English of the language's reference in pieces of words, instead of source code.
+        heads, shared: query heads, and how many share keys and values.
+        positions: "rope", "alibi" or "none".
+        convolved: whether every other layer is a gated convolution of the last places instead of attention.
+        experts, chosen: experts of a layer, and how many a token meets; 1: a plain feed-forward part.
+        router: "sigmoid" or "softmax".
+        parallel: attention and feed-forward side by side, squared ReLU instead of SwiGLU.
+        steps: of learning; few leave it unsure, many on few `texts` nearly deterministic.
+        common: words of the vocabulary, where tokens are words.
+    """
+
+    name: str
+    words: bool
+    prose: bool = False
+    common: int = 800
+    width: int = 64
+    layers: int = 2
+    heads: int = 4
+    shared: int = 1
+    positions: str = "rope"
+    convolved: bool = False
+    experts: int = 1
+    chosen: int = 1
+    router: str = "sigmoid"
+    parallel: bool = False
+    steps: int = 500
+    texts: int = 20_000
+    seed: int = 0
+
+
+SEEN = (
+    Architecture("rope-swiglu", words=False, steps=900),
+    Architecture("sigmoid-moe", words=True, experts=12, chosen=3, width=48, steps=700, seed=1),
+    Architecture("gqa-unsure", words=True, width=48, layers=3, shared=2, steps=120, seed=2),
+    Architecture(
+        "softmax-moe-sure", words=True, width=48, experts=6, chosen=1, router="softmax", texts=250, steps=900, seed=4
+    ),
+    Architecture("alibi-parallel", words=False, positions="alibi", parallel=True, width=56, steps=700, seed=3),
+    Architecture(
+        "alibi-moe",
+        words=True,
+        common=300,
+        width=56,
+        positions="alibi",
+        experts=8,
+        chosen=2,
+        router="softmax",
+        steps=700,
+        seed=22,
+    ),
+    Architecture(
+        "convolved-prose", words=True, prose=True, positions="none", convolved=True, layers=4, steps=700, seed=41
+    ),
+)
+"""The models that rules were tried on."""
+UNSEEN = (
+    Architecture(
+        "mqa-parallel", words=True, common=1500, layers=3, heads=8, shared=8, parallel=True, steps=600, seed=31
+    ),
+    Architecture(
+        "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
+    ),
+    Architecture(
+        "convolved-moe",
+        words=False,
+        positions="none",
+        convolved=True,
+        width=56,
+        layers=6,
+        experts=6,
+        chosen=2,
+        router="softmax",
+        steps=450,
+        seed=42,
+    ),
+)
+"""The models that figures are stated on."""
+FRESH = (
+    Architecture("gqa-deep", words=True, common=500, width=64, layers=4, shared=2, steps=450, seed=31),
+    Architecture("softmax-moe-bytes", words=False, width=56, experts=6, chosen=2, router="softmax", steps=600, seed=32),
+)
+"""Models that came after the rules for recorded distributions."""
+
+
+@dataclass
+class Text:
+    """Pieces of the standard library's source, or of its reference, as tokens; the last token ends a text."""
+
+    vocabulary: int
+    pieces: list[list[int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, plan: Architecture) -> Text:
+        folder = Path(sysconfig.get_path("stdlib"))
+        source = "\n\n".join(path.read_text(errors="ignore") for path in sorted(folder.glob("*.py"))[:120])
+        source = "\n\n".join(topics.values()) if plan.prose else source
+        blocks = [block for block in re.split(r"\n\s*\n", source) if len(block) > 60 and block.isascii()][: plan.texts]
+        token = pieces_of_words(blocks, plan.common) if plan.prose else r" *\w+|\s+|[^\w\s]"
+        cut = [re.findall(token, block) if plan.words else list(block) for block in blocks]
+        counts = Counter(token for block in cut for token in block)
+        names = [*map(chr, range(128)), *[token for token, _ in counts.most_common(plan.common) if len(token) > 1]]
+        number = {token: index for index, token in enumerate(names)}
+
+        def encoded(block: list[str]) -> Iterator[int]:
+            for token in block:
+                yield from [number[token]] if token in number else map(ord, token)
+
+        end = len(names)
+        pieces = [[*encoded(block), end][:CONTEXT] for block in cut]
+        return cls(end + 1, [piece for piece in pieces if len(piece) > PROMPT + 4], names)
+
+    def batch(self, chosen: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Some pieces, padded at their ends, and which places are tokens."""
+        rows = [self.pieces[i] for i in chosen]
+        length = max(map(len, rows))
+        tokens = torch.tensor([row + [self.vocabulary - 1] * (length - len(row)) for row in rows])
+        return tokens, torch.arange(length) < torch.tensor([len(row) for row in rows])[:, None]
+
+
+def pieces_of_words(blocks: list[str], many: int) -> str:
+    """What matches the longest of so many pieces of words that save the most tokens, or any sign."""
+    words = Counter(word for block in blocks for word in re.findall(r" ?[A-Za-z]+", block))
+    saved: Counter[str] = Counter()
+    for word, count in words.items():
+        for size in range(2, 9):
+            for start in range(len(word) - size + 1):
+                saved[word[start : start + size]] += count * (size - 1)
+    return "|".join([*sorted((piece for piece, _ in saved.most_common(many)), key=len, reverse=True), r"[\s\S]"])
