@@ -24,7 +24,7 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
 from mismatchctl.frameworks import preset, presets
-from mismatchctl.measure import Plan, groups
+from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
@@ -175,7 +175,7 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
     chosen = studies([preset("token_tis")], [Axis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
     monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
-    monkeypatch.setattr(groups, "AT_ONCE", 1)
+    monkeypatch.setattr(accumulate.SweepAccumulator, "at_once", 1)
     spilled = sweep([SAMPLE], chosen, threads=1)
     assert spilled.folder is not None and len(list(spilled.folder.path.iterdir())) > 3
     assert spilled.groups.collect().equals(at_once)

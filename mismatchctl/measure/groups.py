@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from mismatchctl.measure.reduce import BreakdownValues, require_few
 Cell = TypeVar("Cell")
 Cells = dict[tuple[Value, ...], Cell]
 """The parts of a group, by one value per `--by` column."""
-AT_ONCE = 1 << 22
-"""Sums that are closed at once, about: their formulas are evaluated together."""
 
 
 def by_value(cells: Sequence[tuple[Value, ...]], by: Sequence[str]) -> Iterator[tuple[str, Value, Ints]]:
@@ -33,7 +31,12 @@ class Groups(ABC, Generic[Cell]):
     """Adds up the cells of groups in the order of the input; memory is that of open groups, and of some complete ones.
 
     A subclass says what a cell is.
+
+    Attributes:
+        at_once: sums that are closed at once, about: their formulas are evaluated together.
     """
+
+    at_once: ClassVar[int] = 1 << 22
 
     def __init__(self, by: Sequence[str]) -> None:
         """Nothing yet, to be broken down by some columns."""
@@ -74,7 +77,7 @@ class Groups(ABC, Generic[Cell]):
         for key in [key for key in self._open if not may_grow(*key)]:
             cells = self._open.pop(key)
             size = self._size_of(cells)
-            if self._held + size > AT_ONCE:
+            if self._held + size > self.at_once:
                 self._close_complete()
             self._complete[key] = cells
             self._held += size
