@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatchctl.frameworks import Framework, load
+from mismatchctl.frameworks.framework import ReplayOptions
 
 FOLDER = Path(__file__).parent / "conformance" / "peers"
 FRAMEWORKS = {
@@ -108,7 +109,7 @@ def compare(name: str) -> Tally:
         for step, wanted in steps.items():
             rows = table(batch, int(step))
             where = (f"{name} {batch[6:-8]}", config, int(step))
-            replay = own.replay(rows, correction, dtype="float32")
+            replay = own.replay(rows, correction, ReplayOptions(dtype="float32"))
             _values(tally, where, wanted, replay.logged)
             _rows(tally, where, case, rows, replay, own, correction)
     return tally

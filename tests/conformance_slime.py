@@ -22,6 +22,7 @@ from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction, Selection, apply
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import Framework, Replay, load
+from mismatchctl.frameworks.framework import ReplayOptions
 from mismatchctl.ratios import Ratios
 
 FOLDER = Path(__file__).parent / "conformance" / "slime"
@@ -150,9 +151,7 @@ def compare_logged(impl: str) -> Tally:
         out = framework(impl).replay(
             rows,
             correction(impl, name),
-            dtype=dtype,
-            micro_batch_size=config.get("micro_batches"),
-            reducer=None if reducer == "sample_mean" else reducer,
+            ReplayOptions(config.get("micro_batches"), dtype, None if reducer == "sample_mean" else reducer),
         )
         _values(tally, expected, out.logged, key)
         if reducer == "sample_mean":

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load
+from mismatchctl.frameworks.framework import ReplayOptions
 
 FOLDER = Path(__file__).parent / "conformance" / "verl"
 VERSIONS = ("a", "b", "c1", "c2", "d")
@@ -95,7 +96,7 @@ def compare_logged(version: str) -> Tally:
             if "current_vs_rollout" in run:
                 tally.values(run["current_vs_rollout"], framework.actor_metrics(rows, dtype), dtype, where)
             for name, values in _logged(run):
-                out = framework.replay(rows, corrections(version)[name], dtype=dtype)
+                out = framework.replay(rows, corrections(version)[name], ReplayOptions(dtype=dtype))
                 tally.values(values, out.logged, dtype, f"{where} {name}")
                 _rows(tally, per_sequence[batch, step, dtype, name], out, dtype, f"{where} {name}")
                 if dtype == "float32":
@@ -228,7 +229,7 @@ def compare_errors(version: str) -> Tally:
             continue
         tally.check(case["raises"] is None, f"{case['kwargs']}: error", case["raises"], None)
         if case["raises"] is None:
-            out = framework.replay(table("dense", 3), correction, dtype="float32")
+            out = framework.replay(table("dense", 3), correction, ReplayOptions(dtype="float32"))
             found_all = (sum(int(keep.sum()) for keep in out.keep), out.weights is None, len(out.logged))
             wanted_all = (case["n_kept"], case["weights_none"], case["n_metrics"])
             tally.check(found_all == wanted_all, f"{case['kwargs']}: kept, weights off, names", wanted_all, found_all)

@@ -43,12 +43,8 @@ def test_options_and_back(name: str) -> None:
 def test_what_is_logged_has_a_meaning_and_lint_answers(name: str) -> None:
     own = framework(name)
     assert own.meanings()
-    for batch, _, case in list(cases(name))[:3]:
+    for _, _, case in list(cases(name))[:3]:
         assert all(finding.consequence for finding in own.lint(case["config"]))
-        correction = own.correction(case["config"])
-        logged = own.replay(table(batch, 0), correction).logged
-        some = next(iter(logged))
-        assert own.measure(table(batch, 0), some, correction) == pytest.approx(logged[some], nan_ok=True)
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -19,6 +19,7 @@ from test_cli import write_dump
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, recognize
+from mismatchctl.frameworks.framework import ReplayOptions
 from mismatchctl.recorder import Recorder
 
 VERL = {"rollout_is": "token", "rollout_is_threshold": "0.5_2.0", "rollout_rs": "token_k1", "rollout_rs_threshold": 3.0}
@@ -328,7 +329,7 @@ def test_the_replay_takes_rollouts_dtype_and_reducer_from_the_command(tmp_path: 
     other = json.loads(run(*words, "--replay-dtype", "float32", "--reducer", "token_mean").stdout)
     assert other["provenance"]["replay"] == {"dtype": "float32", "reducer": "token_mean"}
     value = other["runs"]["dump"]["logged"]["mine"]["tis"][0]
-    assert value == own.replay(table, mine, "float32", reducer="token_mean").logged["tis"]
+    assert value == own.replay(table, mine, ReplayOptions(dtype="float32", reducer="token_mean")).logged["tis"]
     assert value == pytest.approx(np.concatenate(weights).mean(), rel=1e-6)
 
 

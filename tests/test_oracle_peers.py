@@ -13,6 +13,7 @@ import pytest
 from oracle_peers import Config, Made, Row
 
 from mismatchctl.frameworks import load
+from mismatchctl.frameworks.framework import ReplayOptions
 
 Rng = np.random.Generator
 SCALES = (0.01, 0.2, 3.0)
@@ -215,7 +216,7 @@ def test_weights_and_masks_under_thresholds_of_chance(name: str, nonfinite: bool
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)
             wanted = oracle(config, rows)
-        replayed = own.replay(table, own.correction(config), dtype)
+        replayed = own.replay(table, own.correction(config), ReplayOptions(dtype=dtype))
         assert replayed.weights is not None
         for number_of_row, (row, (weights, keep)) in enumerate(zip(rows, wanted, strict=True)):
             said = f"{config}\nrow {number_of_row} {dtype}: {row}"

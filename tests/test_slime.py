@@ -13,6 +13,7 @@ from conformance_slime import configs, correcting, framework, table
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset, presets
+from mismatchctl.frameworks.framework import ReplayOptions
 from mismatchctl.frameworks.slime import metrics as slime
 
 SHIPPED = """
@@ -151,7 +152,7 @@ def test_micro_batches_by_column_or_size() -> None:
     own, rows = load("slime"), table("moe", 0)
     correction = own.correction(shipped())
     thirds = pa.array([row // 3 for row in range(len(rows))])
-    by_size = own.replay(rows, correction, micro_batch_size=3)
+    by_size = own.replay(rows, correction, ReplayOptions(3))
     by_column = own.replay(rows.append_column("micro_batch", thirds), correction)
     whole = own.replay(rows, correction)
     assert by_column.logged == by_size.logged
@@ -164,7 +165,7 @@ def test_micro_batches_need_not_be_adjacent() -> None:
     own, rows = load("slime"), table("moe", 0)
     correction = own.correction(shipped())
     order = np.random.default_rng(0).permutation(len(rows))
-    grouped = own.replay(rows, correction, micro_batch_size=4)
+    grouped = own.replay(rows, correction, ReplayOptions(4))
     named = rows.append_column("micro_batch", pa.array([str(row // 4) for row in range(len(rows))]))
     shuffled = own.replay(named.take(order), correction)
     assert shuffled.weights is not None and grouped.weights is not None
@@ -203,17 +204,6 @@ def test_documented_names_mean_what_the_code_logs() -> None:
         "ois",
         "mis_batch_norm_factor",
     }
-
-
-def test_one_metric_by_name() -> None:
-    own, rows = load("slime"), table("moe", 0)
-    logged = own.replay(rows, own.correction(shipped())).logged
-    assert own.measure(rows, "mismatch_k3_kl") == logged["mis_k3_kl"]  # whatever the correction
-    assert own.measure(rows, "train/mis_truncate_fraction", preset("slime-mis")) == logged["mis_tis_truncate_fraction"]
-    with pytest.raises(ConfigError, match="for this correction"):
-        own.measure(rows, "mis_truncate_fraction")
-    with pytest.raises(ConfigError, match="did you mean 'mis_kl'"):
-        own.measure(rows, "mis_kll")
 
 
 def test_every_name_has_a_meaning() -> None:

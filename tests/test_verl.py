@@ -14,6 +14,7 @@ from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction, Gate, Weight, apply
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load, preset, presets
+from mismatchctl.frameworks.framework import ReplayOptions
 from mismatchctl.frameworks.step import Step
 from mismatchctl.ratios import Ratios
 
@@ -249,9 +250,9 @@ def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str,
     rows, own = table("moe", 12), load(f"verl@{version}")
     native = {"rollout_is": "sequence", "rollout_is_batch_normalize": True, "bypass_mode": True}
     correction = own.correction(native)
-    whole = own.replay(rows, correction, micro_batch_size=len(rows))
+    whole = own.replay(rows, correction, ReplayOptions(len(rows)))
     assert whole.logged == own.replay(rows, correction).logged
-    out = own.replay(rows, correction, micro_batch_size=20)
+    out = own.replay(rows, correction, ReplayOptions(20))
     parts = [own.replay(rows.slice(start, 20), correction) for start in (0, 20, 40)]
     for name, value in out.logged.items():
         values = [part.logged[name] for part in parts]
@@ -267,7 +268,7 @@ def test_an_actor_in_bypass_mode_logs_means_over_its_micro_batches(version: str,
     assert third.weights is not None and again.weights is not None
     assert np.array_equal(again.weights[4], third.weights[1])
     decoupled = own.correction({"rollout_is": "sequence", "rollout_is_batch_normalize": True})
-    assert own.replay(rows, decoupled, micro_batch_size=20).logged == own.replay(rows, decoupled).logged
+    assert own.replay(rows, decoupled, ReplayOptions(20)).logged == own.replay(rows, decoupled).logged
 
 
 def test_debug_metrics_without_a_valid_token_stop_verl_until_2026() -> None:

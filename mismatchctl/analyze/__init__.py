@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mismatchctl.analyze.build import build_result
-from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, ReplayOptions, step_tables
+from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, step_tables
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
@@ -22,7 +22,7 @@ from mismatchctl.engines import Engine, Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
-from mismatchctl.frameworks.framework import Dtype
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, ReplayOptions
 from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.result import Result, tell_all
@@ -115,7 +115,7 @@ def analyze(
     sequences: str | Path | None = None,
     join: str | Path | None = None,
     framework: Framework | None = None,
-    replay: ReplayOptions | None = None,
+    replay: ReplayOptions = AS_USUAL,
     log: RunLog | None = None,
     micro_batch_size: int | None = None,
     every_cluster: bool = False,
@@ -185,7 +185,7 @@ def analyze(
     micro_batches = numbered(dump, micro_batch_size) if unnamed and micro_batch_size else None
     turns = replace(plan, corrections=(), by=(TURN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
-    replays = [] if framework is None else _replays(framework, replayed, replay or ReplayOptions(), log)
+    replays = [] if framework is None else _replays(framework, replayed, replay, log)
     causes = collector_for(dump, plan.by)
     work = _Pass(plan, turns, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:

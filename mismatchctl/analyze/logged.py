@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.finite import finite
 from mismatchctl.frameworks import Framework
-from mismatchctl.frameworks.framework import Dtype
+from mismatchctl.frameworks.framework import ReplayOptions
 from mismatchctl.measure.hashes import Value
 from mismatchctl.measure.reduce import cut
 
@@ -52,27 +51,6 @@ def _named(value: object) -> str | None:
 
 def _lists(offsets: pa.Array, values: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
-
-
-@dataclass(frozen=True)
-class ReplayOptions:
-    """How a framework's step is replayed, as `Framework.replay` takes it.
-
-    Attributes:
-        micro_batch_size: rows per micro-batch, where the dump does not name micro-batches; None: all of a step.
-        dtype: what the framework computed in.
-        reducer: `token_mean`, where it has that choice; None: the framework's default.
-    """
-
-    micro_batch_size: int | None = None
-    dtype: Dtype = "float64"
-    reducer: str | None = None
-
-    @property
-    def given(self) -> dict[str, str | int] | None:
-        """What is not left to the default; None if nothing is."""
-        defaults = ReplayOptions()
-        return {name: value for name, value in asdict(self).items() if value != getattr(defaults, name)} or None
 
 
 class LoggedSteps:
@@ -116,7 +94,7 @@ class LoggedSteps:
     def _replay(self, table: pa.Table, correction: Correction) -> dict[str, float]:
         options, framework = self.options, self._framework
         try:
-            out = framework.replay(table, correction, options.dtype, options.micro_batch_size, options.reducer)
+            out = framework.replay(table, correction, options)
             logged = out.logged | framework.logged_beside(table, correction, options.dtype)
             untold = framework.untold(correction)
             return {name: value for name, value in logged.items() if name not in untold}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,30 @@ from mismatchctl.measure.metrics import Measure, Quantity
 from mismatchctl.texts.python_text import Call
 
 Dtype = Literal["float32", "float64"]
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How a step is replayed.
+
+    Attributes:
+        micro_batch_size: consecutive rows per micro-batch, where no column `micro_batch` names them; None: all of a
+            step.
+        dtype: what the framework computed in; most train in float32.
+        reducer: one of its `reducers`; None: the first.
+    """
+
+    micro_batch_size: int | None = None
+    dtype: Dtype = "float64"
+    reducer: str | None = None
+
+    @property
+    def given(self) -> dict[str, str | int] | None:
+        """What is not left to the default; None if nothing is."""
+        return {name: value for name, value in asdict(self).items() if value != getattr(ReplayOptions, name)} or None
+
+
+AS_USUAL = ReplayOptions()
 
 
 @dataclass(frozen=True)
@@ -148,15 +172,19 @@ class Framework(ABC):
         """Where in a configuration the threshold of each gate of its correction stands."""
 
     @abstractmethod
-    def replay(
-        self,
-        table: pa.Table,
-        correction: Correction,
-        dtype: Dtype = "float64",
-        micro_batch_size: int | None = None,
-        reducer: str | None = None,
-    ) -> Replay:
-        """What the framework computes for the rows of one training step, in their order."""
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
+        """What the framework computes for the rows of one training step, in their order.
+
+        Args:
+            table: one row per sequence, under the contract's names or the framework's; without `current_log_probs` and
+                `advantages` nothing of the loss is logged.
+            correction: as from `correction`.
+            options: how it was computed.
+
+        Raises:
+            ConfigError: the framework cannot do that.
+            DataError: a column is missing, or there is no token where it needs one.
+        """
 
     def logged_beside(self, table: pa.Table, correction: Correction, dtype: Dtype = "float64") -> dict[str, float]:
         """What it logs of those rows apart from its correction; nothing unless a framework says otherwise."""
@@ -173,12 +201,6 @@ class Framework(ABC):
     def logged_key(self, name: str) -> str:
         """A name of `meanings` as `Replay.logged` has it."""
         return name
-
-    @abstractmethod
-    def measure(
-        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
-    ) -> float:
-        """One number by a name of `meanings`, for the rows of one training step."""
 
     @abstractmethod
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:

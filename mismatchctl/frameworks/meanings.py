@@ -49,8 +49,8 @@ class Resolved:
         meanings: what it stands for, one for each kind of configuration; empty for a key of the registry.
         source: `metrics` (of a run of a Result), `corrections` (of each correction there) or `logged` (what the
             framework logs for each step and correction: in a Result made with `framework`, or `Replay.logged`).
-            What `logged` does not hold, of a loss, `Framework.measure` computes from a table.
-        key: under which it stands there; `Framework.measure` takes `name`.
+            What `logged` does not hold, of a loss, `Framework.loss` computes from a table.
+        key: under which it stands there.
         status: `ok`, or that no code ever logged it: the number is that of the documented formula.
     """
 

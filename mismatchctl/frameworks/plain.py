@@ -20,7 +20,7 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay, Shelf
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Shelf
 from mismatchctl.frameworks.lint import Finding, Level, gate_findings, weight_findings
 from mismatchctl.frameworks.options import Place, Spelling, merged
 from mismatchctl.frameworks.run import Options, Run
@@ -246,24 +246,9 @@ class PlainFramework(Framework):
         options = self.read(said | changes)
         return self.prepared(Step.read(table, dtype, {**self.columns, **self.own_columns}), options, correction)
 
-    def replay(
-        self,
-        table: pa.Table,
-        correction: Correction,
-        dtype: Dtype = "float64",
-        micro_batch_size: int | None = None,
-        reducer: str | None = None,
-    ) -> Replay:
-        """What it computes for the rows of one step, in their order, as one batch on one rank.
-
-        Args:
-            table: one row per sequence, contract columns or the framework's.
-            correction: as from `correction`.
-            dtype: what the training computed in; all of these train in float32.
-            micro_batch_size: not taken: a step is one batch.
-            reducer: not taken.
-        """
-        run = self._run(table, correction, dtype)
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
+        """A step is one batch on one rank: micro-batches and reducers are not taken."""
+        run = self._run(table, correction, options.dtype)
         with np.errstate(all="ignore"):
             logged = self.metrics(run)
             if run.has_loss and self.loss_key is not None:
@@ -306,16 +291,6 @@ class PlainFramework(Framework):
     def meanings(self) -> list[Meaning]:
         """What each name stands for."""
         return list(_meanings(Path(inspect.getfile(type(self))).with_name("names.yaml"), self.version))
-
-    def measure(
-        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
-    ) -> float:
-        """One number by its name."""
-        given = correction if correction is not None else self.correction({})
-        logged = self.replay(table, given, dtype).logged
-        if name not in logged:
-            raise ConfigError(f"{self.title} logs no {name!r} for this correction{suggestion(name, logged)}")
-        return logged[name]
 
 
 @cache

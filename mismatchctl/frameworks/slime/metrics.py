@@ -249,12 +249,3 @@ DOCUMENTED: dict[str, str] = {
 
 NEVER_LOGGED: frozenset[str] = frozenset(DOCUMENTED) - {metric.name for metric in METRICS}
 """Names of that page that no version of the code since 2025-11 has logged."""
-
-
-def metric(name: str) -> LoggedMetric | None:
-    """The metric of a name, logged or only documented, with or without `train/`; None if it is not slime's."""
-    bare = name.removeprefix("train/")
-    return _BY_NAME.get(DOCUMENTED.get(bare, bare))
-
-
-_BY_NAME = {item.name: item for item in METRICS}

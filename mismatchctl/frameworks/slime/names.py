@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS, NEVER_LOGGED, LoggedMetric
-from mismatchctl.frameworks.slime.metrics import metric as find_metric
 from mismatchctl.frameworks.slime.versions import Version
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS, KEPT, RAW_WEIGHTS, TOKENS
 
@@ -30,8 +29,7 @@ def meanings(version: Version) -> list[Meaning]:
 
 
 def _never_logged(name: str, version: Version) -> Meaning:
-    item = find_metric(name)
-    assert item is not None
+    item = next(item for item in METRICS if item.name == DOCUMENTED[name])
     when = f"never: only documented, the code logs train/{item.name}"
     return replace(_meaning(item, name, when, version), logged_as=f"train/{item.name}")
 

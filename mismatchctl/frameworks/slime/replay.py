@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions
 from mismatchctl.frameworks.lint import Finding
-from mismatchctl.frameworks.slime.arguments import MIS_PATH, Arguments, arguments, unread, with_custom_config
+from mismatchctl.frameworks.slime.arguments import Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.lint import RULES, Written
 from mismatchctl.frameworks.slime.loss import LossCall
-from mismatchctl.frameworks.slime.metrics import DOCUMENTED, METRICS
-from mismatchctl.frameworks.slime.metrics import metric as find_metric
+from mismatchctl.frameworks.slime.metrics import METRICS
 from mismatchctl.frameworks.slime.names import meanings
 from mismatchctl.frameworks.slime.reduce import Reducer
 from mismatchctl.frameworks.slime.versions import Version
@@ -92,29 +91,13 @@ class Slime(Framework):
         written = Written(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
-    def replay(
-        self,
-        table: pa.Table,
-        correction: Correction,
-        dtype: Dtype = "float64",
-        micro_batch_size: int | None = None,
-        reducer: str | None = None,
-    ) -> Replay:
-        """What is computed for the rows of one step, in their order.
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
+        """Newer versions divide by rollouts, which `rollout_ids` names; absent: each row is one.
 
-        Args:
-            table: one row per sequence, contract columns; `micro_batch` names the micro-batch of each row,
-                `rollout_ids` its rollout (newer versions divide by rollouts; absent: each row is one). Without
-                `current_log_probs` and `advantages` nothing of the loss is logged.
-            correction: as from `correction`.
-            dtype: what the training computed in; slime trains in float32.
-            micro_batch_size: consecutive rows per micro-batch, where there is no such column; None: all rows.
-            reducer: `token_mean` for --calculate-per-token-loss; None for the default, `sample_mean`.
-
-        Raises:
-            ConfigError: the correction cannot be said in slime's arguments.
+        The reducer `token_mean` is --calculate-per-token-loss.
         """
-        return _Run(self.about, self._arguments(correction, reducer), table, dtype, micro_batch_size).replay()
+        given = self._arguments(correction, options.reducer)
+        return _Run(self.about, given, table, options.dtype, options.micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
         """The policy loss on the rows of one step, and all that is logged beside it.
@@ -153,33 +136,6 @@ class Slime(Framework):
     def logged_key(self, name: str) -> str:
         """A name of `meanings` as `Replay.logged` has it: without the panel that wandb shows it in."""
         return name.removeprefix("train/")
-
-    def measure(
-        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
-    ) -> float:
-        """One metric of a step by the name that slime's code or its documents give it.
-
-        Args:
-            table: as for `replay`.
-            name: with or without `train/`; names that only the documents know mean the documented formula.
-            correction: what weights and rejection metrics look at; others are measured without it too.
-            dtype: as for `replay`.
-
-        Raises:
-            ConfigError: slime has no such name, or the correction (or the table) gives it no value.
-        """
-        wanted = find_metric(name)
-        if wanted is None and name.removeprefix("train/") != "loss":
-            known = [*(item.name for item in METRICS), *DOCUMENTED]
-            raise ConfigError(f"slime has no metric {name!r}{suggestion(name, known)}")
-        given = self._arguments(correction or Correction(), None)
-        if given.function == "none":
-            given = replace(given, get_mismatch_metrics=True, custom_tis_function_path=MIS_PATH)
-        logged = _Run(self.about, given, table, dtype, None).replay().logged
-        key = "loss" if wanted is None else wanted.name
-        if key not in logged:
-            raise ConfigError(f"{self.name} has no {key} for this correction and these columns")
-        return logged[key]
 
     def _checked(self, given: Arguments) -> Arguments:
         """Arguments that this version has."""

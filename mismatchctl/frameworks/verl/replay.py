@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import BYPASS
-from mismatchctl.errors import ConfigError, DataError, suggestion
-from mismatchctl.frameworks.framework import Dtype, Framework, Loss, Meaning, Replay
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
@@ -85,14 +85,7 @@ class Verl(Framework):
         written = Written(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
-    def replay(
-        self,
-        table: pa.Table,
-        correction: Correction,
-        dtype: Dtype = "float64",
-        micro_batch_size: int | None = None,
-        reducer: str | None = None,
-    ) -> Replay:
+    def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
         """What verl's helper computes for the rows of one training step.
 
         Bypass corrections compare current_log_probs with rollout_log_probs, all others train_log_probs. These verl
@@ -103,10 +96,10 @@ class Verl(Framework):
             ConfigError: this version of verl cannot do that, or there is another reducer than its own.
             DataError: a column is missing, or no token is valid.
         """
-        if reducer is not None:
-            raise ConfigError(f"verl has one reducer: {reducer!r} is not of verl")
-        step, plan = Step.read(table, dtype, self.columns), self._plan(correction)
-        if plan.source == BYPASS and len(batches := step.micro_batches(micro_batch_size)) > 1:
+        if options.reducer is not None:
+            raise ConfigError(f"verl has one reducer: {options.reducer!r} is not of verl")
+        step, plan = Step.read(table, options.dtype, self.columns), self._plan(correction)
+        if plan.source == BYPASS and len(batches := step.micro_batches(options.micro_batch_size)) > 1:
             return self._by_micro_batches(step, plan, batches)
         return self._replay(step, plan)
 
@@ -128,29 +121,6 @@ class Verl(Framework):
     def unread(self, native: Mapping[str, Any]) -> list[Unread]:
         """Keys of a configuration that nothing reads."""
         return list(unread(native, self.about))
-
-    def measure(
-        self, table: pa.Table, name: str, correction: Correction | None = None, dtype: Dtype = "float64"
-    ) -> float:
-        """One number of a step by verl's name, of its helper, of its debug metrics, or of its loss.
-
-        Raises:
-            ConfigError: this version has no such name, or not for this correction.
-        """
-        known = {meaning.name for meaning in self.meanings()}
-        if name not in known:
-            raise ConfigError(f"{self.title} has no metric {name!r}{suggestion(name, known)}")
-        chosen = Correction() if correction is None else correction
-        if name.startswith("actor/"):
-            loss = self.loss(table, chosen, dtype=dtype)
-            found = loss.metrics | {"actor/pg_loss": loss.value}
-        elif name.startswith("training/"):
-            found = self.debug_metrics(table, dtype)
-        else:
-            found = self.replay(table, chosen, dtype).logged
-        if name not in found:
-            raise ConfigError(f"{self.title} has no {name} with this correction")
-        return found[name]
 
     def debug_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """`training/rollout_*`: what verl logs about rollout and train probabilities, before any rejection.
