@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 from yaml import YAMLError
 
 from mismatchctl import lint as linting
@@ -23,10 +24,11 @@ from mismatchctl.compare import compare as compare_paths
 from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
 from mismatchctl.diagnose import Diagnosed
 from mismatchctl.diagnose import diagnose as diagnose_paths
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.gate import DEFAULT_RULES, Verdict, judge, open_result, read_against, rules_from_text
+from mismatchctl.options import checked, in_python, several, texts
 from mismatchctl.result import Result, read_result
 from mismatchctl.sweep import Axis, Study, Sweep
 from mismatchctl.sweep import sweep as sweep_paths
@@ -47,7 +49,7 @@ def analyze(sources: Any, corrections: Any = (), **options: Any) -> Result:
         **options: as `mismatchctl.analyze.analyze` takes them (`by`, `rename`, `on_bad`, `threads`, ...).
     """
     with _Sources() as opened:
-        return analyze_paths(opened.paths(sources), corrections_of(corrections), **_checked(options))
+        return analyze_paths(opened.paths(sources), corrections_of(corrections), **checked(options))
 
 
 def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **options: Any) -> Sweep:
@@ -61,17 +63,17 @@ def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **op
     """
     if not isinstance(vary, Mapping) or not vary:
         raise ConfigError("vary: give a mapping of a field of the correction to its values")
-    _texts(vary.keys(), "vary: name fields by texts")
+    texts(vary.keys(), "vary: name fields by texts")
     for path, values in vary.items():
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-            raise ConfigError(f"vary: give {path} several values, not a {type(values).__name__}")
+            raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
     chosen = _one(correction)
     axes = tuple(Axis(path, tuple(values)) for path, values in vary.items())
     for axis in axes:
         if not axis.values:
             raise ConfigError(f"vary: {axis.path} has no value")
     with _Sources() as opened:
-        return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **_checked(options))
+        return sweep_paths(opened.paths(sources), [Study(chosen, axes)], **checked(options))
 
 
 def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
@@ -80,7 +82,7 @@ def compare(*sources: Any, corrections: Any = (), **options: Any) -> Comparison:
         raise ConfigError("compare takes two dumps or Results, or more")
     with _Sources() as opened:
         paths = [path for source in sources for path in opened.paths(source)]
-        return compare_paths(paths, corrections=corrections_of(corrections), **_checked(options))
+        return compare_paths(paths, corrections=corrections_of(corrections), **checked(options))
 
 
 def gate(
@@ -95,21 +97,21 @@ def gate(
         corrections: further ones that rules name.
         **options: as `mismatchctl.gate.judge` takes them (`level`, ...).
     """
-    texts = _texts(rules, "rules are texts as --rule takes them")
-    chosen = [rule for text in texts for rule in rules_from_text(text)] or list(DEFAULT_RULES)
+    given = texts(rules, "rules are texts, as in 'k3:max=0.1'")
     with _Sources() as opened:
+        chosen = [rule for text in given for rule in rules_from_text(text)] or list(DEFAULT_RULES)
         accepted = opened.paths(baseline) if baseline is not None else [None]
         if len(accepted) != 1:
             raise ConfigError(f"one baseline is wanted, not {len(accepted)}")
         against = read_against(accepted[0])
         made = open_result(opened.paths(sources), chosen, corrections_of(corrections))
-        return judge(made, chosen, against, **options)
+        return judge(made, chosen, against, **checked(options))
 
 
 def diagnose(sources: Any, **options: Any) -> Diagnosed:
     """The causes of a mismatch; sources as for `analyze`."""
     with _Sources() as opened:
-        return diagnose_paths(opened.paths(sources), **_checked(options))
+        return diagnose_paths(opened.paths(sources), **checked(options))
 
 
 def advise(sources: Any, **options: Any) -> dict[str, Advice]:
@@ -117,17 +119,17 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
     if "corrections" in options:
         options["corrections"] = corrections_of(options["corrections"])
     with _Sources() as opened:
-        return advise_paths(opened.paths(sources), **_checked(options))
+        return advise_paths(opened.paths(sources), **checked(options, framework=str))
 
 
 def lint(config: Any, dumps: Any = (), **options: Any) -> list[Finding]:
     """The traps of a configuration in a framework's own keys, a file or a mapping, and on dumps, as of `analyze`."""
     if not isinstance(config, (str, os.PathLike, Mapping)):
-        raise ConfigError(f"lint takes a configuration, or the path of one, not a {type(config).__name__}")
+        raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
     with _Sources() as opened:
         path = opened.configuration(config) if isinstance(config, Mapping) else Path(config)
         try:
-            return linting.lint(path, opened.paths(dumps), **_checked(options))[1]
+            return linting.lint(path, opened.paths(dumps), **checked(options, framework=str))[1]
         except ConfigError as error:
             if not isinstance(config, Mapping):
                 raise
@@ -149,8 +151,8 @@ def corrections_of(given: Any) -> list[Correction]:
     if isinstance(given, str):
         return corrections_from_file(given) if Path(given).suffix in (".yaml", ".yml", ".toml") else [preset(given)]
     if isinstance(given, Iterable):
-        return [correction for one in _several(given) for correction in corrections_of(one)]
-    raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not a {type(given).__name__}")
+        return [correction for one in several(given) for correction in corrections_of(one)]
+    raise ConfigError(f"a correction is a name, a Correction, a mapping or a file, not {kind_of(given)}")
 
 
 def _one(given: Any) -> Correction:
@@ -159,32 +161,6 @@ def _one(given: Any) -> Correction:
     if len(found) != 1:
         raise ConfigError(f"one correction is wanted, not {len(found)}")
     return found[0]
-
-
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a verb, those that hold names as it takes them."""
-    names = {key: _texts(options[key], f"{key}: give names") for key in ("by", "losses") if key in options}
-    rename = options.get("rename") or {}
-    if not isinstance(rename, Mapping):
-        raise ConfigError(f"rename: give a mapping of contract columns to names, not a {type(rename).__name__}")
-    _texts((*rename, *rename.values()), "rename: give names")
-    return options | names
-
-
-def _texts(given: Any, wanted: str) -> list[str]:
-    """One text or several; None: none."""
-    if given is None or isinstance(given, str):
-        return [] if given is None else [given]
-    holds = isinstance(given, Iterable) and not isinstance(given, (bytes, Mapping))
-    texts = _several(given) if holds else [given]
-    if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise ConfigError(f"{wanted}, not a {type(wrong[0]).__name__}")
-    return texts
-
-
-def _several(given: Any) -> list[Any]:
-    """A list; of a set in one order, since what is made of it must not depend on hashes."""
-    return sorted(given, key=str) if isinstance(given, Set) and not isinstance(given, MappingView) else list(given)
 
 
 _IN_MEMORY, _RESULT = "memory.parquet", "result.json"
@@ -205,21 +181,30 @@ class _Sources(ExitStack):
 
     def __exit__(self, *raised: Any) -> bool | None:
         done = super().__exit__(*raised)
-        error, root = raised[1], self._root
-        if isinstance(error, DataError) and root is not None and (file := Path(error.file or "")).is_relative_to(root):
-            what, remedy = "table", error.remedy
-            if file.name == _RESULT:
-                what, remedy = "Result", "give the dumps that it was made of"
-            which = f"the {what}" if self._folders == 1 else f"{what} {file.parent.name}"
-            place = f"{which} in memory"  # by the number that its run is called after
-            raise DataError(error.problem, file=place, row=error.row, column=error.column, remedy=remedy) from None
+        error = raised[1]
+        if isinstance(error, ConfigError):
+            raise ConfigError(in_python(self._places(str(error)))) from None
+        if isinstance(error, DataError):
+            file, remedy = error.file and self._places(error.file), error.remedy and in_python(error.remedy)
+            if error.file != file and Path(error.file or "").name == _RESULT:
+                remedy = "give the dumps that it was made of"
+            problem = in_python(self._places(error.problem))
+            raise DataError(problem, file=file, row=error.row, column=error.column, remedy=remedy) from None
         return done
+
+    def _places(self, words: str) -> str:
+        """Words that call a file by the table that it holds, by the number that its run is called after."""
+        for number in range(self._folders, 0, -1):
+            for file, what in ((_IN_MEMORY, "table"), (_RESULT, "Result")):
+                which = f"the {what}" if self._folders == 1 else f"{what} {number}"
+                words = words.replace(f"{self._root}/{number}/{file}", f"{which} in memory")
+        return words
 
     def paths(self, sources: Any) -> list[str]:
         if isinstance(sources, (str, os.PathLike)):
             return [os.fspath(sources)]
         if isinstance(sources, (Sequence, Set, MappingView, Iterator)) and not isinstance(sources, bytes):
-            return [path for source in _several(sources) for path in self.paths(source)]
+            return [path for source in several(sources) for path in self.paths(source)]
         if isinstance(sources, Result):
             sources.write(place := self._folder() / _RESULT)
         else:
@@ -248,12 +233,12 @@ def _table(source: Any) -> pl.DataFrame:
     """A table of one row per sequence."""
     try:
         table = _read_table(source)
-    except (TypeError, UnicodeError, pl.exceptions.PolarsError) as error:
-        why = str(error).partition("\n")[0]
-        raise ConfigError(f"no table can be made of a {type(source).__name__}: {why}") from None
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        why = str(error.args[-1]).partition("\n")[0]  # pyarrow's last one names the column
+        raise ConfigError(f"no table can be made of {kind_of(source)}: {why}") from None
     if not isinstance(table, pl.DataFrame):
         wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
-        raise ConfigError(f"a source is {wanted}, not a {type(source).__name__}")
+        raise ConfigError(f"a source is {wanted}, not {kind_of(source)}")
     odd = next((name for name, kind in table.schema.items() if kind == pl.Object), None)
     if odd is not None:
         raise ConfigError(f"{odd}: holds objects of Python: give numbers, texts or lists of them")
@@ -265,21 +250,29 @@ def _read_table(source: Any) -> Any:
         return source.collect()
     kind = type(source).__module__.partition(".")[0]
     if kind == "pandas" and hasattr(source, "columns"):
-        return pl.DataFrame({name: source[name].tolist() for name in source.columns})
+        _text_names(source.columns)
+        levels = [name for name in source.index.names if name is not None and name not in source.columns]
+        return pl.from_arrow(pa.Table.from_pandas(source.reset_index(levels), preserve_index=False))
     if kind == "pyarrow":
         return pl.from_arrow(source)
     if isinstance(source, Mapping):
-        if odd := [name for name in source if not isinstance(name, str)]:
-            raise ConfigError(f"columns are named by texts, not by a {type(odd[0]).__name__}")
+        _text_names(source)
         columns = {_COLUMNS.get(name, name): _column(values, name) for name, values in source.items()}
         rows = {name: len(column) for name, column in columns.items()}
         if len(set(rows.values())) > 1:
             raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
         return pl.DataFrame(columns)
-    return source
+    return pl.DataFrame(source) if hasattr(source, "__arrow_c_stream__") else source
+
+
+def _text_names(columns: Iterable[Any]) -> None:
+    if odd := [name for name in columns if not isinstance(name, str)]:
+        raise ConfigError(f"columns are named by texts, not by {kind_of(odd[0])}")
 
 
 def _column(values: Any, name: str) -> list[Any]:
+    if hasattr(values, "to_pylist"):  # of Arrow
+        return list(values.to_pylist())
     nested = getattr(values, "is_nested", False) or len(getattr(values, "shape", (0,))) == 2
     if not nested and isinstance(values, (list, tuple, range)) and values and np.ndim(values[0]) == 0:
         return list(values)

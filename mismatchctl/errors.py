@@ -42,6 +42,12 @@ class DataError(MismatchctlError):
         super().__init__(f"{sentence}; {remedy}" if remedy else sentence)
 
 
+def kind_of(value: object) -> str:
+    """The type of a value with its article (`an int`), to say what something is not; None itself."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Say which of the `known` words was probably meant, as a clause to append to an error; empty if none."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)

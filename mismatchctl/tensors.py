@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, Floats, Segments, TokenBatch
 from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
 from mismatchctl.correction import Applied, Correction, apply, divisor
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.ratios import Ratios, ratios_of
 
 Values = Any
@@ -41,9 +41,7 @@ class Layout:
             ConfigError: they are neither an array, a tensor nor a list of rows.
         """
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
-            raise ConfigError(
-                f"{name}: give an array or tensor [B, T], or a list of rows, not a {type(values).__name__}"
-            )
+            raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
         nested = getattr(values, "is_nested", False)
         shape = None if nested else getattr(values, "shape", None)  # a list has none
         whole = _array(values) if shape is not None and len(shape) == 2 else None

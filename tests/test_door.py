@@ -154,8 +154,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: mm.k3("a", "b"), "not a str"),
     "rows of text": (lambda: mm.k3([["a"]], [["b"]]), "one number per position"),
     "complex": (lambda: mm.k3(np.array(ROW) + 1j, ROW), "one number per position"),
-    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not a NoneType"),
-    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not a int"),
+    "nothing": (lambda: mm.k3(None, TRAIN), "rollout: .* not None"),
+    "a correction": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, 3), "not an int"),
     "two corrections": (lambda: mm.weights(ROLLOUT, TRAIN, MASK, ["none", "token_tis"]), "one correction is wanted"),
     "current": (
         lambda: mm.weights(ROLLOUT, TRAIN, MASK, Correction(weight=Weight(source="current/rollout"))),
@@ -174,7 +174,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: mm.analyze({"rollout": ROW * 2, "train": ROW * 2, "worker": [1, "a"]}),
         "no table can be made of a dict: ",
     ),
-    "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "no table can be made of a Int64Scalar: "),
+    "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "no table can be made of an Int64Scalar: "),
     "the second table": (
         lambda: mm.analyze([{"rollout": ROW, "train": ROW}, {"rollout": ROW, "train": [[0.5]]}]),
         "^table 2 in memory, row 0, column train_log_probs: ",
@@ -201,17 +201,45 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "at most 0.5",
     ),
     "no baseline": (lambda: mm.gate({"rollout": ROW, "train": ROW}, []), "one baseline is wanted, not 0"),
-    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not a int"),
+    "by numbers": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, by=[1]), "by: give names, not an int"),
     "a flag for rename": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename="a=b"), "rename: give a mapping"),
-    "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={1: "a"}), "not a int"),
-    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={"reward": 3}), "not a int"),
-    "a configuration": (lambda: mm.lint(5), "not a int"),
+    "a column by number": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={1: "a"}), "not an int"),
+    "a number of a column": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, rename={"reward": 3}), "not an int"),
+    "threads as text": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, threads="x"), "^threads: .* whole number"),
+    "no threads": (lambda: mm.diagnose({"rollout": ROW, "train": ROW}, threads=0), "^threads: .* not 0"),
+    "no micro-batch": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW}, micro_batch_size=1.5),
+        "^micro_batch_size: .* not 1.5",
+    ),
+    "a device": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, device="gpu"), "^device: .* not 'gpu'"),
+    "an engine": (lambda: mm.compare({"rollout": ROW, "train": ROW}, engine="ray"), "^engine: .* not 'ray'"),
+    "a framework": (lambda: mm.analyze({"rollout": ROW, "train": ROW}, framework="verk"), "did you mean 'verl'"),
+    "a framework by number": (lambda: mm.advise({"rollout": ROW, "train": ROW}, framework=3), "not an int"),
+    "a batch of none": (lambda: mm.advise({"rollout": ROW, "train": ROW}, batch=-1), "^batch: .* not -1"),
+    "a level as text": (lambda: mm.gate({"rollout": ROW, "train": ROW}, level="a"), "^level: give a number, not 'a'"),
+    "bad rows": (
+        lambda: mm.gate({"rollout": ROW, "train": [[0.5, -1.0]]}),
+        "correct the dump, or leave such rows out with on_bad='skip' of mm.analyze$",
+    ),
+    "a column of another name": (
+        lambda: mm.diagnose({"rollout": ROW, "old": ROW}),
+        r"name the right column with rename=\{'train_log_probs': 'NAME'\}",
+    ),
+    "by a list": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW, "token_ids": [[1, 2]]}, by="token_ids"),
+        "^by='token_ids': the column holds lists of numbers in the table in memory; ",
+    ),
+    "a rule that is none": (
+        lambda: mm.gate({"rollout": ROW, "train": ROW}, rules="k3:up"),
+        "^rules: .* 'up' is no KEY",
+    ),
+    "a configuration": (lambda: mm.lint(5), "not an int"),
     "keys of none": (lambda: mm.lint({"a": 1}), "^the mapping: holds no key"),
     "an object in a configuration": (
         lambda: mm.lint({"rollout_is": object()}),
         "^the mapping: not what .*of type object$",
     ),
-    "a result": (lambda: mm.read_result(5), "not from a int"),
+    "a result": (lambda: mm.read_result(5), "not from an int"),
     "a preset": (lambda: mm.preset(5), "no preset 5"),
 }
 
@@ -257,6 +285,42 @@ def test_a_value_per_row_comes_in_any_kind(values: Any) -> None:
     columns = {"rollout": ROW * 2, "train": ROW * 2, "step": range(2), "reward": values}
     (run,) = mm.analyze(columns, by="reward").runs.values()  # type: ignore[operator]
     assert len(run.groups.labels) == 2 and len(run.by["reward"].labels) == 2
+
+
+def test_a_framework_is_called_by_its_name() -> None:
+    """As of `--framework`; a text was taken, and led to Python's own error."""
+    made = mm.analyze({"rollout": ROW, "train": ROW}, framework="verl", threads=np.int64(1))  # type: ignore[operator]
+    assert made.provenance.framework.startswith("verl@")
+
+
+def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
+    frame = pl.DataFrame({"rollout_log_probs": ROW * 2, "train_log_probs": ROW * 2, "step": [1, 2]})
+
+    class Stream:
+        def __arrow_c_stream__(self, schema: Any = None) -> Any:
+            return frame.__arrow_c_stream__(schema)
+
+    for source in (Stream(), dict(zip(frame.columns, frame.to_arrow().columns, strict=True))):
+        assert mm.analyze(source)["memory"].groups.labels == [1, 2]  # type: ignore[operator]
+
+
+def test_tables_of_pandas() -> None:
+    pd = pytest.importorskip("pandas")
+    columns = {"rollout_log_probs": [np.array(row) for row in ROW * 3], "train_log_probs": ROW * 3}
+    frame = pd.DataFrame(columns | {"step": [1, 2, 3]})
+    for steps in (frame, frame.set_index("step"), frame.groupby("step").first(), frame.astype({"step": "Int64"})):
+        assert mm.analyze(steps)["memory"].groups.labels == [1, 2, 3]  # type: ignore[operator]
+    objects = frame.assign(rollout_log_probs=[np.array(row, dtype=object) for row in ROW * 3])
+    assert mm.analyze(objects)["memory"].tokens.value == 6  # type: ignore[operator]
+    for bad, said in (
+        (frame.assign(step=pd.array([1, None, 3], dtype="Int64")), "row 1, column step: the value is missing"),
+        (frame.assign(train_log_probs=[*ROW, None, *ROW]), "row 1, column train_log_probs: the list is null"),
+        (frame.assign(note=[object()] * 3), "column note"),
+        (pd.concat([frame, frame[["step"]]], axis=1), "Duplicate column names"),
+        (frame.rename(columns={"step": 1}), "columns are named by texts, not by an int"),
+    ):
+        with pytest.raises((mm.ConfigError, mm.DataError), match=said):
+            mm.analyze(bad)  # type: ignore[operator]
 
 
 def test_several_may_come_in_any_collection(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ ORDER = (
     "doctor",
     "render",
     "tensors",
+    "options",
     "door",
     "cli",
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.files import first_bytes
 from mismatchctl.result.check import problems
 from mismatchctl.result.model import FORMAT, Result
@@ -41,7 +41,7 @@ def read_result(path: str | Path) -> Result:
         DataError: the file is missing, is no whole Result, or is of a format that this version does not know.
     """
     if not isinstance(path, (str, os.PathLike)):
-        raise ConfigError(f"a result is read from a path, not from a {type(path).__name__}")
+        raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
     name = str(path)
     try:
         data: Any = parse_json(decoded(read_whole(path)))
