@@ -25,7 +25,17 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
+from measure import (
+    COLUMNS,
+    in_rounds,
+    made_dump,
+    make_dump,
+    measure,
+    parser_of,
+    publish,
+    reported,
+    table,
+)
 
 if TYPE_CHECKING:
     from mismatchctl.correction import Correction
@@ -48,13 +58,11 @@ CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS)
 
 def run_case(case: str, folder: Path, threads: int) -> None:
     """One case, in this process."""
-    if case == DECODE:
-        start, processor = time.perf_counter(), time.process_time()
-        decode(folder, threads)
-    elif case == OWN:
-        load_loops()
-        start, processor = time.perf_counter(), time.process_time()
-        decode(folder, threads, by_page=True)
+    if case in (DECODE, OWN):
+        if case == OWN:
+            load_loops()
+        with reported():
+            decode(folder, threads, by_page=case == OWN)
     else:
         from mismatchctl.analyze import analyze
         from mismatchctl.frameworks import DEFAULT_CORRECTIONS, preset
@@ -63,12 +71,11 @@ def run_case(case: str, folder: Path, threads: int) -> None:
         analyze([str(ROOT / "sample_data" / "dense")], corrections)
         if sum(pq.ParquetFile(file).metadata.num_rows for file in folder.iterdir()) > 1000:
             load_loops()
-        start, processor = time.perf_counter(), time.process_time()
-        if case == SUMS:
-            read_and_sum(folder, corrections, threads)
-        else:
-            analyze([str(folder)], corrections, threads=threads, findings=case != WITHOUT)
-    report(time.perf_counter() - start, time.process_time() - processor)
+        with reported():
+            if case == SUMS:
+                read_and_sum(folder, corrections, threads)
+            else:
+                analyze([str(folder)], corrections, threads=threads, findings=case != WITHOUT)
 
 
 def decode(folder: Path, threads: int, by_page: bool = False) -> None:
@@ -131,27 +138,23 @@ def load_loops() -> None:
 
 
 def against_decode(folder: Path, tokens: int, mean: int, repeat: int, threads: int) -> str:
-    rounds: list[dict[str, Cost]] = [
-        {case: measure(__file__, "--case", case, "--folder", str(folder), "--threads", str(threads)) for case in CASES}
-        for _ in range(repeat)
-    ]
-    lines = [
-        f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {threads} thread{'s' * (threads > 1)}, {repeat} rounds", "",
-        "| case | processor seconds, median [least, most] | M tokens/s | against decode | by the clock | "
-        "against its own decode | peak memory, MB |",
-        "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    given = ("--folder", folder, "--threads", threads)
+    rounds = in_rounds(__file__, {case: ("--case", case, *given) for case in CASES}, repeat)
+    heads = (
+        "case", "processor seconds, median [least, most]", "M tokens/s", "against decode", "by the clock",
+        "against its own decode", "peak memory, MB",
+    )  # fmt: skip
+    rows = []
     for case in CASES:
-        costs = [found[case] for found in rounds]
-        seconds = [cost.processor for cost in costs]
-        ratio = statistics.median(found[case].processor / found[DECODE].processor for found in rounds)
-        own = statistics.median(found[case].processor / found[OWN].processor for found in rounds)
-        clock = statistics.median(found[case].wall / found[DECODE].wall for found in rounds)
-        spread = f"{statistics.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
-        memory = statistics.median(cost.memory for cost in costs)
-        speed = tokens / 1e6 / statistics.median(seconds)
-        lines.append(f"| {case} | {spread} | {speed:.0f} | {ratio:.2f} | {clock:.2f} | {own:.2f} | {memory:,.0f} |")
-    return "\n".join(lines) + "\n"
+        speed = tokens / 1e6 / rounds.median("processor", case)
+        ratios = (
+            f"{rounds.median(*each):.2f}"
+            for each in (("processor", case, DECODE), ("wall", case, DECODE), ("processor", case, OWN))
+        )
+        memory = rounds.median("memory", case)
+        rows.append((case, rounds.spread("processor", case), f"{speed:.0f}", *ratios, f"{memory:,.0f}"))
+    about = f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {threads} thread{'s' * (threads > 1)}, {repeat} rounds"
+    return f"{about}\n\n{table(heads, rows)}"
 
 
 def children_seconds() -> float:
@@ -192,15 +195,13 @@ def start(tokens: int, repeat: int) -> str:
                 if turn:  # what the first one compiles and fetches from the disk is there for the others
                     found.setdefault(name, []).append(spent)
     bare = statistics.median(spent for spent, _ in found["python -c pass"])
-    lines = [
-        "| command | processor seconds, median [least] | against the bare interpreter | seconds by the clock |",
-        "|---|---|---|---|",
-    ]
+    heads = "command", "processor seconds, median [least]", "against the bare interpreter", "seconds by the clock"
+    rows = []
     for name, costs in found.items():
         seconds, clocks = zip(*costs, strict=True)
         median, clock = statistics.median(seconds), statistics.median(clocks)
-        lines.append(f"| {name} | {median:.3f} [{min(seconds):.3f}] | {median / max(bare, 0.001):.0f} | {clock:.3f} |")
-    return f"## Start\n\n{repeat} rounds\n\n" + "\n".join(lines) + f"\n\n{START}\n"
+        rows.append((name, f"{median:.3f} [{min(seconds):.3f}]", f"{median / max(bare, 0.001):.0f}", f"{clock:.3f}"))
+    return f"## Start\n\n{repeat} rounds\n\n{table(heads, rows)}\n{START}\n"
 
 
 def main() -> None:
@@ -220,17 +221,13 @@ def main() -> None:
         return
     tokens, sections = int(given.tokens), [HEAD]
     for mean in (2500, 400):
-        with tempfile.TemporaryDirectory() as place:
-            folder = Path(place)
-            make_dump(folder, tokens, mean)
+        with made_dump(tokens, mean) as folder:
             measure(__file__, "--case", FIVE, "--folder", str(folder))  # loops that are not compiled yet are now
             for threads in (1, 2):
                 sections.append(against_decode(folder, tokens, mean, given.repeat, threads))
                 print(sections[-1], flush=True)
     sections.append(start(tokens, given.repeat))
-    print(sections[-1])
-    if given.write:
-        given.write.write_text("\n".join(sections), encoding="utf-8")
+    publish("\n".join(sections), given.write)
 
 
 HEAD = f"""# What an analysis costs

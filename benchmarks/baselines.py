@@ -10,20 +10,18 @@ anything is timed, all cases have to give the same numbers.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
+from measure import COLUMNS, in_rounds, make_dump, parser_of, publish, reported, table
 
 Outputs = list[dict[str, float]]
 """The mismatch, then one row per correction."""
@@ -178,23 +176,14 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
 
 
 def run_case(case: str, number: int, folder: Path) -> None:
-    """One case, in this process; its outputs go to stderr."""
+    """One case, in this process."""
     import torch
 
-    corrections = ONE if number == 1 else FIFTY
     torch.set_num_threads(1)
     if case in ("analyze", "sweep"):
         analysis_once()
-    start, processor = time.perf_counter(), time.process_time()
-    if case == "padded":
-        outputs = by_torch(padded_batches(folder), corrections)
-    elif case == "bucketed":
-        outputs = by_torch(bucketed_batches(folder), corrections)
-    else:
-        outputs = by_mismatchctl(folder, corrections, case == "sweep")
-    wall, used = time.perf_counter() - start, time.process_time() - processor
-    print(json.dumps(outputs))
-    report(wall, used)
+    with reported():
+        outputs_of(case, number, folder)
 
 
 def analysis_once() -> None:
@@ -227,31 +216,20 @@ def outputs_of(case: str, number: int, folder: Path) -> Outputs:
     return by_mismatchctl(folder, corrections, case == "sweep")
 
 
-def table(folder: Path, tokens: int, number: int, repeat: int) -> str:
+def compared(folder: Path, tokens: int, number: int, repeat: int) -> str:
     """Markdown of the cases with so many corrections."""
-    cases = CASES[number]
-    rounds: list[dict[str, Cost]] = [
-        {
-            title: measure(__file__, "--case", case, "--number", str(number), "--folder", str(folder))
-            for title, case in cases.items()
-        }
-        for _ in range(repeat)
-    ]
-    plural = "s" if number > 1 else ""
-    lines = [
-        f"## {number} correction{plural}, {tokens / 1e6:g} M tokens, {repeat} rounds", "",
-        "| case | seconds, median [least, most] | as many times as mismatchctl | processor / clock | peak memory, MB |",
-        "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for title in cases:
-        costs = [found[title] for found in rounds]
-        walls = [cost.wall for cost in costs]
-        ratio = statistics.median(found[title].wall / found[OURS].wall for found in rounds)
-        busy = statistics.median(cost.processor / cost.wall for cost in costs)
-        spread = f"{statistics.median(walls):.2f} [{min(walls):.2f}, {max(walls):.2f}]"
-        memory = statistics.median(cost.memory for cost in costs)
-        lines.append(f"| {title} | {spread} | {ratio:.1f} | {busy:.2f} | {memory:,.0f} |")
-    return "\n".join(lines) + "\n"
+    given = ("--number", number, "--folder", folder)
+    rounds = in_rounds(__file__, {title: ("--case", case, *given) for title, case in CASES[number].items()}, repeat)
+    heads = (
+        "case", "seconds, median [least, most]", "as many times as mismatchctl", "processor / clock", "peak memory, MB",
+    )  # fmt: skip
+    rows = []
+    for title in CASES[number]:
+        busy = statistics.median(found[title].processor / found[title].wall for found in rounds.costs)
+        ratio, memory = rounds.median("wall", title, OURS), rounds.median("memory", title)
+        rows.append((title, rounds.spread("wall", title), f"{ratio:.1f}", f"{busy:.2f}", f"{memory:,.0f}"))
+    about = f"## {number} correction{'s' * (number > 1)}, {tokens / 1e6:g} M tokens, {repeat} rounds"
+    return f"{about}\n\n{table(heads, rows)}"
 
 
 def main() -> None:
@@ -271,10 +249,9 @@ def main() -> None:
             check({title: outputs_of(case, number, small) for title, case in cases.items()})
         make_dump(folder, tokens, 2500)
         for number in CASES:
-            sections.append(table(folder, tokens, number, given.repeat))
+            sections.append(compared(folder, tokens, number, given.repeat))
             print(sections[-1], flush=True)
-    if given.write:
-        given.write.write_text("\n".join([HEAD.format(load=os.getloadavg()[0]), *sections]), encoding="utf-8")
+    publish("\n".join([HEAD.format(load=os.getloadavg()[0]), *sections]), given.write)
 
 
 HEAD = f"""# Against padded tensors

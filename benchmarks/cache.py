@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import typer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from measure import measure, report  # noqa: E402
+from measure import measure, publish, reported, table  # noqa: E402
 
 GOAL = 0.03
 LENGTH, PER_PROMPT, ROWS = 2000, 8, 512
@@ -61,11 +61,9 @@ def case(dump: str, kept: str, threads: int, result: str) -> None:
     from mismatchctl.frameworks import preset
 
     engine = Cached(Local(threads), Path(kept)) if kept else Local(threads)
-    wall, processor = time.perf_counter(), time.process_time()
-    made = analyze([dump], [preset(name) for name in CORRECTIONS], engine=engine).to_json()
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    with reported():
+        made = analyze([dump], [preset(name) for name in CORRECTIONS], engine=engine).to_json()
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
-    report(wall, processor)
 
 
 def main(
@@ -104,10 +102,7 @@ def main(
         assert hashes["without"] == hashes["filling"] == hashes["same"] and len(hashes["same"]) == 1
         assert hashes["grown"] == hashes["grown without"] and len(hashes["grown"]) == 1
         dumped = sum(file.stat().st_size for file in dump.iterdir())
-    text = _document(files, tokens, repeats, threads, costs, size / dumped)
-    typer.echo(text)
-    if write is not None:
-        write.write_text(text, encoding="utf-8")
+    publish(_document(files, tokens, repeats, threads, costs, size / dumped), write)
 
 
 def _document(
@@ -122,10 +117,10 @@ def _document(
         "grown": "again, with one file more",
         "grown without": "that without a cache",
     }
-    lines = [
-        f"| {words} | {middle[name][0] / first:.3f} | {middle[name][1] / first:.3f} | {middle[name][2]:.0f} |"
+    cells = (
+        (words, f"{middle[name][0] / first:.3f}", f"{middle[name][1] / first:.3f}", f"{middle[name][2]:.0f}")
         for name, words in rows.items()
-    ]
+    )
     allowed = GOAL + 1 / files
     verdict = "met" if grown / first <= allowed else "missed"
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
@@ -138,10 +133,7 @@ def _document(
             "the interpreter not counted. Times as a share of the wall time without a cache; all Results of one dump "
             "have the same bytes.",
             "",
-            "| run | wall time | processor time | peak MB |",
-            "|---|---|---|---|",
-            *lines,
-            "",
+            table(("run", "wall time", "processor time", "peak MB"), cells),
             f"The goal for one file more is 3 % and the file's share, {allowed:.3f} in all: {grown / first:.3f}, "
             f"{verdict}. The cache takes {size:.1%} of what the dump takes.",
             "",

@@ -24,7 +24,7 @@ import typer
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from cache import CORRECTIONS, make_step  # noqa: E402
-from measure import measure, report  # noqa: E402
+from measure import measure, publish, reported, table  # noqa: E402
 
 WORKERS = (1, 2, 4)
 
@@ -44,12 +44,9 @@ def case(dump: str, engine: str, workers: int, result: str) -> None:
         analyze([dump], corrections, engine=Ray())  # workers start and load what they need
     if engine == "killed":
         threading.Thread(target=_kill_a_worker, daemon=True).start()
-    wall, processor = time.perf_counter(), time.process_time()
-    with contextlib.redirect_stdout(sys.stderr):  # Ray tells of the lost worker there
+    with reported(), contextlib.redirect_stdout(sys.stderr):  # Ray tells of the lost worker there
         made = analyze([dump], corrections, engine=Local(workers) if engine == "local" else Ray()).to_json()
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
     Path(result).write_text(hashlib.sha256(made.encode()).hexdigest())
-    report(wall, processor)
     sys.stdout.flush()
     os._exit(0)  # nothing that Ray has to say any more goes behind the report
 
@@ -96,22 +93,15 @@ def main(
                 costs[engine, workers].append(cost.wall)
                 hashes.add((root / "hash").read_text())
     middle = {one: statistics.median(walls) for one, walls in costs.items()}
-    text = _document(files, tokens, repeats, middle, len(hashes))
-    typer.echo(text)
-    if write is not None:
-        write.write_text(text, encoding="utf-8")
+    publish(_document(files, tokens, repeats, middle, len(hashes)), write)
     if len(hashes) > 1:
         raise typer.Exit(1)
 
 
 def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int], float], hashes: int) -> str:
     one = middle["local", 1]
-    rows = [
-        f"| {workers} | "
-        + " | ".join(f"{middle[name, workers] / one:.2f}" for name in ("local", "ray", "killed"))
-        + " |"
-        for workers in WORKERS
-    ]
+    cases = ("local", "ray", "killed")
+    rows = ((workers, *(f"{middle[name, workers] / one:.2f}" for name in cases)) for workers in WORKERS)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     same = "All Results have the same bytes." if hashes == 1 else f"MISSED: {hashes} different Results."
     return "\n".join(
@@ -123,10 +113,7 @@ def _document(files: int, tokens: int, repeats: int, middle: dict[tuple[str, int
             "Ray not counted. Wall times, that of one thread being 1; what has more workers than processors shows the "
             "bytes, not the speed.",
             "",
-            "| workers | threads | Ray | Ray, one worker killed |",
-            "|---|---|---|---|",
-            *rows,
-            "",
+            table(("workers", "threads", "Ray", "Ray, one worker killed"), rows),
             same,
             "",
         ]

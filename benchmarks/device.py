@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measure import Cost, make_dump, measure, parser_of, report
+from measure import in_rounds, make_dump, parser_of, publish, reported, table
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.model import Gate, Weight
@@ -43,9 +43,8 @@ def run_case(device: str, number: int, folder: Path, threads: int) -> None:
     """One whole analysis, in this process; reading Python's own modules is not counted, torch and the device are."""
     from mismatchctl.analyze import analyze
 
-    start, processor = time.perf_counter(), time.process_time()
-    analyze([str(folder)], corrections(number), threads=threads, device=device)  # type: ignore[arg-type]
-    report(time.perf_counter() - start, time.process_time() - processor)
+    with reported():
+        analyze([str(folder)], corrections(number), threads=threads, device=device)  # type: ignore[arg-type]
 
 
 def rate(work: Callable[[], object], repeat: int, finish: Callable[[], None]) -> float:
@@ -102,32 +101,26 @@ def arithmetic(device: str, repeat: int) -> list[float]:
 def arithmetic_table(devices: tuple[str, ...], repeat: int) -> str:
     """One row per number of corrections."""
     found = arithmetic(devices[0], repeat) if devices else []
-    lines = ["| what one thread does with a block | M tokens/s | of the copy's rate |", "|---|---|---|"]
     names = ["copy to the device", *(f"sums and {number} corrections, on the device" for number in COUNTS)]
-    for index, name in enumerate(names):
-        measured = f"{found[index] / 1e6:,.0f} | {found[index] / found[0]:.0%}" if found else f"{NOT_MEASURED} | "
-        lines.append(f"| {name} | {measured} |")
+    cells = [(f"{each / 1e6:,.0f}", f"{each / found[0]:.0%}") for each in found] or [(NOT_MEASURED, "")] * len(names)
+    rows = ((name, *own) for name, own in zip(names, cells, strict=True))
+    text = table(("what one thread does with a block", "M tokens/s", "of the copy's rate"), rows)
     if found:
-        lines += ["", f"The copy moves {found[0] * BYTES / 1e9:.1f} GB/s, its way into page-locked memory included."]
-    return "\n".join(lines) + "\n"
+        text += f"\nThe copy moves {found[0] * BYTES / 1e9:.1f} GB/s, its way into page-locked memory included.\n"
+    return text
 
 
 def whole_table(devices: tuple[str, ...], folder: Path, tokens: int, repeat: int, threads: int) -> str:
     """Seconds on the CPU and on the device, and their ratio within rounds."""
-    lines = ["| corrections | CPU, s | device, s | device / CPU |", "|---|---|---|---|"]
-    for number in COUNTS:
-        if not devices:
-            lines.append(f"| {number} | {NOT_MEASURED} | {NOT_MEASURED} | |")
-            continue
-        words = ("--corrections", str(number), "--folder", str(folder), "--threads", str(threads))
-        rounds: list[dict[str, Cost]] = [
-            {case: measure(__file__, "--case", case, *words) for case in ("cpu", "cuda")} for _ in range(repeat)
-        ]
-        cpu, cuda = (statistics.median(found[case].wall for found in rounds) for case in ("cpu", "cuda"))
-        ratio = statistics.median(found["cuda"].wall / found["cpu"].wall for found in rounds)
-        lines.append(f"| {number} | {cpu:.1f} | {cuda:.1f} | {ratio:.2f} |")
+    rows: list[tuple[object, ...]] = []
+    for number in COUNTS if devices else ():
+        words = ("--corrections", number, "--folder", folder, "--threads", threads)
+        rounds = in_rounds(__file__, {case: ("--case", case, *words) for case in ("cpu", "cuda")}, repeat)
+        cpu, cuda = (f"{rounds.median('wall', case):.1f}" for case in ("cpu", "cuda"))
+        rows.append((number, cpu, cuda, f"{rounds.median('wall', 'cuda', 'cpu'):.2f}"))
+    rows = rows or [(number, NOT_MEASURED, NOT_MEASURED, "") for number in COUNTS]
     about = f"{tokens / 1e6:g} M tokens, {threads} threads, {repeat} rounds" if devices else "No accelerator here"
-    return f"{about}\n\n" + "\n".join(lines) + "\n"
+    return f"{about}\n\n" + table(("corrections", "CPU, s", "device, s", "device / CPU"), rows)
 
 
 def main() -> None:
@@ -147,9 +140,7 @@ def main() -> None:
         if devices:
             make_dump(folder, tokens, 2500)
         sections.append(whole_table(devices, folder, tokens, given.repeat, given.threads))
-    print("\n".join(sections))
-    if given.write:
-        given.write.write_text("\n".join(sections), encoding="utf-8")
+    publish("\n".join(sections), given.write)
 
 
 HEAD = """# What an accelerator gives

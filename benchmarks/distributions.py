@@ -21,6 +21,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+from measure import between  # noqa: E402
 from sides import percent  # noqa: E402
 from stranger_dumps import ENGINE, TRAINER, World  # noqa: E402
 from stranger_plans import FRESH, PROMPT, RESPONSE, SEEN, UNSEEN  # noqa: E402
@@ -137,7 +138,7 @@ class Told:
 def main() -> None:
     torch.set_num_threads(1)
     plans = [plan for plan in (*FRESH, *UNSEEN, *SEEN) if (Path(sys.argv[1]) / f"{plan.name}.pt").exists()]
-    lines = [BEGIN, "", "`clean`: neither a temperature nor a truncation is found.", ""]
+    lines = ["", "`clean`: neither a temperature nor a truncation is found.", ""]
     for title, tried in (("No rule was tried on", False), ("Rules were mended on", True)):
         told = Told()
         for plan in plans:
@@ -145,11 +146,7 @@ def main() -> None:
                 told.add(World.of(plan, Path(sys.argv[1]), 1))
         if told.models:
             lines += told.lines(title)
-    lines.append(END)
-    print("\n".join(lines))
-    if "--write" in sys.argv:
-        before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-        DOCUMENT.write_text(before + "\n".join(lines) + rest.partition(END)[2], encoding="utf-8")
+    between("\n".join(lines), DOCUMENT if "--write" in sys.argv else None, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,13 @@ Every case runs in a fresh process, the cases interleaved; one thread. Files com
 from __future__ import annotations
 
 import os
-import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from analyze import load_loops
-from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
+from measure import COLUMNS, in_rounds, make_dump, parser_of, publish, reported, table
 
 ROOT = Path(__file__).parent.parent
 PARQUET = "Parquet, as the recorder writes it"
@@ -43,17 +41,16 @@ def run_case(case: str, folder: Path) -> None:
     if case == ANALYZE:
         analyze([str(ROOT / "sample_data" / "dense")], [])
         load_loops()
-    start, processor = time.perf_counter(), time.process_time()
-    if case == DECODE:
-        decode(folder)
-    elif case == READ:
-        dump = open_dump([str(folder)])
-        for unit in dump.units:
-            for _ in dump.read(unit, Problems()):
-                pass
-    else:
-        analyze([str(folder)], [], threads=1)
-    report(time.perf_counter() - start, time.process_time() - processor)
+    with reported():
+        if case == DECODE:
+            decode(folder)
+        elif case == READ:
+            dump = open_dump([str(folder)])
+            for unit in dump.units:
+                for _ in dump.read(unit, Problems()):
+                    pass
+        else:
+            analyze([str(folder)], [], threads=1)
 
 
 def decode(folder: Path) -> None:
@@ -72,38 +69,24 @@ def decode(folder: Path) -> None:
                     reader.get_batch(group)
 
 
-def table(folders: dict[str, Path], tokens: int, repeat: int) -> str:
-    rounds: list[dict[tuple[str, str], Cost]] = [
-        {
-            (name, case): measure(__file__, "--case", case, "--folder", str(folder))
-            for name, folder in folders.items()
-            for case in CASES
-        }
-        for _ in range(repeat)
-    ]
+def compared(folders: dict[str, Path], tokens: int, repeat: int) -> str:
+    cases = {f"{case} {name}": ("--case", case, "--folder", folders[name]) for name in folders for case in CASES}
+    rounds = in_rounds(__file__, cases, repeat)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
-    lines = [
-        f"{tokens / 1e6:.3g} M tokens, {repeat} rounds; load of the machine at the end: {load}", "",
-        "| format | bytes per token | decode, against Parquet's | read, against its decode | read, against Parquet's "
-        "| analyze, against Parquet's | analyze, peak memory, MB |",
-        "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-
-    def ratio(mine: tuple[str, str], other: tuple[str, str]) -> str:
-        ratios = [found[mine].wall / found[other].wall for found in rounds]
-        return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+    heads = (
+        "format", "bytes per token", "decode, against Parquet's", "read, against its decode", "read, against Parquet's",
+        "analyze, against Parquet's", "analyze, peak memory, MB",
+    )  # fmt: skip
+    rows = []
 
     for name, folder in folders.items():
         size = sum(file.stat().st_size for file in folder.iterdir()) / tokens
-        memory = statistics.median(found[name, ANALYZE].memory for found in rounds)
-        cells = [
-            ratio((name, DECODE), (PARQUET, DECODE)),
-            ratio((name, READ), (name, DECODE)),
-            ratio((name, READ), (PARQUET, READ)),
-            ratio((name, ANALYZE), (PARQUET, ANALYZE)),
-        ]
-        lines.append(f"| {name} | {size:.2f} | {' | '.join(cells)} | {memory:,.0f} |")
-    return "\n".join(lines) + "\n"
+        memory = rounds.median("memory", f"{ANALYZE} {name}")
+        pairs = ((DECODE, DECODE, PARQUET), (READ, DECODE, name), (READ, READ, PARQUET), (ANALYZE, ANALYZE, PARQUET))
+        cells = (rounds.spread("wall", f"{case} {name}", f"{other} {there}") for case, other, there in pairs)
+        rows.append((name, f"{size:.2f}", *cells, f"{memory:,.0f}"))
+    about = f"{tokens / 1e6:.3g} M tokens, {repeat} rounds; load of the machine at the end: {load}"
+    return f"{about}\n\n{table(heads, rows)}"
 
 
 def main() -> None:
@@ -119,10 +102,7 @@ def main() -> None:
         for name, kind in FORMATS.items():
             if name != PARQUET:
                 convert(folders[PARQUET], folders[name], kind)
-        text = HEAD + table(folders, tokens, given.repeat)
-    print(text)
-    if given.write:
-        given.write.write_text(text, encoding="utf-8")
+        publish(HEAD + compared(folders, tokens, given.repeat), given.write)
 
 
 HEAD = f"""# Parquet and Arrow

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from measure import between, table
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
@@ -146,15 +147,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
 
 
-def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    heads = list(heads)
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
-
-
-def levels(runs: dict[str, Run], splits: int) -> Iterator[str]:
+def levels(runs: dict[str, Run], splits: int) -> str:
     """Nothing changed: shares that fail, over all runs that are large enough, and the largest of a run."""
     rows = []
     for new, old in DESIGNS:
@@ -180,10 +173,10 @@ def levels(runs: dict[str, Run], splits: int) -> Iterator[str]:
         "prompts, new v baseline", "runs", "failed at 0", "most of a run", "K3 alone at 0", "failed at 25 %",
         "undecided at 25 %",
     )  # fmt: skip
-    yield from table(heads, rows)
+    return table(heads, rows)
 
 
-def detection(named: dict[str, Run], splits: int) -> Iterator[str]:
+def detection(named: dict[str, Run], splits: int) -> str:
     rows: dict[str, list[str]] = {}
     heads = ["rise"]
     designs = [("16 v 16", Design(16, 16)), ("32 v 32", Design(32, 32)), ("the same 16", Design(16, 16, paired=True))]
@@ -205,10 +198,10 @@ def detection(named: dict[str, Run], splits: int) -> Iterator[str]:
                 shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
                 rows.setdefault(name, []).append(f"{percent(shares[0])} ({percent(shares[1])})")
             print(heads[-1], [row[-1] for row in rows.values()], file=sys.stderr, flush=True)
-    yield from table(heads, ((name, *cells) for name, cells in rows.items()))
+    return table(heads, ((name, *cells) for name, cells in rows.items()))
 
 
-def rescored(folder: Path, names: Iterable[str], splits: int) -> Iterator[str]:
+def rescored(folder: Path, names: Iterable[str], splits: int) -> str:
     """The same tokens truly scored again by a second numeric, whose log ratio is so many times as large."""
     rows, heads = {f"x {factor:g}" if factor > 1 else "nothing": [] for factor in (1.0, 1.05, 1.1, 1.25)}, ["log ratio"]
     for name in names:
@@ -225,7 +218,7 @@ def rescored(folder: Path, names: Iterable[str], splits: int) -> Iterator[str]:
                 shares = [np.mean([each[place] <= LEVEL for each in found]) for place in (0, 1)]
                 cells.append(f"{percent(shares[0])} ({percent(shares[1])})")
             print(heads[-1], [cells[-1] for cells in rows.values()], file=sys.stderr, flush=True)
-    yield from table(heads, ((words, *cells) for words, cells in rows.items()))
+    return table(heads, ((words, *cells) for words, cells in rows.items()))
 
 
 def halves_of_k3(new: Layers, old: Layers, replicates: int = 2048) -> float:
@@ -237,7 +230,7 @@ def halves_of_k3(new: Layers, old: Layers, replicates: int = 2048) -> float:
     return float(np.count_nonzero(~(one > two)) + 1) / (replicates + 1)
 
 
-def lost_tokens(named: dict[str, Run], splits: int) -> Iterator[str]:
+def lost_tokens(named: dict[str, Run], splits: int) -> str:
     """0.03 % of the tokens at -1, planted anew six times, and of more than that."""
     rows = []
     for model, run in named.items():
@@ -256,7 +249,7 @@ def lost_tokens(named: dict[str, Run], splits: int) -> Iterator[str]:
                     found.append([each <= LEVEL for each in (p, halves_of_k3(one, two), alone)])
             rows.append((model, f"{size} v {size}", *(percent(float(share)) for share in np.mean(found, axis=0))))
             print(rows[-1], file=sys.stderr, flush=True)
-    yield from table(("model", "prompts", "gate", "earlier gate: K3 by random halves", "K3 alone"), rows)
+    return table(("model", "prompts", "gate", "earlier gate: K3 by random halves", "K3 alone"), rows)
 
 
 def sample_of(run: Run) -> Sample:
@@ -277,7 +270,7 @@ def sample_of(run: Run) -> Sample:
     return Sample(np.arange(1, run.count + 1, dtype=np.uint64), names, np.column_stack(sums))
 
 
-def families(runs: dict[str, Run], splits: int) -> Iterator[str]:
+def families(runs: dict[str, Run], splits: int) -> str:
     """Nothing changed: how often any of so many rules fails."""
     rows = []
     for new, old in ((16, 16), (8, 40), (40, 8)):
@@ -296,7 +289,7 @@ def families(runs: dict[str, Run], splits: int) -> Iterator[str]:
         cells = [f"{percent(mean)} ({percent(most)})" for mean, most in ends]
         rows.append((f"{new} v {old}", str(len(failed)), *cells))
         print(rows[-1], file=sys.stderr, flush=True)
-    yield from table(("prompts, new v baseline", "runs", "1 rule", "3 rules", "8 rules"), rows)
+    return table(("prompts, new v baseline", "runs", "1 rule", "3 rules", "8 rules"), rows)
 
 
 def main() -> None:
@@ -333,17 +326,9 @@ def options_of(about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def show(mark: str, lines: Iterator[str], page: Path | None) -> None:
+def show(mark: str, text: str, page: Path | None) -> None:
     """Print a table; where a page is named, put it between its marks there."""
-    body = "\n".join(lines)
-    print(body, flush=True)
-    if page is None:
-        return
-    before, start, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
-    _, end, after = rest.partition(f"<!-- /{mark} -->")
-    if not end:
-        sys.exit(f"{page}: there is no <!-- {mark} --> ... <!-- /{mark} --> to write between")
-    page.write_text(f"{before}{start}\n{body}\n\n{end}{after}", encoding="utf-8")
+    between(f"\n{text}", page, f"<!-- {mark} -->", f"<!-- /{mark} -->")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from gate_calibration import Run, options_of, percent, planted, show, some, table
+from gate_calibration import Run, options_of, percent, planted, show, some
+from measure import table
 
 from mismatchctl.gate import LEVEL, Allowance
 from mismatchctl.gate.comparison import compare

@@ -15,12 +15,12 @@ What `--plan` answers is asked of 32 prompts, and the rise that it was asked for
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from gate_calibration import Design, Run, options_of, percent, sample_of, show, some, table
+from gate_calibration import Design, Run, options_of, percent, sample_of, show, some
+from measure import table
 
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.need import needed
@@ -87,7 +87,7 @@ def found(design: Design, run: Run, new: Layers, old: Layers, splits: int) -> st
     return percent(float(np.mean([design.judge(some(new, i), some(old, j), TOLERANCE)[0] <= LEVEL for i, j in pairs])))
 
 
-def powers(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
+def powers(models: dict[str, Engines], splits: int, said: int) -> str:
     rows = []
     for name, engines in models.items():
         first, second = sample_of(engines.first), sample_of(engines.second)
@@ -112,10 +112,10 @@ def powers(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
             rows.append(cells)
             print(cells, file=sys.stderr, flush=True)
     heads = ("model", "prompts", "K3 x, as said (median)", "in four of five", "larger: failed", "scored", "mixed")
-    yield from table(heads, rows)
+    return table(heads, rows)
 
 
-def plans(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
+def plans(models: dict[str, Engines], splits: int, said: int) -> str:
     rows = []
     for name, engines in models.items():
         first, second = sample_of(engines.first), sample_of(engines.second)
@@ -140,7 +140,7 @@ def plans(models: dict[str, Engines], splits: int, said: int) -> Iterator[str]:
                 rows.append(cells)
                 print(cells, file=sys.stderr, flush=True)
     heads = ("model", "rise", "prompts", "as many as said (median)", "in four of five", "failed when planted")
-    yield from table(heads, rows)
+    return table(heads, rows)
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from gate_calibration import Run, options_of, percent, sample_of, show, table
+from gate_calibration import Run, options_of, percent, sample_of, show
+from measure import table
 
 from mismatchctl.measure.bins import magnitude_edges
 from mismatchctl.measure.metrics.histograms import Quantile, quantiles_of

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +38,14 @@ def make_dump(folder: Path, tokens: int, mean: int) -> int:
         write_lists(folder / f"step_{step:05d}.parquet", known, rng, step, row_group_size=512)
         made += int(known.sum())
     return made
+
+
+@contextmanager
+def made_dump(tokens: float, mean: int) -> Iterator[Path]:
+    """The folder of such a dump, for a while."""
+    with tempfile.TemporaryDirectory() as place:
+        make_dump(Path(place), int(tokens), mean)
+        yield Path(place)
 
 
 def write_lists(path: Path, lengths: NDArray[np.int64], rng: np.random.Generator, step: int, **options: int) -> None:
@@ -79,11 +91,32 @@ def measure(script: str, *words: str) -> Cost:
     return Cost(wall, processor, memory)
 
 
-def in_turns(cases: Iterable[str], rounds: int) -> Iterator[list[str]]:
-    """The cases of each round, every other one backwards: what a case leaves behind is not always the same one's."""
-    order = [*cases]
-    for number in range(rounds):
-        yield order[:: -1 if number % 2 else 1]
+@dataclass(frozen=True)
+class Rounds:
+    """What cases took, round by round: `wall`, `processor` or `memory`, by itself or as parts of another case's."""
+
+    costs: list[dict[str, Cost]]
+
+    def each(self, what: str, case: str, against: str = "") -> list[float]:
+        """A number of each round."""
+        return [getattr(one[case], what) / (getattr(one[against], what) if against else 1) for one in self.costs]
+
+    def median(self, what: str, case: str, against: str = "") -> float:
+        """The one in the middle."""
+        return statistics.median(self.each(what, case, against))
+
+    def spread(self, what: str, case: str, against: str = "") -> str:
+        """The same with the least and the most."""
+        values = self.each(what, case, against)
+        return f"{statistics.median(values):.2f} [{min(values):.2f}, {max(values):.2f}]"
+
+
+def in_rounds(script: str, cases: Mapping[str, Iterable[object]], rounds: int) -> Rounds:
+    """Cases by what a script is given for them, those of every other round backwards: what a case leaves behind is not
+    always the same one's."""
+    words = {case: [str(word) for word in given] for case, given in cases.items()}
+    orders = [[*words][:: -1 if number % 2 else 1] for number in range(rounds)]
+    return Rounds([{case: measure(script, *words[case]) for case in order} for order in orders])
 
 
 def report(wall: float, processor: float) -> None:
@@ -91,6 +124,40 @@ def report(wall: float, processor: float) -> None:
     status = Path("/proc/self/status").read_text()
     memory = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1000
     print(wall, processor, memory)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Report what is done in it."""
+    wall, processor = time.perf_counter(), time.process_time()
+    yield
+    report(time.perf_counter() - wall, time.process_time() - processor)
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Markdown, with a blank line behind it."""
+    lines = [[*heads], *(map(str, row) for row in rows)]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in lines)
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body]) + "\n"
+
+
+def publish(text: str, page: Path | None) -> None:
+    """Print it, and write it where a page is named."""
+    print(text)
+    if page is not None:
+        page.write_text(text, encoding="utf-8")
+
+
+def between(text: str, page: Path | None, begin: str, end: str) -> None:
+    """Print what stands between two marks of a page; where it is named, put it there."""
+    print(text, flush=True)
+    if page is None:
+        return
+    before, start, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        sys.exit(f"{page}: there is no {begin} ... {end} to write between")
+    page.write_text(f"{before}{start}\n{text}\n{found}{after}", encoding="utf-8")
 
 
 def parser_of(about: str | None, tokens: float, repeat: int) -> argparse.ArgumentParser:

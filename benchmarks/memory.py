@@ -13,7 +13,6 @@ import io
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +22,7 @@ import typer
 from numpy.typing import NDArray
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-from measure import Cost, make_dump, measure, report, write_lists  # noqa: E402
+from measure import Cost, make_dump, measure, publish, reported, table, write_lists  # noqa: E402
 
 VERBS = {
     "analyze, five corrections and the report": ["analyze", "DUMP", "--html", "OUT/page.html"],
@@ -47,13 +46,11 @@ def case(*words: str) -> None:
     from mismatchctl.cli.main import main as command
 
     sys.argv = ["mismatchctl", *words]
-    wall, processor = time.perf_counter(), time.process_time()
-    with contextlib.redirect_stdout(io.StringIO()):
+    with reported(), contextlib.redirect_stdout(io.StringIO()):
         try:
             command()
         except SystemExit as end:
             assert end.code in (None, 0, 4), f"{words}: exit code {end.code}"  # 4: of one sequence nothing is judged
-    report(time.perf_counter() - wall, time.process_time() - processor)
 
 
 def grown(folder: Path, times: int, to: Path) -> Path:
@@ -95,9 +92,7 @@ def main(
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         text = grows if shapes else _of_growth(_growing(Path(made), tokens, times or [1, 10, 100]))
         text += _of_shapes(_shapes(Path(made)))
-    typer.echo(text)
-    if write is not None:
-        write.write_text(text, encoding="utf-8")
+    publish(text, write)
 
 
 def _growing(made: Path, tokens: int, times: list[int]) -> dict[int, dict[str, Cost]]:
@@ -117,37 +112,28 @@ def _shapes(made: Path) -> dict[str, dict[str, Cost]]:
 
 def _of_growth(costs: dict[int, dict[str, Cost]]) -> str:
     most = max(cost.memory for found in costs.values() for cost in found.values())
-    lines = [
-        "# Memory as dumps grow",
-        "",
+    about = (
         f"Written by `python benchmarks/memory.py`: peak memory in MB, and seconds by the clock, of each command in a "
         f"fresh process with one thread. The goal is {GOAL} MB at most: {'met' if most <= GOAL else 'missed'}. "
-        "`compare` keeps about 400 bytes a sequence.",
-        "",
-        "| command | " + " | ".join(f"{tokens / 1e6:,.0f} M tokens" for tokens in costs) + " |",
-        "|---|" + "---|" * len(costs),
-    ]
-    for name in VERBS:
-        found = [costs[tokens][name] for tokens in costs]
-        lines.append(f"| {name} | " + " | ".join(f"{cost.memory:,.0f} ({cost.wall:,.0f} s)" for cost in found) + " |")
-    return "\n".join(lines) + "\n"
+        "`compare` keeps about 400 bytes a sequence."
+    )
+    heads = "command", *(f"{tokens / 1e6:,.0f} M tokens" for tokens in costs)
+    cells = {
+        name: [f"{found[name].memory:,.0f} ({found[name].wall:,.0f} s)" for found in costs.values()] for name in VERBS
+    }
+    return f"# Memory as dumps grow\n\n{about}\n\n" + table(heads, ((name, *own) for name, own in cells.items()))
 
 
 def _of_shapes(costs: dict[str, dict[str, Cost]]) -> str:
-    lines = [
-        "",
-        "## Odd shapes",
-        "",
+    about = (
         "One step, row groups of 65,536 sequences, each shape in two sizes; peak memory in MB, and processor seconds. "
-        "Memory is set by the largest row group.",
-        "",
-        "| dump | " + " | ".join(VERBS) + " |",
-        "|---|" + "---|" * len(VERBS),
-    ]
-    for name, found in costs.items():
-        cells = [f"{cost.memory:,.0f} ({cost.processor:,.1f} s)" for cost in found.values()]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        "Memory is set by the largest row group."
+    )
+    rows = (
+        (name, *(f"{cost.memory:,.0f} ({cost.processor:,.1f} s)" for cost in found.values()))
+        for name, found in costs.items()
+    )
+    return f"\n## Odd shapes\n\n{about}\n\n{table(('dump', *VERBS), rows)}"
 
 
 if __name__ == "__main__":

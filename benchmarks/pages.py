@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 import chromium  # noqa: E402
 from make_result import make_corrections, make_result  # noqa: E402
+from measure import publish  # noqa: E402
 
 from mismatchctl.render.pages.analyze import document  # noqa: E402
 from mismatchctl.render.to.html import html  # noqa: E402
@@ -47,9 +48,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows = [row(steps, corrections, Path(folder)) for steps, corrections in CASES]
     text = TEXT.format(cpus=os.cpu_count(), load=os.getloadavg()[0], opened=OPENED) + "\n".join(rows) + "\n"
-    print(text)
-    if given.write is not None:
-        given.write.write_text(text, encoding="utf-8")
+    publish(text, given.write)
 
 
 def row(steps: int, corrections: int, folder: Path) -> str:

@@ -7,15 +7,12 @@ Each case leaves something out, in a fresh process; cases are interleaved.
 
 from __future__ import annotations
 
-import statistics
-import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import in_turns, make_dump, measure, parser_of, report
+from measure import in_rounds, made_dump, parser_of, publish, reported, table
 
 WITHOUT: dict[str, tuple[str, ...]] = {
     "all": (), "without the total": ("total",), "without the drift, too": ("total", "drift"),
@@ -44,9 +41,8 @@ def run_case(case: str, folder: Path) -> None:
     verb.kernel_for = lambda tokens, device: COMPILED  # for the first file too, which loads the loops
     reduce.PAIRS = tuple(pair for pair in reduce.PAIRS if pair.name not in WITHOUT[case])
     verb.analyze([str(min(folder.iterdir()))], threads=1)
-    start, processor = time.perf_counter(), time.process_time()
-    verb.analyze([str(folder)], threads=1)
-    report(time.perf_counter() - start, time.process_time() - processor)
+    with reported():
+        verb.analyze([str(folder)], threads=1)
 
 
 def main() -> None:
@@ -54,22 +50,12 @@ def main() -> None:
     if given.case:
         run_case(given.case, given.folder)
         return
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        make_dump(folder, int(given.tokens), 1000)
+    with made_dump(given.tokens, 1000) as folder:
         add_current(folder)
-        rounds = [
-            {case: measure(__file__, "--case", case, "--folder", place).processor for case in cases}
-            for cases in in_turns(WITHOUT, given.repeat)
-        ]
-    lines = ["| analysis | processor time, of all |", "|---|---|"]
-    for case in WITHOUT:
-        ratios = [found[case] / found["all"] for found in rounds]
-        lines.append(f"| {case} | {statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] |")
-    text = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat) + "\n".join(lines) + "\n"
-    print(text)
-    if given.write:
-        given.write.write_text(text, encoding="utf-8")
+        rounds = in_rounds(__file__, {case: ("--case", case, "--folder", folder) for case in WITHOUT}, given.repeat)
+    rows = ((case, rounds.spread("processor", case, "all")) for case in WITHOUT)
+    head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat)
+    publish(head + table(("analysis", "processor time, of all"), rows), given.write)
 
 
 HEAD = """# What pairs of policies cost

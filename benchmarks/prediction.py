@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from measure import between
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction, Gate
@@ -48,14 +48,7 @@ def main() -> None:
         "later": later(),
     }
     for name, text in sections.items():
-        print(f"{name}\n{text}")
-    if given.write is not None:
-        document = given.write.read_text(encoding="utf-8")
-        for name, text in sections.items():
-            marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
-            pattern = re.escape(marks[0]) + ".*?" + re.escape(marks[1])
-            document = re.sub(pattern, lambda _, m=marks, t=text: f"{m[0]}\n{t}\n{m[1]}", document, flags=re.S)
-        given.write.write_text(document, encoding="utf-8")
+        between(text, given.write, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
 def read(folders: Iterable[str]) -> Iterator[tuple[str, Sample]]:

@@ -8,10 +8,8 @@ round. Files lie in the page cache; a disk has a speed of its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import COLUMNS, STEPS, make_dump
+from measure import COLUMNS, STEPS, made_dump, parser_of, publish, table
 
 from mismatchctl.recorder import Recorder
 from mismatchctl.recorder.formats import ROW_GROUP_TOKENS, write_arrow, write_parquet
@@ -93,16 +91,16 @@ def seconds(run: Callable[[], Any], clock: Callable[[], float] = time.perf_count
     return clock() - started
 
 
-def files(folder: Path, table: pa.Table, repeat: int) -> list[str]:
+def files(folder: Path, content: pa.Table, repeat: int) -> str:
     """Bytes, and time to write and to decode, of every setting."""
     cases: dict[str, tuple[Path, Callable[[Any], None], Callable[[Path], None]]] = {}
-    for name, (content, changed) in settings(table).items():
+    for name, (written, changed) in settings(content).items():
         path = folder / f"{len(cases)}.parquet"
-        write = lambda handle, c=content, s=changed: write_parquet(c, handle, **s)  # noqa: E731
+        write = lambda handle, c=written, s=changed: write_parquet(c, handle, **s)  # noqa: E731
         cases[name] = (path, write, decode_parquet)
     for compression in ("lz4", "zstd"):
         path = folder / f"{compression}.arrow"
-        write = lambda handle, how=compression: write_arrow(table, handle, how)  # noqa: E731
+        write = lambda handle, how=compression: write_arrow(content, handle, how)  # noqa: E731
         cases[f"Arrow IPC, {compression}"] = (path, write, decode_arrow)
 
     def write_case(name: str) -> None:
@@ -115,19 +113,20 @@ def files(folder: Path, table: pa.Table, repeat: int) -> list[str]:
         order = rng.permutation(list(cases)).tolist()
         writing.append({name: seconds(lambda n=name: write_case(n), time.process_time) for name in order})
         reading.append({name: seconds(lambda n=name: cases[n][2](cases[n][0]), time.process_time) for name in order})
-    tokens = len(table["rollout_log_probs"].combine_chunks().values)
-    lines = ["| setting | bytes/token | time to decode | time to write |", "|---|---|---|---|"]
+    tokens = len(content["rollout_log_probs"].combine_chunks().values)
+    lines = []
     for name in cases:
         size = cases[name][0].stat().st_size / tokens
         read, wrote = (statistics.median(r[name] / r[CHOSEN] for r in rounds) for rounds in (reading, writing))
-        lines.append(f"| {name} | {size:.2f} | {read:.2f} | {wrote:.2f} |")
+        lines.append((name, f"{size:.2f}", f"{read:.2f}", f"{wrote:.2f}"))
     speed = tokens / statistics.median(r[CHOSEN] for r in reading) / 1e6
-    return [*lines, "", f"1.00 is {speed:.0f} M tokens/s decoded."]
+    text = table(("setting", "bytes/token", "time to decode", "time to write"), lines)
+    return f"{text}\n1.00 is {speed:.0f} M tokens/s decoded."
 
 
-def calls(folder: Path, table: pa.Table, repeat: int) -> list[str]:
+def calls(folder: Path, content: pa.Table, repeat: int) -> str:
     """What a call of `write` takes, of padded tensors and of lists, with and without the thread."""
-    arrays = {name: table[name].to_pylist() for name in COLUMNS}
+    arrays = {name: content[name].to_pylist() for name in COLUMNS}
     lengths = np.array([len(row) for row in arrays["rollout_log_probs"]])
     width, tokens = int(lengths.max()), int(lengths.sum())
     mask = np.arange(width) < lengths[:, None]
@@ -140,11 +139,11 @@ def calls(folder: Path, table: pa.Table, repeat: int) -> list[str]:
     makes: dict[str, dict[str, Any]] = {
         "Parquet": {}, "Arrow": {"format": "arrow"}, "Parquet, background=2": {"background": 2},
     }  # fmt: skip
-    lines = [
-        f"| {len(lengths):,} sequences, {tokens / 1e6:.2f} M tokens, width {width:,} | ms in `write` "
-        f"| ms until on disk | M tokens/s | MB/s of log-probs | share of a step of {STEP_SECONDS} s |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = (
+        f"{len(lengths):,} sequences, {tokens / 1e6:.2f} M tokens, width {width:,}",
+        "ms in `write`", "ms until on disk", "M tokens/s", "MB/s of log-probs", f"share of a step of {STEP_SECONDS} s",
+    )  # fmt: skip
+    rows = []
     cases = [(made, given) for made in makes for given in inputs]
     found: dict[tuple[str, str], list[tuple[float, float]]] = {case: [] for case in cases}
     for step in range(repeat):
@@ -154,36 +153,26 @@ def calls(folder: Path, table: pa.Table, repeat: int) -> list[str]:
             found[made, given].append((inside, inside + seconds(recorder.close)))
     for (made, given), times in found.items():
         inside, whole = (statistics.median(column) for column in zip(*times, strict=True))
-        lines.append(
-            f"| {made}, {given} | {1e3 * inside:.0f} | {1e3 * whole:.0f} | {tokens / whole / 1e6:.1f} "
-            f"| {8 * tokens / whole / 1e6:.0f} | {100 * inside / STEP_SECONDS:.2f} % |"
-        )
-    return lines
+        rates = f"{tokens / whole / 1e6:.1f}", f"{8 * tokens / whole / 1e6:.0f}"
+        times = f"{1e3 * inside:.0f}", f"{1e3 * whole:.0f}"
+        rows.append((f"{made}, {given}", *times, *rates, f"{100 * inside / STEP_SECONDS:.2f} %"))
+    return table(heads, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=float, default=4e6, help="in a file")
+    parser = parser_of(__doc__, 4e6, 7)
     parser.add_argument("--means", type=int, nargs="+", default=[400, 2500], help="mean lengths, a table each")
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--write", type=Path, help="write the tables here")
     given = parser.parse_args()
     pa.set_cpu_count(1)
-    load = os.getloadavg()[0]
-    parts = [HEAD.format(repeat=given.repeat, load=load)]
+    parts = [HEAD.format(repeat=given.repeat, load=os.getloadavg()[0])]
     for mean in given.means:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            make_dump(folder, int(given.tokens * STEPS), mean)
-            source = sorted(folder.glob("step_*.parquet"))[0]
-            table = required(pq.read_table(source).combine_chunks())
-            title = f"## {len(table):,} sequences of {mean:,} tokens on average"
-            parts.append(
-                "\n".join([title, "", *calls(folder, table, given.repeat), "", *files(folder, table, given.repeat)])
-            )
+        with made_dump(given.tokens * STEPS, mean) as folder:
+            content = required(pq.read_table(min(folder.glob("step_*.parquet"))).combine_chunks())
+            title = f"## {len(content):,} sequences of {mean:,} tokens on average"
+            tables = calls(folder, content, given.repeat), files(folder, content, given.repeat)
+            parts.append("\n".join([f"{title}\n", *tables]))
             print(parts[-1], flush=True)
-    if given.write:
-        given.write.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    publish("\n\n".join(parts) + "\n", given.write)
 
 
 HEAD = """# What recording costs

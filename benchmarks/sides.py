@@ -25,6 +25,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+from measure import between  # noqa: E402
 from planted import Planted  # noqa: E402
 from stranger_dumps import World, dump, joined  # noqa: E402
 from stranger_plans import PROMPT, SEEN, UNSEEN, Architecture  # noqa: E402
@@ -286,16 +287,13 @@ def main() -> None:
         for plan in plans:
             make(plan, folder)
         return
-    lines = [BEGIN, ""]
+    lines = [""]
     for plan in sorted(plans, key=lambda plan: plan.name in TRIED):
         rows = list(judged(plan, folder)) if (folder / "sides" / plan.name).is_dir() else []
         if rows:
             title = "Rules were tried on" if plan.name in TRIED else "No rule was tried on"
             lines += [f"{title} `{plan.name}` of `benchmarks/strangers.py`; {len(rows):,} dumps.", "", *tables(rows)]
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    text = "\n".join([*lines, END])
-    print(text)
-    DOCUMENT.write_text(before + text + rest.partition(END)[2], encoding="utf-8")
+    between("\n".join(lines), DOCUMENT, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,12 @@ the table gives medians and their ratio to one `analyze` of the same round, and 
 
 from __future__ import annotations
 
-import statistics
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from measure import COLUMNS, Cost, make_dump, measure, parser_of, report
+from measure import COLUMNS, in_rounds, made_dump, measure, parser_of, publish, report, table
 
 SINGLE_RUNS, PADDED_THRESHOLDS = 50, 5
 ANALYZE, RUNS, PADDED = "analyze, 1 correction", f"analyze, {SINGLE_RUNS} times", "padded torch loop"
@@ -71,31 +69,21 @@ def padded_loop(folder: Path) -> None:
             _ = float(bounded), float(ess), float(weights.sum() / mask.sum()), float(per_sequence.var())
 
 
-def cost(case: str, folder: Path) -> Cost:
-    return measure(__file__, "--case", case, "--folder", str(folder))
-
-
 def table_of(folder: Path, tokens: int, mean: int, repeat: int, once: bool) -> str:
     """Markdown for one dump."""
-    cases = [ANALYZE, *SWEEPS]
-    rounds = [{case: cost(case, folder) for case in cases} for _ in range(repeat)]
-    base = statistics.median(found[ANALYZE].processor for found in rounds)
-    lines = [
-        f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {repeat} rounds", "",
-        "| case | seconds, median [least, most] | against one `analyze` | peak memory, MB |", "|---|---|---|---|",
-    ]  # fmt: skip
+    given, cases = ("--folder", str(folder)), [ANALYZE, *SWEEPS]
+    rounds = in_rounds(__file__, {case: ("--case", case, *given) for case in cases}, repeat)
+    base, rows = rounds.median("processor", ANALYZE), []
     for case in cases:
-        seconds = [found[case].processor for found in rounds]
-        ratio = statistics.median(found[case].processor / found[ANALYZE].processor for found in rounds)
-        spread = f"{statistics.median(seconds):.2f} [{min(seconds):.2f}, {max(seconds):.2f}]"
-        memory = statistics.median(found[case].memory for found in rounds)
-        lines.append(f"| {case} | {spread} | {ratio:.2f} | {memory:,.0f} |")
+        ratio, memory = rounds.median("processor", case, ANALYZE), rounds.median("memory", case)
+        rows.append((case, rounds.spread("processor", case), f"{ratio:.2f}", f"{memory:,.0f}"))
     if once:
         names = {RUNS: f"{RUNS} (once, one process)", PADDED: f"{PADDED}, {PADDED_THRESHOLDS} truncations (once)"}
         for case, name in names.items():
-            found = cost(case, folder)
-            lines.append(f"| {name} | {found.processor:.1f} | {found.processor / base:.0f} | {found.memory:,.0f} |")
-    return "\n".join(lines) + "\n"
+            found = measure(__file__, "--case", case, *given)
+            rows.append((name, f"{found.processor:.1f}", f"{found.processor / base:.0f}", f"{found.memory:,.0f}"))
+    heads = "case", "seconds, median [least, most]", "against one `analyze`", "peak memory, MB"
+    return f"{tokens / 1e6:g} M tokens, mean length {mean:,}, {repeat} rounds\n\n{table(heads, rows)}"
 
 
 def main() -> None:
@@ -107,15 +95,11 @@ def main() -> None:
         return
     tables = []
     for number, mean in enumerate(given.means):
-        with tempfile.TemporaryDirectory() as name:
-            make_dump(Path(name), int(given.tokens), mean)
-            tables.append(
-                table_of(Path(name), int(given.tokens), mean, given.repeat, once=number == len(given.means) - 1)
-            )
+        with made_dump(given.tokens, mean) as folder:
+            last = number == len(given.means) - 1
+            tables.append(table_of(folder, int(given.tokens), mean, given.repeat, once=last))
             print(tables[-1], flush=True)
-    text = "\n".join([HEAD, *tables])
-    if given.write:
-        given.write.write_text(text, encoding="utf-8")
+    publish("\n".join([HEAD, *tables]), given.write)
 
 
 HEAD = """# What a sweep costs

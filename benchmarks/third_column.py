@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import in_turns, make_dump, measure, parser_of, report
+from measure import Rounds, in_rounds, make_dump, parser_of, publish, reported, table
 
 CASES = ("analyze two", "analyze three", "decode two", "decode three")
 LIMIT = 0.40
@@ -62,9 +61,8 @@ def run_case(case: str, folder: Path) -> None:
 
     work = analyze if case.startswith("analyze") else decode
     work(min(folder.iterdir()))
-    start, processor = time.perf_counter(), time.process_time()
-    work(folder)
-    report(time.perf_counter() - start, time.process_time() - processor)
+    with reported():
+        work(folder)
 
 
 def main() -> None:
@@ -77,24 +75,16 @@ def main() -> None:
         two.mkdir(), three.mkdir()
         make_dump(two, int(given.tokens), 1000)
         add_reference(two, three)
-        rounds = [
-            {
-                case: measure(__file__, "--case", case, "--folder", str(three if "three" in case else two)).processor
-                for case in cases
-            }
-            for cases in in_turns(CASES, given.repeat)
-        ]
+        cases = {case: ("--case", case, "--folder", three if "three" in case else two) for case in CASES}
+        rounds = in_rounds(__file__, cases, given.repeat)
     machine = {"load": os.getloadavg()[0], "cores": os.cpu_count()}
     head = HEAD.format(tokens=given.tokens / 1e6, repeat=given.repeat, **machine)
-    text = head + "\n".join(table(rounds)) + "\n"
-    print(text)
-    if given.write:
-        given.write.write_text(text, encoding="utf-8")
+    publish(head + shares_of(rounds), given.write)
 
 
-def table(rounds: list[dict[str, float]]) -> list[str]:
+def shares_of(rounds: Rounds) -> str:
     """Each case, and what the third column adds, as parts of the analysis of two."""
-    shares = {case: [found[case] / found["analyze two"] for found in rounds] for case in CASES}
+    shares = {case: rounds.each("processor", case, "analyze two") for case in CASES}
     decode = [b - a for a, b in zip(shares["decode two"], shares["decode three"], strict=True)]
     added = [share - 1 for share in shares["analyze three"]]
     rest = [a - b for a, b in zip(added, decode, strict=True)]
@@ -105,10 +95,9 @@ def table(rounds: list[dict[str, float]]) -> list[str]:
         "of this, its decode": decode,
         f"of this, all else (at most {LIMIT:.2f}{missed})": rest,
     }
-    lines = ["| processor time, of the analysis of two columns | median | least | most |", "|---|---|---|---|"]
-    for name, values in rows.items():
-        lines.append(f"| {name} | {statistics.median(values):.2f} | {min(values):.2f} | {max(values):.2f} |")
-    return lines
+    heads = ("processor time, of the analysis of two columns", "median", "least", "most")
+    ends = (statistics.median, min, max)
+    return table(heads, ((name, *(f"{end(values):.2f}" for end in ends)) for name, values in rows.items()))
 
 
 HEAD = """# What a third column costs

@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from measure import publish, table
 
 import mismatchctl as mm
 
@@ -65,7 +66,7 @@ def rows(sequences: int, width: int, tailed: bool) -> tuple[torch.Tensor, torch.
         lengths[0] = width
     mask = np.arange(width) < lengths[:, None]
     rollout = np.where(mask, -rng.exponential(0.5, mask.shape), 0.0).astype(np.float32)
-    train = np.where(mask, rollout + rng.normal(0, 0.01, mask.shape), 0.0).astype(np.float32)
+    train = np.where(mask, np.minimum(rollout + rng.normal(0, 0.01, mask.shape), 0), 0.0).astype(np.float32)
     return torch.from_numpy(rollout), torch.from_numpy(train), torch.from_numpy(mask)
 
 
@@ -76,7 +77,7 @@ def timed(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def measured(repeat: int) -> list[str]:
+def measured(repeat: int) -> list[tuple[str, ...]]:
     """The rows of the table."""
     found = []
     for shape, (sequences, width, tailed) in SHAPES.items():
@@ -92,11 +93,9 @@ def measured(repeat: int) -> list[str]:
                 times["ours"].append(timed(partial(mm.weights, rollout, train, mask, rules)))
             ratio = statistics.median(own / other for own, other in zip(times["ours"], times["padded"], strict=True))
             tokens = int(mask.sum())
-            found.append(
-                f"| {shape}, {sequences} x {width}, {tokens / 1e6:.2f} M valid | {name} "
-                f"| {statistics.median(times['padded']) * 1e3:.0f} | {statistics.median(times['ours']) * 1e3:.0f} "
-                f"| {ratio:.2f} |"
-            )
+            about = f"{shape}, {sequences} x {width}, {tokens / 1e6:.2f} M valid"
+            middles = (f"{statistics.median(times[side]) * 1e3:.0f}" for side in ("padded", "ours"))
+            found.append((about, name, *middles, f"{ratio:.2f}"))
     return found
 
 
@@ -107,23 +106,17 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    text = "\n".join(
-        [
-            "# What final weights of padded log-probs cost",
-            "",
-            f"Made by `benchmarks/weights.py`: one thread on the CPU, float32, {given.repeat} rounds of interleaved",
-            "cases, medians of processor time. The padded helper is torch on [B, T], written for this benchmark as",
-            "trainers' helpers compute; ours computes in float64, on the valid tokens alone.",
-            "",
-            "| log-probs | correction | padded helper, ms | `mm.weights`, ms | ours / padded |",
-            "|---|---|---|---|---|",
-            *measured(given.repeat),
-            "",
-        ]
-    )
-    if given.write:
-        given.write.write_text(text)
-    print(text)
+    heads = "log-probs", "correction", "padded helper, ms", "`mm.weights`, ms", "ours / padded"
+    publish(HEAD.format(repeat=given.repeat) + table(heads, measured(given.repeat)), given.write)
+
+
+HEAD = """# What final weights of padded log-probs cost
+
+Made by `benchmarks/weights.py`: one thread on the CPU, float32, {repeat} rounds of interleaved
+cases, medians of processor time. The padded helper is torch on [B, T], written for this benchmark as
+trainers' helpers compute; ours computes in float64, on the valid tokens alone.
+
+"""
 
 
 if __name__ == "__main__":
