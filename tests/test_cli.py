@@ -89,6 +89,16 @@ def test_exit_codes(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_remedy_is_one_that_the_verb_has(tmp_path: Path) -> None:
+    """`gate --on-bad skip`, which its error told, was no such option."""
+    folder = write_dump(tmp_path / "bad", bad=float("nan"))
+    for verb, told in (("analyze", " with --on-bad skip"), ("gate", " with analyze --on-bad skip")):
+        assert run(verb, folder, code=4).stderr.endswith(f"{told}\n")
+    pl.DataFrame({"old": [[-1.0]], "train_log_probs": [[-1.0]]}).write_parquet(tmp_path / "d.parquet")
+    told = "there is no required column rollout_log_probs; call the right column rollout_log_probs; "
+    assert told in run("convert", tmp_path / "d.parquet", tmp_path / "out.parquet", code=4).stderr
+
+
 def test_bad_data_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:
     folder = write_dump(tmp_path / "bad", bad=float("nan"))
     outputs = [tmp_path / name for name in ("result.json", "report.html", "sequences.parquet")]

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,28 @@ def test_machine_code_that_this_user_left_is_loaded_whatever_the_umask(made: lis
     finally:
         os.umask(before)
     assert len(made) == 1
+
+
+def test_machine_code_that_nobody_used_for_long_is_removed(made: list[int], tmp_path: Path) -> None:
+    """Of older versions it was kept for ever."""
+    folder, digits = tmp_path / "kept", "0123456789abcdef"
+    folder.mkdir()
+    names = [
+        f"loops.plain-{digits}.o",
+        f"loops.plain-{digits[::-1]}.o",
+        f"loops-{digits}.o",
+        f"loops.plain-{digits}.nbc",
+    ]
+    for name in names:
+        (folder / name).touch()
+        if name != names[1]:
+            os.utime(folder / name, (0, time.time() - 100 * 86_400))
+    unsplit()
+    (own,) = {place.name for place in folder.iterdir()} - {*names}
+    assert {place.name for place in folder.iterdir()} == {own, *names[1:]}
+    os.utime(folder / own, (0, time.time() - 80 * 86_400))
+    unsplit()
+    assert len(made) == 1 and time.time() - (folder / own).stat().st_mtime < 60
 
 
 def test_no_folder_for_machine_code_depends_on_the_one_that_is_worked_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -487,3 +487,38 @@ def test_a_switch_that_is_missing_is_told(text: str, level: str, place: str, tmp
     done = run("lint", tmp_path / "config.yaml", code=0)
     found = [line.split() for line in done.stdout.splitlines() if line.startswith("warning")]
     assert found == ([[level, place]] if level else [])
+
+
+HERE = {
+    "a configuration": "cat > c.yaml <<EOF\n--tis-clip 9\nit's a file\nEOF\n",
+    "to a file behind": "cat <<'EOF' > c.yaml\n--tis-clip 9\nEOF\n",
+    "in a branch, with tabs": "if true; then\n\tsudo tee c.yaml > /dev/null <<-EOF\n\t\t--tis-clip 9\n\tEOF\nfi\n",
+    "another language": "python3 - <<EOF\nprint('--tis-clip 9', x.y=3)\nEOF\n",
+    "a shift": "x=$((1<<two))\necho $x  # cat <<EOF\n",
+}
+COMMANDS = {
+    "of a shell": "srun bash <<EOF\n{}\nEOF\n",
+    "read into a variable": "read -r -d '' ARGS <<EOF\n{}\nEOF\n",
+    "arguments": "ARGS=$(cat <<EOF\n{}\nEOF\n)\n",
+    "a script by its name": "cat > run.sh <<EOF\n{}\nEOF\nbash run.sh\n",
+    "a script by its first line": "cat > run <<EOF\n#!/bin/bash\n{}\nEOF\nsbatch run\n",
+    "piped to a shell": "cat <<EOF | ssh worker bash\n{}\nEOF\n",
+}
+
+
+@pytest.mark.parametrize("which", HERE)
+def test_what_a_script_writes_into_a_file_is_no_command_of_it(which: str) -> None:
+    """An apostrophe in such a file refused the script, a flag in it was read as one that launches."""
+    (read,) = parse_shell(f"{HERE[which]}python train.py --use-tis --tis-clip 2\n")
+    assert read.keys == {"--use-tis": True, "--tis-clip": 2}
+
+
+@pytest.mark.parametrize("which", COMMANDS)
+def test_a_here_document_that_is_launched_is_read(which: str) -> None:
+    (read,) = parse_shell(COMMANDS[which].format("python train.py --use-tis --tis-clip 3"))
+    assert read.keys == {"--use-tis": True, "--tis-clip": 3}
+
+
+def test_lines_are_counted_with_here_documents() -> None:
+    script = "cat > c <<EOF\n1\n2\nEOF\nif a; then\n python t.py --tis-clip 2\nelse\n python t.py --tis-clip 3\nfi\n"
+    assert [read.line for read in parse_shell(script)] == [5, 7]

@@ -96,7 +96,7 @@ class _Group(TyperGroup):
         except _UsageError as error:
             raise _usage(error) from None
         except MismatchctlError as error:
-            _say_error(str(error))
+            _say_error(_with_flags_of(self.commands.get(ctx.invoked_subcommand), str(error)))
             raise typer.Exit(error.exit_code) from None
         except MemoryError:
             _say_error("there is no memory left: use fewer --threads, or --memory-limit")
@@ -112,6 +112,21 @@ class _Group(TyperGroup):
         except OSError as error:
             raise typer.Exit(_explain(error)) from None
         return done
+
+
+_OTHERWISE = {
+    "--on-bad": (r"with --on-bad skip", "with analyze --on-bad skip"),
+    "--column": (r"name the right column with --column (\S+)=NAME", r"call the right column \1"),
+}
+"""What a remedy says to a verb that does not have its flag."""
+
+
+def _with_flags_of(command: Any, sentence: str) -> str:
+    """A sentence whose remedy the verb has."""
+    flags = {flag for parameter in getattr(command, "params", ()) for flag in parameter.opts}
+    for flag, (said, otherwise) in _OTHERWISE.items():
+        sentence = sentence if flag in flags else re.sub(said, otherwise, sentence)
+    return sentence
 
 
 def _say_error(sentence: str) -> None:

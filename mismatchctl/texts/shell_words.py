@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from mismatchctl.texts.errors import TextError
+from mismatchctl.texts.here_documents import without_files
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=([^(].*|)", re.DOTALL)
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=\(")
@@ -156,7 +157,7 @@ class _Words:
     """
 
     def __init__(self, text: str) -> None:
-        joined = _WITHIN.sub(_HASH, text.replace("\r\n", "\n").replace("\\\n", "\f"))
+        joined = _WITHIN.sub(_HASH, without_files(text.replace("\r\n", "\n")).replace("\\\n", "\f"))
         self._lines = _Lines(joined)
         self._ends = list(accumulate(len(line) + 1 for line in re.split("[\n\f]", joined)))
         self.branch: Branch | None = None

@@ -2,9 +2,9 @@
 
 Code is made for the types of what a loop is given, and takes pointers and numbers, as numba's native functions do. It
 is kept where numba would keep its own: in `NUMBA_CACHE_DIR`; else beside the source, or in the user's cache, never in
-a folder that depends on the one that is worked in. It is made anew where a file is not whole, not of these sources,
-versions and processor, or may be another user's, and in every process where there is no folder for it. Where machine
-code cannot be had in this way, numba runs the loop.
+a folder that depends on the one that is worked in, until nobody has used it for long. It is made anew where a file is
+not whole, not of these sources, versions and processor, or may be another user's, and in every process where there is
+no folder for it. Where machine code cannot be had in this way, numba runs the loop.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hashlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -32,6 +33,10 @@ from mismatchctl.files import read_regular, write_atomically
 _KERNELS = Path(__file__).parent
 _LARGEST = 1 << 26
 """Bytes of a file that may be machine code."""
+_A_DAY = 86_400.0
+_UNUSED = 90 * _A_DAY
+"""Seconds after which a file that nobody loaded is removed: one of other sources, versions or machines."""
+_NAME = f"*.*-{'[0-9a-f]' * 16}.o"
 _making = threading.Lock()
 _Kinds = tuple[Any, ...]
 _loaded: list[Any] = []
@@ -116,6 +121,9 @@ def _kept(place: Path, made_for: bytes) -> bytes | None:
         content = read_regular(place, _LARGEST, owners={0, os.getuid(), _KERNELS.stat().st_uid})
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        if time.time() - place.stat().st_mtime > _A_DAY:
+            os.utime(place)
     return content[32:] if content[:32] == _digest(made_for, content[32:]) else None
 
 
@@ -125,7 +133,15 @@ def _keep(code: bytes, places: list[Path], made_for: bytes) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, _digest(made_for, code) + code, at_once=True)
             place.chmod(0o644)  # whatever the umask: what others can write is not loaded
+            _remove_unused(place.parent)
             return
+
+
+def _remove_unused(folder: Path) -> None:
+    for place in folder.glob(_NAME):
+        with contextlib.suppress(OSError):
+            if time.time() - place.lstat().st_mtime > _UNUSED:
+                place.unlink()
 
 
 def _made(loop: Any, given: tuple[Any, ...]) -> bytes:
