@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class Block:
     def mask(self) -> Bools:
         """Which tokens are trained on [T]; all without such a column."""
         if MASK not in self.tokens:
-            return np.ones(int(self.offsets[-1]), np.bool_)
+            return _all_valid(int(self.offsets[-1]))
         return np.asarray(per_token(self.tokens[MASK]) == 1)
 
     @cached_property
@@ -206,6 +206,18 @@ def _note(block: Block, column: str, index: Ints | None, values: Floats, checks:
             "log-prob above 0": f"a log-prob can't be positive, and this is {value},",
         }.get(reason, f"a valid token's value is {value}")
         block.fault(column, f"{column}: {reason}", bad if index is None else index[bad], problem)
+
+
+def _all_valid(tokens: int) -> Bools:
+    """A mask without holes: of memory that is made once, and never written."""
+    return _true(1 << tokens.bit_length())[:tokens]
+
+
+@lru_cache(maxsize=2)
+def _true(count: int) -> Bools:
+    flags = np.ones(count, np.bool_)
+    flags.flags.writeable = False
+    return flags
 
 
 def per_token(array: pa.Array) -> NDArray[Any] | None:

@@ -8,6 +8,7 @@ is wrong. Files claim what they like: counts are held against the bytes at hand.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
 def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
     """The pages of a column chunk, their checksums verified, each read when asked for: it stays in the cache.
 
-    Their headers fill a few dozen bytes each.
+    It is overwritten by the next. Their headers fill a few dozen bytes each.
     """
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
@@ -125,16 +126,34 @@ def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> It
         known = own[2] == _PLAIN or (own[2] == _SPLIT and width > 0)
         if fields[1] != 0 or not known or {own[3], own[4]} != {_RUN_LENGTHS}:
             raise _RefusedError
-        if not (0 < own[1] <= missing and 0 < stored <= stop - after and 0 < fields[2] <= MOST_PAGE):
+        if not (0 < own[1] <= missing and 0 < stored <= min(stop - after, MOST_PAGE) and 0 < fields[2] <= MOST_PAGE):
             raise _RefusedError
         file.seek(after)
-        body = file.read_buffer(stored)
+        body = _ROOM.of(stored)
+        if file.readinto(body) != stored:
+            raise _RefusedError
         if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
             raise _RefusedError
-        yield _Page(body, fields[2], own[1], own[2])
+        yield _Page(pa.py_buffer(body), fields[2], own[1], own[2])
         at, missing = after + stored, missing - own[1]
     if at != stop:
         raise _RefusedError
+
+
+class _Room(threading.local):
+    """Memory of this thread that a page is read into, since new memory costs as much as reading."""
+
+    def __init__(self) -> None:
+        self._bytes: Bytes = np.empty(0, np.uint8)
+
+    def of(self, size: int) -> Bytes:
+        """So many bytes, which hold anything."""
+        if size > len(self._bytes):
+            self._bytes = np.empty(size, np.uint8)
+        return self._bytes[:size]
+
+
+_ROOM = _Room()
 
 
 def _decompressed(page: _Page, compression: str) -> Bytes:
@@ -151,8 +170,7 @@ class _Values:
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0
-        self._buffer = pa.allocate_buffer(count * (width or 1))
-        self._bytes: Bytes = np.frombuffer(self._buffer, np.uint8)
+        self._bytes: Bytes = np.empty(count * (width or 1), np.uint8)
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
         """`count` values, which are all that a body holds from `start` on."""
@@ -173,6 +191,6 @@ class _Values:
     def array(self, kind: pa.DataType) -> pa.Array:
         """All of them."""
         if self._width:
-            return pa.Array.from_buffers(kind, self.filled, [None, self._buffer.slice(0, self.filled * self._width)])
+            return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(self._bytes[: self.filled * self._width])])
         bits = np.packbits(self._bytes[: self.filled], bitorder="little")
         return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(bits)])

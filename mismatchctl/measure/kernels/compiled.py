@@ -38,6 +38,8 @@ make_terms, reduce_sequences = Loop(_LOOPS, "make_terms"), Loop(_LOOPS, "reduce_
 search = Loop("mismatchctl.measure.kernels.searches", "search")
 truncate_sequences, climb_sequences = Loop(_LADDERS, "truncate_sequences"), Loop(_LADDERS, "climb_sequences")
 _NOWHERE = np.zeros(0, np.int64)
+_FOUND = 1 << 14
+"""Tokens that a search mostly finds, at most: room for all would be new memory each time, in the largest of pages."""
 
 
 def _summed(name: str) -> Any:
@@ -146,9 +148,12 @@ def reduce_tokens(
 
 def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
     """As the interface says."""
-    found = np.empty(int(ratios.segments.lengths[sequences].sum()), np.int64)
-    marks = np.zeros(TILE, np.bool_)
-    return found[: search(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)]
+    found, marks = np.empty(_FOUND, np.int64), np.zeros(TILE, np.bool_)
+    count = search(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)
+    if count > len(found):
+        found = np.empty(count, np.int64)
+        search(*ratios.given, ratios.segments.offsets, sequences, low, high, marks, found)
+    return found[:count]
 
 
 def truncate(

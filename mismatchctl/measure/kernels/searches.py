@@ -22,9 +22,9 @@ def _mark(policy: Any, reference: Any, low: float, high: float, marks: Any) -> N
 def search(
     policy: Any, reference: Any, offsets: Any, sequences: Any, low: float, high: float, marks: Any, found: Any
 ) -> int:
-    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`; how many.
+    """Write to `found` the tokens of some sequences with a log ratio of at most `low` or at least `high`: how many.
 
-    `marks` [TILE] are there to work in.
+    They may be more than it has room for, of which the first are written. `marks` [TILE] are there to work in.
     """
     count, eights = 0, marks.view(np.uint64)
     for i in sequences:
@@ -36,6 +36,7 @@ def search(
                 if eights[eight]:
                     for place in range(8 * eight, 8 * eight + 8):
                         if marks[place]:
-                            found[count] = start + place
+                            if count < len(found):
+                                found[count] = start + place
                             count += 1
     return count
