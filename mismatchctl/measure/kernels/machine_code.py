@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from mismatchctl import interrupts
 from mismatchctl.errors import ConfigError
@@ -189,13 +191,18 @@ def _kinds_of(values: tuple[Any, ...]) -> _Kinds:
     return tuple(kinds)
 
 
+def _address(array: NDArray[Any]) -> int:
+    """Where its values lie: a buffer of pyarrow's tells in a tenth of the time that numpy takes."""
+    return pa.py_buffer(array).address if array.flags.forc else array.ctypes.data
+
+
 def _words_of(values: tuple[Any, ...]) -> list[float]:
     """What machine code takes for values; arrays belong to nobody here, so that no references are counted."""
     words: list[float] = []
     for value in values:
         if isinstance(value, np.ndarray):
             owner = parent = 0
-            words += owner, parent, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides
+            words += owner, parent, value.size, value.itemsize, _address(value), *value.shape, *value.strides
         elif isinstance(value, tuple):
             words += _words_of(value)
         else:
