@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments
+from mismatchctl.dumps.lending import Memory
 from mismatchctl.measure import Plan, kernel_for, reduce_batch
 from mismatchctl.measure.histogram import MOST_ROWS, Rows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.choose import WORTH_COMPILING
@@ -53,6 +55,36 @@ def test_fresh_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch, compile
     asked = poison_what_is_free(monkeypatch)
     assert analyze([str(SAMPLE)]).to_json() == expected
     assert asked[0] > 0
+
+
+def test_memory_is_lent_again_only_once_nothing_refers_to_it() -> None:
+    memory = Memory()
+    first = memory.lend(100)
+    place = first.ctypes.data
+    values = pa.Array.from_buffers(pa.float32(), 20, [None, pa.py_buffer(first[:80])]).to_numpy()[3:]
+    del first
+    kept = [memory.lend(size) for size in (100, 50, 10)]
+    assert place not in {array.ctypes.data for array in kept}
+    assert len({array.ctypes.data for array in kept}) == 3
+    del values
+    assert memory.lend(90).ctypes.data == place
+    del kept
+    assert memory.lend(10).ctypes.data != place, "the smallest that fits"
+
+
+def test_lent_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mismatchctl.measure.kernels.choose.WORTH_COMPILING", 0)
+    expected = analyze([str(SAMPLE)], threads=1).to_json()
+    lent = [0]
+
+    class Poisoned(Memory):
+        def lend(self, size: int) -> np.ndarray:
+            lent[0] += 1
+            return poisoned(super().lend(size))
+
+    monkeypatch.setattr("mismatchctl.dumps.pages.MEMORY", Poisoned())
+    assert analyze([str(SAMPLE)], threads=1).to_json() == expected
+    assert lent[0] > 0
 
 
 def columns(lengths: list[int], seed: int, wild: bool = False) -> tuple[np.ndarray, np.ndarray, Segments]:

@@ -8,15 +8,14 @@ is wrong. Files claim what they like: counts are held against the bytes at hand.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from mismatchctl.dumps.lending import MEMORY, Bytes
 from mismatchctl.footer import Compact
 from mismatchctl.measure.kernels.machine_code import Loop
 
@@ -37,8 +36,6 @@ _PLAIN, _RUN_LENGTHS, _SPLIT = 0, 3, 9
 _TYPES = {
     "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "INT32": pa.int32(), "INT64": pa.int64(), "BOOLEAN": pa.bool_(),
 }  # fmt: skip
-
-Bytes = NDArray[np.uint8]
 
 
 class _RefusedError(Exception):
@@ -110,7 +107,7 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
 def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> Iterator[_Page]:
     """The pages of a column chunk, their checksums verified, each read when asked for: it stays in the cache.
 
-    It is overwritten by the next. Their headers fill a few dozen bytes each.
+    Their headers fill a few dozen bytes each.
     """
     if chunk.has_dictionary_page or chunk.compression not in ("ZSTD", "UNCOMPRESSED"):
         raise _RefusedError
@@ -129,7 +126,7 @@ def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> It
         if not (0 < own[1] <= missing and 0 < stored <= min(stop - after, MOST_PAGE) and 0 < fields[2] <= MOST_PAGE):
             raise _RefusedError
         file.seek(after)
-        body = _ROOM.of(stored)
+        body = MEMORY.lend(stored)
         if file.readinto(body) != stored:
             raise _RefusedError
         if 4 in fields and crc32(body) != fields[4] & 0xFFFFFFFF:
@@ -138,22 +135,6 @@ def _pages(file: pa.NativeFile, chunk: pq.ColumnChunkMetaData, width: int) -> It
         at, missing = after + stored, missing - own[1]
     if at != stop:
         raise _RefusedError
-
-
-class _Room(threading.local):
-    """Memory of this thread that a page is read into, since new memory costs as much as reading."""
-
-    def __init__(self) -> None:
-        self._bytes: Bytes = np.empty(0, np.uint8)
-
-    def of(self, size: int) -> Bytes:
-        """So many bytes, which hold anything."""
-        if size > len(self._bytes):
-            self._bytes = np.empty(size, np.uint8)
-        return self._bytes[:size]
-
-
-_ROOM = _Room()
 
 
 def _decompressed(page: _Page, compression: str) -> Bytes:
@@ -170,7 +151,7 @@ class _Values:
 
     def __init__(self, count: int, width: int) -> None:
         self._width, self.filled = width, 0
-        self._bytes: Bytes = np.empty(count * (width or 1), np.uint8)
+        self._bytes: Bytes = MEMORY.lend(count * (width or 1))
 
     def add(self, body: Bytes, start: int, count: int, encoding: int) -> None:
         """`count` values, which are all that a body holds from `start` on."""
@@ -190,7 +171,6 @@ class _Values:
 
     def array(self, kind: pa.DataType) -> pa.Array:
         """All of them."""
-        if self._width:
-            return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(self._bytes[: self.filled * self._width])])
-        bits = np.packbits(self._bytes[: self.filled], bitorder="little")
-        return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(bits)])
+        own = self._bytes[: self.filled * (self._width or 1)]
+        held = own if self._width else np.packbits(own, bitorder="little")
+        return pa.Array.from_buffers(kind, self.filled, [None, pa.py_buffer(held)])
