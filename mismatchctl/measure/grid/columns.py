@@ -7,8 +7,7 @@ sequences are products of matrices: a sequence adds its `passing` value where it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,20 +55,16 @@ class BlockColumns:
         """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
         return self.summed | self.by([*self.passing, *self.fixed], self.parts)
 
-    def by(self, names: Iterable[str], parts: Parts) -> Arrays:
+    def by(self, names: Collection[str], parts: Parts) -> Arrays:
         """Some columns summed over other parts, [parts, weights, gate variants ...]."""
-        if parts.count == 1 or parts.count * _FEW < len(parts.of):
-            return {name: self._products(name, parts) for name in names}
-        return {name: parts.sum(self._of_sequences(name)) for name in names}
-
-    def _products(self, name: str, parts: Parts) -> NDArray[Any]:
-        """One column summed over each part: what depends on the flags as products of matrices."""
-        if self.flags is None or name in self.fixed:
-            return parts.sum(self._of_sequences(name))
-        sums = _product(self.flags, self.passing[name], parts)
-        if name in self.failing:
-            sums += _product(1.0 - self.flags, self.failing[name], parts)
-        return sums
+        if self.flags is None or not (parts.count == 1 or parts.count * _FEW < len(parts.of)):
+            return {name: parts.sum(self._of_sequences(name)) for name in names}
+        found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
+        found |= _products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
+        rest = _products(1.0 - self.flags, {name: self.failing[name] for name in found if name in self.failing}, parts)
+        for name, sums in rest.items():
+            found[name] += sums
+        return found
 
     def _of_sequences(self, name: str) -> NDArray[Any]:
         """One column of every sequence [S, weights, gate variants ...]."""
@@ -83,18 +78,32 @@ class BlockColumns:
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
-def _product(flags: Float64s, values: NDArray[Any], parts: Parts) -> NDArray[Any]:
-    """Flags times values summed over the sequences of each part; the two vary along different axes."""
-    sums: NDArray[Any] = np.empty((parts.count, *np.broadcast_shapes(flags.shape[1:], values.shape[1:])))
+def _products(flags: Float64s, columns: Arrays, parts: Parts) -> Arrays:
+    """Flags times columns, which vary along other axes, summed over the sequences of each part: those alike at once."""
+    alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
+    for name, values in columns.items():
+        alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
+    found: Arrays = {}
+    for (shape, is_finite), names in alike.items():
+        along = np.broadcast_shapes(flags.shape[1:], shape)
+        tall = np.stack([columns[name].reshape(len(flags), -1) for name in names], axis=1).reshape(len(flags), -1)
+        sums = _product(flags.reshape(len(flags), -1), tall, parts, is_finite)
+        found |= zip(names, sums.reshape(parts.count, len(names), *along).swapaxes(0, 1), strict=True)
+    return found
+
+
+def _product(flags: Float64s, values: Float64s, parts: Parts, is_finite: bool) -> Float64s:
+    """Values [S, N], all of which may be finite, times flags [S, V]: sums over each part [parts, N, V]."""
+    sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
     for own, members in parts.alike:
-        some, tall = (each[members].reshape(len(own), -1, math.prod(each.shape[1:])) for each in (flags, values))
+        some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
         with np.errstate(invalid="ignore", over="ignore"):
-            products = tall.swapaxes(1, 2) @ some
-            for place in np.flatnonzero(~np.isfinite(products).all(axis=(1, 2))):
-                each = tall[place, :, :, None] * some[place, :, None]
-                # 0 times an infinite K3 is nothing, not undefined.
-                products[place] = np.where(some[place, :, None] == 0, 0.0, each).sum(axis=0)
-        sums[own] = products.reshape(len(own), *sums.shape[1:])
+            sums[own] = tall.swapaxes(1, 2) @ some
+        if is_finite:
+            continue
+        for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
+            # 0 times an infinite K3 is nothing, not undefined.
+            sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
     return sums
 
 
