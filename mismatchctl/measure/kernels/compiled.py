@@ -84,9 +84,15 @@ class CompiledRatios(Ratios):
 
     @cached_property
     def _terms(self) -> tuple[Float64s, ...]:
-        log_ratio, exp_minus_one, k3, policy_prob, reference_prob = terms = tuple(np.empty((5, self.segments.tokens)))
-        make_terms(*self.given, log_ratio, exp_minus_one, k3, policy_prob, reference_prob)
-        return terms
+        made = np.empty((3, self.segments.tokens))
+        make_terms(*self.given, *made, _NO_VALUES, _NO_VALUES)
+        return tuple(made)
+
+    @cached_property
+    def _probabilities(self) -> tuple[Float64s, ...]:
+        made = np.empty((5, self.segments.tokens))
+        make_terms(*self.given, *made)
+        return tuple(made[3:])
 
     @cached_property
     def log_ratio(self) -> Float64s:
@@ -106,12 +112,12 @@ class CompiledRatios(Ratios):
     @cached_property
     def policy_prob(self) -> Float64s:
         """Probability of the token under the policy [T]."""
-        return self._terms[3]
+        return self._probabilities[0]
 
     @cached_property
     def reference_prob(self) -> Float64s:
         """Probability of the token under the reference [T]."""
-        return self._terms[4]
+        return self._probabilities[1]
 
 
 def _loopable(values: Floats) -> Floats:

@@ -80,9 +80,17 @@ def _farthest(policy: Any, reference: Any) -> Any:
 def make_terms(
     policy: Any, reference: Any, log_ratio: Any, exp_minus_one: Any, k3: Any, policy_prob: Any, reference_prob: Any
 ) -> None:
-    """Elementwise terms [T] of log-probs of policy and reference [T], as Ratios has them."""
+    """Elementwise terms [T] of log-probs of policy and reference [T], as Ratios has them.
+
+    Probabilities are left out where there is no room for them: a second exponential is half of the work.
+    """
     widen()
-    for j in range(len(policy)):
+    if not len(reference_prob):
+        for j in range(len(policy)):
+            x = float64(policy[j]) - float64(reference[j])
+            log_ratio[j] = x
+            exp_minus_one[j], k3[j], _ = _terms(x, x, 0.0)
+    for j in range(len(reference_prob)):
         q = float64(reference[j])
         x = float64(policy[j]) - q
         excess, whole, probability = _terms(x, x, q)
@@ -108,8 +116,9 @@ def _mend_far(
             over = x > _LARGEST
             exp_minus_one[j] = np.inf if over else excess
             k3[j] = np.inf if over else whole
-            reference_prob[j] = probability
-            policy_prob[j] = math.exp(policy[j]) if q < -_FAR else probability + probability * exp_minus_one[j]
+            if len(reference_prob):
+                reference_prob[j] = probability
+                policy_prob[j] = math.exp(policy[j]) if q < -_FAR else probability + probability * exp_minus_one[j]
 
 
 @compiled_sums
