@@ -58,6 +58,8 @@ def measure(gate: Gate, ratios: Ratios, view: Selection, batch: TokenBatch) -> F
     ratios = clamped(ratios, gate.clamp, gate.limit)
     measured = _aggregate(gate, ratios, view)
     bounded = gate.statistic == "ratio" and gate.clamp == "aggregate"
+    if gate.level == "token" and np.abs(ratios.extent).max() <= gate.limit:  # as most are
+        return measured
     return np.clip(measured, -gate.limit, gate.limit) if bounded else measured
 
 

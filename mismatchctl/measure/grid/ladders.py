@@ -22,7 +22,7 @@ from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import kept_k3
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
-from mismatchctl.measure.grid.thresholds import token_weights
+from mismatchctl.measure.grid.thresholds import bounded_weights, token_weights
 from mismatchctl.measure.kernels.kernel import CLIMBED, CLIMBED_BY_ALL, TRUNCATED, Kernel
 from mismatchctl.ratios import Ratios
 
@@ -149,7 +149,7 @@ def _climbed(
             None if left.tokens is None and left.sequences.all() else left.expanded(),
         )
         excess = np.zeros_like(k3) if weights is None else _of_tokens(weights.excess, weights, segments)
-        square = np.ones_like(k3) if weights is None else _of_tokens(weights.bounded, weights, segments) ** 2
+        square = np.ones_like(k3) if weights is None else _of_tokens(bounded_weights(weights), weights, segments) ** 2
         count = None if kept is None else kept.astype(np.float64)
         if kept is not None:
             k3, excess, square = (np.where(kept, each, 0.0) for each in (k3, excess, square))
@@ -157,7 +157,7 @@ def _climbed(
         items = Segments(np.arange(len(batch) + 1))
         excess = np.zeros(len(batch)) if weights is None else weights.total(weights.excess, left)
         count, k3 = left.counts, kept_k3(left, ratios, mismatch.k3_sum)
-        square = count if weights is None else weights.total(weights.bounded**2, left)
+        square = count if weights is None else weights.total(bounded_weights(weights) ** 2, left)
     outcomes = {name: each for name, (_, each) in batch.outcomes.items()}
     outcomes |= {f"{name}_known": known for name, (known, _) in batch.outcomes.items()}
     gains = np.stack([each / segments.sizes for each in outcomes.values()], axis=1)

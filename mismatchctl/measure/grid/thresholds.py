@@ -201,8 +201,18 @@ class WeightBounds:
 
 
 def token_weights(weights: Weights) -> Float64s:
-    """The weights per token before their bounds: of tiny ones 1 + (w - 1) has lost digits."""
-    return weights.raw if weights.ratios.extent[0] < _SMALL_WEIGHT else weights.raw_excess + 1.0
+    """The weights per token before their bounds."""
+    return weights.raw if _hold_tiny_ones(weights) else weights.raw_excess + 1.0
+
+
+def bounded_weights(weights: Weights) -> Float64s:
+    """The weights per token or sequence after their bounds."""
+    return weights.bounded if not weights.per_token or _hold_tiny_ones(weights) else weights.excess + 1.0
+
+
+def _hold_tiny_ones(weights: Weights) -> bool:
+    """Whether one per token may be so small that 1 + (w - 1) has lost digits, so that it takes an exponential anew."""
+    return bool(weights.ratios.extent[0] < _SMALL_WEIGHT)
 
 
 class BoundedSums:
