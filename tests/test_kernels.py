@@ -24,7 +24,7 @@ from mismatchctl.diagnose.evidence import _level_terms
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.columns import TOKEN_MAXIMA, TOKEN_SUMS
 from mismatchctl.measure.kernels.compiled import COMPILED
-from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, Kernel, PairTables, Places, Rungs, RunTables
+from mismatchctl.measure.kernels.kernel import BUCKETS, SUMMED, TRUNCATED, Kernel, PairTables, Places, Rungs, RunTables
 from mismatchctl.measure.kernels.look import look_at
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import close_layers, table_of
@@ -282,6 +282,26 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
         for found in truncate:
             for column, values in zip(found[:, :, place].T, wanted, strict=True):
                 np.testing.assert_allclose(column, np.bincount(of, values), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        np.geomspace(1e-300, 1e300, 40),  # nearly all in one cell
+        np.append(np.linspace(1, 1 + 1e-15, 5), np.inf),  # an edge a few floats after the other
+        np.append(np.linspace(1, 2, 30), 1.7e308),
+        np.full(3, 1.5),
+        np.full(2, np.inf),
+    ],
+)
+def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -> None:
+    beside = np.concatenate([np.nextafter(edges, 0), edges, np.nextafter(edges, np.inf), [0.0, 1.0, 3.0, np.inf]])
+    excess = beside - 1.0
+    weight, segments, none = excess + 1.0, Segments.of([len(beside)]), np.zeros(1, np.int64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for kernel in (PLAIN, COMPILED):
+            found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges))
+            assert found[0, TRUNCATED.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
 
 
 @pytest.mark.parametrize("seed", range(8))

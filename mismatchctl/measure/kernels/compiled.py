@@ -26,6 +26,7 @@ from mismatchctl.measure.kernels.kernel import (
     Places,
     Rungs,
     RunTables,
+    cells_of,
     climbed_by_all,
     factors_of,
 )
@@ -176,7 +177,9 @@ def truncate(
     order = np.argsort(of, kind="stable")
     all_kept = _EVERY if kept is None else kept
     table, rungs = np.zeros((len(edges) + 1, WRITTEN)), np.zeros((3, len(edges) + 1))
-    truncate_sequences(*weights, all_kept, segments.offsets, order, of, edges, factors_of(bounds), found, table, rungs)
+    truncate_sequences(
+        *weights, all_kept, segments.offsets, order, of, edges, cells_of(edges), factors_of(bounds), found, table, rungs
+    )
     return found
 
 
@@ -196,8 +199,8 @@ def climb(
     sums = np.zeros((parts[1], rungs.count + 1, len(CLIMBED_BY_ALL) + gains.shape[1]))
     climb_sequences(
         values, _NO_VALUES if brought[0] is None else brought[0], *brought[1:], items.offsets, sizes, gains,
-        np.argsort(of, kind="stable"), of, parts[0], rungs.edges, rungs.always, rungs.low, rungs.high, rows, sums,
-        np.zeros((rungs.count + 1, 6)), np.zeros((rungs.count, 2)),
+        np.argsort(of, kind="stable"), of, parts[0], rungs.edges, rungs.cells, rungs.always, rungs.low, rungs.high,
+        rows, sums, np.zeros((rungs.count + 1, 6)), np.zeros((rungs.count, 2)),
     )  # fmt: skip
     return rows, climbed_by_all(np.moveaxis(sums, -1, 0))
 

@@ -187,6 +187,11 @@ class Rungs:
         ends = np.concatenate([[-np.inf], self.edges, [np.inf]])
         return (float(ends[inside[0]]), float(ends[inside[-1] + 1])) if len(inside) else (np.inf, np.inf)
 
+    @cached_property
+    def cells(self) -> Cells:
+        """Where among its edges a value is looked for."""
+        return cells_of(self.edges)
+
 
 CLIMBED = ("kept", "kept_excess", "squared_kept_weight", "sequence_weight", "squared_sequence_weight", "touched")
 """Columns that a bound of a gate moves, of which clusters are told."""
@@ -245,6 +250,28 @@ def climbed_by_all(written: Iterable[Float64s]) -> Float64s:
     over, gains = others[: len(CLIMBED_BY_ALL) - 1], others[len(CLIMBED_BY_ALL) - 1 :]
     kept, rejected = ([along(each) for each in gains] for along in (upto_rung, beyond_rung))
     return np.stack([upto_rung(k3), *map(beyond_rung, over), *kept, *rejected])
+
+
+Cells = tuple[Ints, float, float]
+_CELLS = 4
+"""For each edge: so that most have one of their own."""
+
+
+def cells_of(edges: Float64s) -> Cells:
+    """Cells of equal width, in which a value meets the few of the ascending edges [N] that it must be compared with.
+
+    Returns:
+        How many edges lie before each cell [1 + cells]; where the first begins, and what one is divided by its width.
+    """
+    finite = edges[np.isfinite(edges)]
+    first, last = (float(finite[0]), float(finite[-1])) if len(finite) else (0.0, 0.0)
+    count = _CELLS * len(edges)
+    width = (last - first) / count
+    scale = 1 / width if 0 < width < np.inf else 0.0
+    with np.errstate(all="ignore"):
+        at = (edges - first) * scale  # as the loops compute it, so that no rounding tells a value from its edges
+    places = np.minimum(np.where(at > 0, at, 0.0), count - 1).astype(np.int64)
+    return np.searchsorted(places, np.arange(count + 1)), first, scale
 
 
 def factors_of(bounds: Float64s) -> Float64s:

@@ -9,14 +9,21 @@ from mismatchctl.measure.kernels.kernel import WRITTEN
 
 
 @compiled
-def _edges_upto(edges: Any, value: float) -> int:
-    """How many ascending edges a value does not lie below."""
-    low, left = 0, len(edges)
-    while left > 1:
-        half = left >> 1
-        low += 0 if value < edges[low + half] else half
-        left -= half
-    return low + (0 if value < edges[low] else 1)
+def _edges_upto(edges: Any, cells: Any, value: float) -> int:
+    """How many ascending edges a value does not lie below; those of its cell, few as a rule, are all that it meets."""
+    starts, first, scale = cells
+    if not value < edges[-1]:
+        return len(edges)
+    cell = (value - first) * scale
+    place = int(min(cell, len(starts) - 2.0)) if cell > 0 else 0
+    low, stop = int(starts[place]), int(starts[place + 1])
+    while low < stop:
+        middle = (low + stop) >> 1
+        if value < edges[middle]:
+            stop = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @compiled
@@ -83,13 +90,13 @@ def _close(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_s
 
 @compiled
 def truncate_sequences(
-    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, factors: Any, found: Any,
-    table: Any, rungs: Any,
+    excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
+    found: Any, table: Any, rungs: Any,
 ) -> None:  # fmt: skip
     """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
 
-    `factors` are what the bounds make of a token, in each column that asks; an empty `kept`: all are. To work in there
-    are zeros: `table` [bounds + 1, WRITTEN] and `rungs` [3, bounds + 1].
+    `cells` are those of `kernel.cells_of`; `factors` are what the bounds make of a token, in each column that asks; an
+    empty `kept`: all are. To work in there are zeros: `table` [bounds + 1, WRITTEN] and `rungs` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
     own, beyond, made = rungs[0], rungs[1], rungs[2]
@@ -102,7 +109,7 @@ def truncate_sequences(
             e, w = excess[j], weight[j]
             k = 1.0 if not len(kept) or kept[j] else 0.0
             if e + 1.0 >= edges[0]:
-                rung = _edges_upto(edges, e + 1.0)
+                rung = _edges_upto(edges, cells, e + 1.0)
                 own_top = max(own_top, rung)
                 own[rung] += k * w
                 beyond[rung] += k
@@ -148,7 +155,7 @@ def _follow(table: Any, cluster: int, rows: Any) -> None:
 @compiled
 def climb_sequences(
     values: Any, kept: Any, k3: Any, excess: Any, square: Any, offsets: Any, sizes: Any, gains: Any, order: Any,
-    clusters: Any, parts: Any, edges: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
+    clusters: Any, parts: Any, edges: Any, cells: Any, always: Any, low: Any, high: Any, rows: Any, sums: Any,
     table: Any, own: Any,
 ) -> None:  # fmt: skip
     """Write CLIMBED to `rows` [len, clusters, rungs], as `plain.climb` gives them; an empty `kept`: all are.
@@ -170,7 +177,7 @@ def climb_sequences(
                 all_excess += excess[j]
                 all_square += square[j]
                 continue
-            place = _edges_upto(edges, values[j])
+            place = _edges_upto(edges, cells, values[j])
             if low[place] > 0:
                 last_low = max(last_low, low[place])
                 whole[low[place], 1] += size
