@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, step_tables
@@ -186,25 +186,19 @@ def analyze(
     turns = replace(plan, corrections=(), by=(TURN,), sequences=False) if within else None
     accumulator, by_turn = Accumulator(plan), None if turns is None else Accumulator(turns)
     replays = [] if framework is None else _replays(framework, replayed, replay, log)
+    kept: list[tuple[Any, str]] = [(accumulator, "sums"), *((logged, "parts") for logged in replays)]
+    kept += [] if by_turn is None else [(by_turn, "turns")]
     causes = collector_for(dump, plan.by)
     work = _Pass(plan, turns, causes.empty(), findings, framework is not None)
     with SequenceFile(sequences, join, plan, dump.files) as rows:
         for done, may_grow in reading.parts(work, engine or Local(threads), progress, micro_batches):
-            accumulator.add(done.sums)
+            for groups, what in kept:
+                groups.add(getattr(done, what))
+                groups.close(may_grow)
             rows.write(done.sums.sequences)
-            accumulator.close(may_grow)
-            if by_turn is not None:
-                by_turn.add(done.turns)
-                by_turn.close(may_grow)
-            for logged in replays:
-                logged.add(done.parts)
-                logged.close(may_grow)
             causes.add(done.causes)
-        accumulator.finish()
-        if by_turn is not None:
-            by_turn.finish()
-        for logged in replays:
-            logged.close()
+        for groups, _ in kept:
+            groups.finish()
         result = build_result(dump, plan, accumulator, reading.tokens, reading.problems, by_turn)
         for name, run in result.runs.items():
             run.findings, run.sides = causes.findings(name, [file.path for file in dump.files], growth_of_run(run))

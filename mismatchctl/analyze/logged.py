@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.finite import finite
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import ReplayOptions
+from mismatchctl.measure.groups import Cells, Groups
 from mismatchctl.measure.hashes import Value
 from mismatchctl.measure.reduce import cut
 
@@ -53,7 +54,7 @@ def _lists(offsets: pa.Array, values: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
 
 
-class LoggedSteps:
+class LoggedSteps(Groups[list[pa.Table]]):
     """What one framework logs, by run, step and correction.
 
     Attributes:
@@ -64,28 +65,34 @@ class LoggedSteps:
         ConfigError: the framework has no such reducer.
     """
 
+    at_once = 0
+
     def __init__(self, framework: Framework, corrections: Iterable[Correction], options: ReplayOptions) -> None:
         if options.reducer is not None and options.reducer not in framework.reducers:
             known = " or ".join(framework.reducers) or "one way only"
             raise ConfigError(f"{framework.title} knows no reducer {options.reducer}: it sums up {known}")
+        super().__init__(())
         self._framework, self.options = framework, options
         self._corrections = list(corrections)
-        self._open: dict[Step, list[pa.Table]] = {}
         self._logged: dict[Step, dict[str, dict[str, float]]] = {}
         self.refused: dict[str, str] = {}
 
     def add(self, parts: Parts) -> None:
         """Keep the rows of a unit."""
-        for step, table in parts:
-            self._open.setdefault(step, []).append(table)
+        for (run, step), table in parts:
+            self.merge(run, step, (), [table])
 
-    def close(self, may_grow: Callable[[str, Value], bool] = lambda run, step: False) -> None:
-        """Replay every step that cannot grow any more."""
-        for step in [key for key in self._open if not may_grow(*key)]:
-            tables = self._open.pop(step)
+    def _size(self, cell: list[pa.Table]) -> int:
+        return sum(map(len, cell))
+
+    def _both(self, cell: list[pa.Table], more: list[pa.Table]) -> list[pa.Table]:
+        return cell + more
+
+    def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[list[pa.Table]]]) -> None:
+        for step, (tables,) in zip(steps, map(dict.values, groups), strict=True):
             shared = [name for name in tables[0].column_names if all(name in t.column_names for t in tables)]
             table = pa.concat_tables([part.select(shared) for part in tables])
-            self._logged[step] = {
+            self._logged[run, step] = {
                 correction.name: self._replay(table, correction)
                 for correction in self._corrections
                 if correction.name not in self.refused

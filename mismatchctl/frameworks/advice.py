@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from mismatchctl.correction import Correction, Gate, Weight
-from mismatchctl.frameworks.lint import Finding, decimal
+from mismatchctl.frameworks.lint import Finding, PlaceOf, decimal
 
 USEFUL: dict[str, tuple[float, float]] = {"token": (1.5, 5.0), "sequence": (2.0, 10.0), "geometric": (1.0002, 1.001)}
 """Upper bounds on a ratio at each level, of weights and of rejection."""
@@ -20,9 +20,6 @@ _RANGES = "documents on rollout importance sampling and rollout correction, reco
 _VETOES = "rollout_corr_math.md and a page on rollout correction, typical values of the veto"
 _NORMALIZES = "articles on the mismatch, batch normalization and the bias-variance trade-off"
 _LEVEL_OF_K1 = {"token": "token", "sum": "sequence", "mean": "geometric"}
-
-PlaceOf = Callable[[Gate], str]
-"""Where the bounds of a gate stand in a configuration."""
 
 
 def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, normalizing: str) -> Iterator[Finding]:

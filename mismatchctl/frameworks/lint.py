@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,8 @@ from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 Level = Literal["error", "warning", "advice", "info"]
+PlaceOf = Callable[[Gate], str]
+"""Where the bounds of a gate stand in a configuration."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "advice", "info")
 """Worst first.
@@ -71,7 +73,15 @@ def named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
     return max((key for key in keys if key in message), key=len, default="")
 
 
-def gate_findings(gate: Gate, place: str, source: str) -> Iterator[Finding]:
+def bound_findings(correction: Correction, weight_place: str, gate_place: PlaceOf, source: str) -> Iterator[Finding]:
+    """Bounds of a correction that nothing reaches, that hold nothing, or that agreement lies outside of."""
+    if correction.weight is not None:
+        yield from _of_weight(correction.weight, weight_place, source)
+    for gate in correction.gates:
+        yield from _of_gate(gate, gate_place(gate), source)
+
+
+def _of_gate(gate: Gate, place: str, source: str) -> Iterator[Finding]:
     """An interval that keeps nothing, that rejects agreement, or with a bound that nothing reaches."""
     low, high = _interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
@@ -104,7 +114,7 @@ def _unreachable(gate: Gate, low: float, high: float, place: str, source: str) -
         yield _beyond(f"{gate.statistic} is never below {smallest:g}: the lower bound rejects nothing", place, source)
 
 
-def weight_findings(weight: Weight, place: str, source: str) -> Iterator[Finding]:
+def _of_weight(weight: Weight, place: str, source: str) -> Iterator[Finding]:
     """Bounds that nothing reaches, or that 1 is outside of."""
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:

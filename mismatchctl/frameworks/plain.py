@@ -21,7 +21,7 @@ from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Shelf
-from mismatchctl.frameworks.lint import Finding, Level, gate_findings, weight_findings
+from mismatchctl.frameworks.lint import Finding, Level, bound_findings
 from mismatchctl.frameworks.options import Place, Spelling, merged
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
@@ -220,12 +220,7 @@ class PlainFramework(Framework):
                 ]
         except ConfigError as error:
             return [Finding("error", "", str(error), "correct it", self.title)]
-        found = [*self._off(native, made), *found]
-        if made.weight is not None:
-            found += weight_findings(made.weight, "", self.title)
-        for gate in made.gates:
-            found += gate_findings(gate, "", self.title)
-        return found
+        return [*self._off(native, made), *found, *bound_findings(made, "", lambda gate: "", self.title)]
 
     def _off(self, native: Mapping[str, Any], made: Correction) -> list[Finding]:
         """That what turns the correction on is missing."""

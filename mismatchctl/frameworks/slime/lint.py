@@ -13,11 +13,10 @@ from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import (
     Finding,
     Level,
+    bound_findings,
     decimal,
-    gate_findings,
     is_text_of_number,
     named_key,
-    weight_findings,
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,
@@ -80,6 +79,12 @@ class Written:
             return correction_of(self.arguments, self.version.framework, "mask")
         except ConfigError as error:
             return error
+
+    @property
+    def weight_place(self) -> str:
+        """Where the upper bound of the weights stands."""
+        mis = isinstance(self.arguments, Arguments) and self.arguments.function == "mis"
+        return self.place("tis_upper_bound" if mis else "tis_clip")
 
     @property
     def weighs_with_mis(self) -> bool:
@@ -211,11 +216,10 @@ def _advice(written: Written) -> Iterator[Finding]:
     correction, given = written.correction, written.arguments
     if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
         return
-    key = "tis_upper_bound" if given.function == "mis" else "tis_clip"
     normalizing = "write tis_batch_normalize: true"
     if given.tis_level == "geometric":
         normalizing = "mis.py normalizes token and sequence weights only: write tis_level: sequence for it"
-    yield from advice(correction, written.place(key), written.gate_place, normalizing)
+    yield from advice(correction, written.weight_place, written.gate_place, normalizing)
 
 
 def _lower_bound(written: Written) -> Iterator[Finding]:
@@ -268,14 +272,8 @@ def _normalization(written: Written) -> Iterator[Finding]:
 
 
 def _bounds(written: Written) -> Iterator[Finding]:
-    correction, given = written.correction, written.arguments
-    if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
-        return
-    if correction.weight is not None:
-        key = "tis_upper_bound" if given.function == "mis" else "tis_clip"
-        yield from weight_findings(correction.weight, written.place(key), written.source)
-    for gate in correction.gates:
-        yield from gate_findings(gate, written.gate_place(gate), written.source)
+    if isinstance(written.correction, Correction):
+        yield from bound_findings(written.correction, written.weight_place, written.gate_place, written.source)
 
 
 def _without_effect(written: Written) -> Iterator[Finding]:

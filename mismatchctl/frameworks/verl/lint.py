@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.advice import advice, with_gate
-from mismatchctl.frameworks.lint import Finding, decimal, gate_findings, named_key, weight_findings
+from mismatchctl.frameworks.lint import Finding, bound_findings, decimal, named_key
 from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, unread
 from mismatchctl.frameworks.verl.plan import option_of
 from mismatchctl.frameworks.verl.versions import VERSIONS, Version
@@ -101,12 +102,9 @@ def _rejection_off(written: Written) -> Iterator[Finding]:
 
 
 def _bounds(written: Written) -> Iterator[Finding]:
-    if isinstance(written.correction, ConfigError):
-        return
-    if written.correction.weight is not None:
-        yield from weight_findings(written.correction.weight, written.place("rollout_is_threshold"), written.source)
-    for gate in written.correction.gates:
-        yield from gate_findings(gate, written.gate_place(gate), written.source)
+    if isinstance(written.correction, Correction):
+        place = written.place("rollout_is_threshold")
+        yield from bound_findings(written.correction, place, written.gate_place, written.source)
 
 
 def _direction(written: Written) -> Iterator[Finding]:
