@@ -15,7 +15,6 @@ from mismatchctl.correction import presets as generic
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Framework, Replay, Shelf
-from mismatchctl.frameworks.presets import read_presets
 from mismatchctl.texts import read_data
 
 __all__ = [
@@ -116,8 +115,26 @@ def recognize(native: Mapping[str, Any]) -> str | None:
 
 @cache
 def _of(name: str) -> tuple[Preset, ...]:
-    """The presets of a shelf."""
-    return tuple(read_presets(shelf(name)))
+    """The presets of a shelf, oldest release first, an alias after the preset that it names again.
+
+    A release in presets.yaml has `version`, `source`, and `presets` by name, each with `about` and `config`, a
+    configuration in the framework's own keys; a preset may have a `source` of its own, an `alias`, what a document says
+    otherwise (`documented`), and `reader`, the version whose reading of the keys is meant where that is another one.
+    """
+    own, found = shelf(name), []
+    for release in read_data(own.presets) if own.presets.exists() else ():
+        for called, words in release["presets"].items():
+            version = words.get("reader", release.get("reader", release["version"]))
+            config = words["config"] if "config" in words else own.factory(version, called)
+            made = own.load(version).correction(config)
+            correction = Correction(
+                name=called, about=words["about"], weight=made.weight, gates=made.gates, loss=made.loss
+            )
+            source = words.get("source", release["source"].format(name=called))
+            documented = words.get("documented", "")
+            found.append(Preset(correction, name, release["version"], source, documented=documented))
+            found += [found[-1].alias(words["alias"])] if "alias" in words else []
+    return tuple(found)
 
 
 def _every() -> Iterator[Preset]:

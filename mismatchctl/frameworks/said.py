@@ -1,4 +1,4 @@
-"""A Correction in a framework's own keys: only what that framework reads back as the same Correction."""
+"""Corrections as one writes them: in our YAML, and in a framework's own keys, which read back as the same."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
+from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, shelf
 from mismatchctl.frameworks.framework import Framework
+from mismatchctl.texts.yaml_written import dump_yaml
 
 
 def said(correction: Correction, framework: Framework) -> dict[str, Any]:
@@ -55,3 +57,25 @@ def _weight(weight: Weight) -> tuple[Any, ...]:
 
 def _gate(gate: Gate) -> tuple[Any, ...]:
     return gate_bounds(gate), gate.model_dump(exclude={"keep"})
+
+
+def preset_yaml(preset: Preset) -> str:
+    """A preset as YAML that `--correction FILE` reads, with its source as a comment."""
+    facts = (f"{preset.framework} {preset.version}".strip(), preset.source, preset.documented)
+    head = [f"# {text}" for text in facts if text]
+    return "\n".join([*head, dump_yaml(preset.correction.to_mapping(), inner=True)])
+
+
+def native_yaml(correction: Correction, framework: Framework, *, nearest: bool = False) -> str:
+    """A Correction as YAML of a framework, which reads it back as the same; `nearest`: or what comes near, with how.
+
+    Raises:
+        ConfigError: the framework cannot say it.
+    """
+    head = [f"# {correction.name} as {framework.dated} reads it"]
+    keys, unsaid = framework.native(correction) if nearest else (said(correction, framework), [])
+    if unsaid:
+        head += [f"# What {framework.title} cannot say, or says otherwise:", *(f"# - {text}" for text in unsaid)]
+    for key in reversed(framework.block):
+        keys = {key: keys}
+    return "\n".join([*head, dump_yaml(keys)])

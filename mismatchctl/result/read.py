@@ -17,6 +17,8 @@ from mismatchctl.stores import read_whole, remote
 from mismatchctl.texts import TextError, decoded, parse_json
 from mismatchctl.validation import explained
 
+_REMEDY = "name a file written by analyze -o"
+
 
 def is_result(path: str | Path) -> bool:
     """Whether a path is a Result rather than a dump: a file that begins with a brace, and is no JSON lines.
@@ -42,15 +44,31 @@ def read_result(path: str | Path) -> Result:
     """
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigError(f"a result is read from a path, not from {kind_of(path)}")
-    name = str(path)
+    return result_of(read_json(path, _REMEDY), str(path))
+
+
+def read_json(path: str | Path, remedy: str) -> Any:
+    """The data of a JSON file, wherever it lies.
+
+    Raises:
+        DataError: it cannot be read, or is no JSON.
+    """
     try:
-        data: Any = parse_json(decoded(read_whole(path)))
+        return parse_json(decoded(read_whole(path)))
     except OSError as error:
-        raise DataError(error.strerror or str(error), file=name, remedy="name a file written by analyze -o") from None
+        raise DataError(error.strerror or str(error), file=str(path), remedy=remedy) from None
     except TextError as error:
-        raise DataError(f"not JSON: {error}", file=name, remedy="name a file written by analyze -o") from None
+        raise DataError(f"not JSON: {error}", file=str(path), remedy=remedy) from None
+
+
+def result_of(data: Any, name: str) -> Result:
+    """The Result that the file of this name holds as data.
+
+    Raises:
+        DataError: as of `read_result`.
+    """
     if not isinstance(data, dict) or "format" not in data or "runs" not in data:
-        raise DataError("not a mismatchctl result", file=name, remedy="name a file written by analyze -o")
+        raise DataError("not a mismatchctl result", file=name, remedy=_REMEDY)
     if data["format"] != FORMAT:
         newer = type(data["format"]) is int and data["format"] > FORMAT
         problem = f"result format {data['format']!r}, this version reads {FORMAT}"

@@ -15,11 +15,10 @@ from mismatchctl.errors import DataError
 from mismatchctl.gate import Verdict
 from mismatchctl.render.document import Card, Document, Headline, Section
 from mismatchctl.render.pages import advise, analyze, compare, gate, sweep
-from mismatchctl.result import Result, read_result
-from mismatchctl.stores import read_whole
+from mismatchctl.result import Result
+from mismatchctl.result.read import read_json, result_of
 from mismatchctl.sweep.model import Sweep
 from mismatchctl.sweep.saved import from_json
-from mismatchctl.texts import TextError, decoded, parse_json
 
 Saved = Result | Comparison | Verdict | Sweep | dict[str, Advice]
 _REMEDY = "name files that analyze, sweep, compare, advise or gate wrote as JSON"
@@ -33,7 +32,8 @@ def read(paths: Sequence[Path]) -> list[tuple[str, Saved]]:
     """
     found: list[tuple[str, Saved]] = []
     for path in paths:
-        kept = _of(_data(path), path) or read_result(path)
+        data = read_json(path, _REMEDY)
+        kept = _of(data, path) or result_of(data, str(path))
         found.append((path.stem, kept))
         for section in kept.sections if isinstance(kept, Result) else ():
             own = _of(section, path)
@@ -51,9 +51,9 @@ def gather(paths: Sequence[Path]) -> Result:
     """
     results, others = [], []
     for path in paths:
-        data = _data(path)
+        data = read_json(path, _REMEDY)
         if _of(data, path) is None:
-            results.append((path.stem, read_result(path)))
+            results.append((path.stem, result_of(data, str(path))))
         else:
             others.append(data)
     if not results:
@@ -61,15 +61,6 @@ def gather(paths: Sequence[Path]) -> Result:
     made = _side_by_side(results)
     made.sections = [*(section for _, result in results for section in result.sections), *others]
     return made
-
-
-def _data(path: Path) -> Any:
-    try:
-        return parse_json(decoded(read_whole(path)))
-    except OSError as error:
-        raise DataError(error.strerror or str(error), file=str(path), remedy=_REMEDY) from None
-    except TextError as error:
-        raise DataError(f"not JSON: {error}", file=str(path), remedy=_REMEDY) from None
 
 
 def _of(data: Any, path: Path) -> Saved | None:
