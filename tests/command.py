@@ -1,6 +1,9 @@
-"""The command, as tests run it: in this process."""
+"""The command, as tests run it: in this process; and work in threads."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
 
 from click.testing import Result
 from typer.testing import CliRunner
@@ -13,3 +16,12 @@ def run(*words: object, code: int | None = None, **environment: str) -> Result:
     done = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200", **environment})
     assert code is None or done.exit_code == code, (done.output, done.exception)
     return done
+
+
+def at_once(*works: Callable[[], object]) -> None:
+    """Do them in threads of their own, all to the end."""
+    threads = [Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

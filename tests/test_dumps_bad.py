@@ -1,10 +1,11 @@
-import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from command import at_once
 from test_dumps_support import MASK, ROLLOUT, TRAIN, batches, content, lists, read, to_long, wide, write
 
 from mismatchctl.analyze import analyze
@@ -350,11 +351,7 @@ def test_units_can_be_read_in_threads(tmp_path):
     def work(unit):
         totals[unit.index] = sum(batch.tokens for batch in dump.read(unit, Problems()))
 
-    threads = [threading.Thread(target=work, args=(unit,)) for unit in dump.units]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*(partial(work, unit) for unit in dump.units))
     assert sum(totals) == sum(range(1, 60))
 
 

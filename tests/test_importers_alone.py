@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import torch
 from command import run
 from test_importers import converted
+from test_importers_safe import Hostile
 
 from mismatchctl.dumps.convert import convert
 from mismatchctl.errors import DataError
@@ -174,14 +174,6 @@ def test_context_parallel_micro_batches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds 5 of the 22 tokens of a response") as error:
         convert(tmp_path / "rank_0_call_0.pt", tmp_path / "out.parquet")
     assert error.value.row == 1
-
-
-class Hostile:
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (f"touch {self.marker}",)
 
 
 def _pickled(content: Any, path: Path) -> None:

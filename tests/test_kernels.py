@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command import at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -196,14 +196,7 @@ def test_threads_do_not_disturb_each_other(kernel: Kernel) -> None:
     policy, reference = policies(3, 50_000, 0.1, np.float32)
     alone = Reduced(kernel, policy, reference, [50_000], None).sums
     found: list[Floats] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(Reduced(kernel, policy, reference, [50_000], None).sums))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[lambda: found.append(Reduced(kernel, policy, reference, [50_000], None).sums)] * 4)
     assert len(found) == 4
     for sums in found:
         np.testing.assert_array_equal(sums, alone)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
+from test_runlogs import varint
 
 from mismatchctl.dumps import page_loops, pages
 from mismatchctl.dumps.parquet import Parquet
@@ -365,15 +366,8 @@ def test_levels_are_those_of_the_format_or_refused(data, count, room):
         assert out[:made].tolist() == places
 
 
-def number(value: int) -> bytes:
-    found = b""
-    while value > 127:
-        found, value = found + bytes([value & 127 | 128]), value >> 7
-    return found + bytes([value])
-
-
 def signed(value: int) -> bytes:
-    return number(value << 1 if value >= 0 else (-value << 1) - 1)
+    return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
 def encoded(rng: random.Random, found: list[int]) -> bytes:
@@ -386,7 +380,7 @@ def encoded(rng: random.Random, found: list[int]) -> bytes:
             data, at = data + bytes([3, sum(bit << n for n, bit in enumerate(bits))]), at + 8
         else:
             length = rng.randint(1, same_level)
-            data, at = data + number(length << 1) + bytes([found[at]]), at + length
+            data, at = data + varint(length << 1) + bytes([found[at]]), at + length
     return len(data).to_bytes(4, "little") + data
 
 
@@ -488,7 +482,7 @@ SPOILT = {
     "a level that is none": page(LEVELS[:5] + b"\2" + LEVELS[6:] + VALUES, 4),
     "levels behind the last": page(b"\4\0\0\0\x08\0\x08\0" + LEVELS[6:] + VALUES, 4),
     "a header without end": b"\x15" + b"\xff" * 40,
-    "a header too long": b"\x19\xfc" + number(900) + b"\x15" * 2000,
+    "a header too long": b"\x19\xfc" + varint(900) + b"\x15" * 2000,
     "nested without end": b"\x1c" * 900,
     "lists nested without end": b"\xf9" + b"\x19" * 900,
     "nothing": b"",

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 from pathlib import Path
 
 import command
@@ -259,11 +258,7 @@ def test_many_threads_share_a_store(tmp_path, proxy, put):
         stores.forget()
         found.append(read(f"s3://{BUCKET}/many/a.parquet")["rollout"])
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    command.at_once(*[work] * 4)
     assert found == [read(tmp_path / "a.parquet")["rollout"]] * 4
 
 
