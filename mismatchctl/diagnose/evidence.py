@@ -114,6 +114,11 @@ class Sample:
         hashes, rows = zip(*self.parts, strict=True)
         return Sample.of(np.concatenate(hashes), _concatenated(rows), self.size).parts[0]
 
+    @cached_property
+    def _held(self) -> int:
+        """Tokens of all parts."""
+        return sum(rows.segments.tokens for _, rows in self.parts)
+
     @property
     def hashes(self) -> Hashes:
         """Of the rows, ascending."""
@@ -126,7 +131,7 @@ class Sample:
 
     def __add__(self, other: Sample) -> Sample:
         both = Sample((*self.parts, *other.parts), self.size)
-        held = sum(rows.segments.tokens for _, rows in both.parts)
+        vars(both)["_held"] = held = self._held + other._held  # of thousands of parts, none is counted twice
         return Sample((both._chosen,), self.size) if held > 2 * self.size else both
 
     def moved(self, by: int) -> Sample:

@@ -17,6 +17,8 @@ Done = TypeVar("Done")
 
 def printable(text: str) -> str:
     """The text with control characters and undecodable bytes escaped, safe to show in a terminal."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
