@@ -39,7 +39,7 @@ BY_CLUSTER = (
 BLOCK_TOKENS, BLOCK_VALUES = 1 << 18, 1 << 17
 """Larger than elsewhere: the calls that a block of every family takes cost more than what the cache would save. But
 what its sequences have of every point should fit there."""
-FEW_SEQUENCES, MOST_VALUES = 256, 1 << 20
+FEW_SEQUENCES, MOST_VALUES = 1024, 1 << 20
 """So many sequences pay for these calls where they do not fit, but memory has its bound: 8 MiB a column."""
 RUNGS = 4
 """So many points of a ladder count for one: its sequences have nothing of every point, only their clusters do."""
