@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from diagnose_cost import cost_section  # noqa: E402
 from diagnose_words import BEFORE, CONFIDENCE, ESTIMATED, INTRODUCTION, LIMITS  # noqa: E402
 from stranger_dumps import Plant, plants  # noqa: E402
-from stranger_plans import SEEN, UNSEEN, Architecture  # noqa: E402
+from stranger_plans import UNSEEN, Architecture  # noqa: E402
 
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.diagnose.cause import CONFIDENCES  # noqa: E402
@@ -39,8 +39,6 @@ SIZES = {8: 2, 32: 1, 128: 1, 512: 1}
 """Rows of a dump, and how many are drawn of each, no row twice."""
 OFTEN = {8: 6, 32: 4, 128: 1}
 """The same of plants whose estimates have an interval."""
-FEWER = {8: 1, 128: 1}
-"""The same of models that rules were tried on, whose figures flatter."""
 ESTIMATES = {
     "temperature": ("temperature", "temperature"),
     "raw": ("raw_logprobs", "temperature"),
@@ -62,6 +60,7 @@ ONSET, LEAST_TOKENS = 4.0, 12
 CLEAN = ("clean", "clean float32", "clean both bfloat16", "clean greedy")
 QUIET = {"numerical_noise", "identical"}
 DRAWS = 12
+NAMES = {"none": "no positions"}
 _FELT = 1.5
 LABELS = {
     "precision_noise": "numerical_noise",
@@ -126,11 +125,10 @@ def _k3(table: pa.Table) -> float:
 
 def _draws(plan: Architecture, plant: Plant, table: pa.Table, clean: pa.Table) -> Iterator[Judged]:
     felt = plant.listed or _shows(table, clean)
-    sizes = SIZES if plan in UNSEEN else FEWER
-    often = plan in UNSEEN and any(plant.name.startswith(kind) for kind in ESTIMATES)
+    often = any(plant.name.startswith(kind) for kind in ESTIMATES)
     long = np.array([len(row) >= LEAST_TOKENS for row in table["token_ids"].to_pylist()])
     share = float(_changed(table, clean)[long].mean())
-    for rows, draws in sizes.items():
+    for rows, draws in SIZES.items():
         order = np.random.default_rng(rows).permutation(table.num_rows)
         for draw in range(min(OFTEN.get(rows, draws) if often else draws, table.num_rows // rows)):
             chosen = np.sort(order[draw * rows : (draw + 1) * rows])
@@ -178,7 +176,7 @@ def false_alarms(plans: Iterable[Architecture], folder: Path) -> dict[int, Count
 def _alarms(plan: Architecture, name: str, folder: Path) -> list[tuple[int, int]]:
     """Rows of each draw of a clean dump, and its worst alarm: 0 none, 1 at medium, 2 at high."""
     whole, found = pq.read_table(folder / plan.name / f"{name}.parquet"), []
-    for rows in SIZES if plan in UNSEEN else FEWER:
+    for rows in SIZES:
         for draw in range(DRAWS if rows <= whole.num_rows else 0):
             told = findings(_shuffled(whole, rows, np.random.default_rng(1000 * draw + rows)))
             levels = [CONFIDENCES.index(row.confidence) for row in told if row.cause not in QUIET]
@@ -202,20 +200,23 @@ def percent(part: int, whole: int) -> str:
 
 
 def calibration(rows: list[Judged]) -> list[str]:
-    """Of the findings at each confidence: the share that is true; what `unexplained` says of a listed cause apart."""
+    """Of the findings at each confidence the share that is true, by rows and by model; `unexplained` apart."""
     lines = ["| rows | high: true | medium: true | medium without `unexplained` |", "|---|---|---|---|"]
-    for size in [*SIZES, None]:
+    alone = {
+        f"all of `{model}`": [row for row in rows if row.model == model] for model in {row.model: 0 for row in rows}
+    }
+    by_rows = {f"{size}": [row for row in rows if row.rows == size] for size in SIZES}
+    for name, mine in {**by_rows, "all": rows, **alone}.items():
         cells = []
         for level, strict in (("high", True), ("medium", True), ("medium", False)):
             told = [
                 finding.cause in row.truth
-                for row in rows
-                if size in (None, row.rows)
+                for row in mine
                 for finding in row.found
                 if finding.confidence == level and (strict or finding.cause != "unexplained")
             ]
             cells.append(percent(sum(told), len(told)))
-        lines.append(f"| {size or 'all'} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
 
@@ -298,7 +299,8 @@ def models(plans: Iterable[Architecture], folder: Path) -> list[str]:
         f"- `{plan.name}`: {'words' if plan.words else 'bytes'}, {plan.layers} layers of {plan.width}, "
         f"{plan.heads} heads"
         + (f" ({plan.shared} share keys and values)" if plan.shared > 1 else "")
-        + f", {plan.positions}, "
+        + (", convolutions in turn with attention" if plan.convolved else "")
+        + f", {NAMES.get(plan.positions, plan.positions)}, "
         + ("squared ReLU beside attention" if plan.parallel else "SwiGLU")
         + (f", {plan.experts} experts by {plan.router}, {plan.chosen} chosen" if plan.experts > 1 else "")
         + f", {plan.steps} steps on {plan.texts:,} texts at most"
@@ -356,9 +358,8 @@ def main() -> None:
         *ESTIMATED,
         *(folders(Path(sys.argv[2])) if len(sys.argv) > 2 else []),
         *section("Models that no rule was tried on", UNSEEN, dumps),
-        *section("Models that rules were tried on", SEEN, dumps),
         *BEFORE,
-        *cost_section(dumps, UNSEEN[0].name),
+        *cost_section(dumps, next(plan.name for plan in UNSEEN[::-1] if (dumps / plan.name).exists())),
         *LIMITS,
     ]
     (ROOT / "docs" / "diagnose.md").write_text("\n".join(lines), encoding="utf-8")

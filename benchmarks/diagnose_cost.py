@@ -44,7 +44,7 @@ def cost_section(dumps: Path, model: str) -> list[str]:
         "|---|---|---|---|---|---|",
         *rows,
         "",
-        "Of the command it is a few percent everywhere; in process it is less than a fifth of large dumps, and more of",
+        "Of the command it is a few percent everywhere; in process it is a quarter of large dumps, and more of",
         "small ones: there an analysis has little else to do. Where a column is repaired (shifted, reversed) or every",
         "token is moved (a temperature), all tests are asked again of what is left.",
         "",
