@@ -22,20 +22,23 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
+from mismatchctl.advise.choose import Choice, choose, stability, widened  # noqa: E402
 from mismatchctl.advise.limits import MOST_REJECTED, Limits  # noqa: E402
-from mismatchctl.advise.model import Advice  # noqa: E402
-from mismatchctl.advise.rank import rank  # noqa: E402
-from mismatchctl.advise.sample import Sample, read  # noqa: E402
+from mismatchctl.advise.rank import _Measured, _measured  # noqa: E402
+from mismatchctl.advise.sample import read  # noqa: E402
 from mismatchctl.correction import correction_from_mapping  # noqa: E402
 from mismatchctl.diagnose import diagnose  # noqa: E402
 from mismatchctl.result.story import is_hopeless, to_fix  # noqa: E402
 
 BATCHES = (64, 512, 4096)
 BARS = {512: (1.05, 1.15, 1.4), 4096: (1.1, 1.5, 2.0)}
-HALVED, STABLE = 1280, 0.8
+STABLE = 0.8
+SHOWN = ("none", "token_truncate_2", "seq_mis", "seq_mis_2", "decoupled_k3_rs_token_tis", "miles-moe-2", "slime-mis")
+WORSE = 1.05
+"""Times the error of no correction beyond which advice did harm."""
 OF_A_BATCH = 64
 BEGIN, FINISH = "<!-- figures: benchmarks/advise.py -->", "<!-- end of figures -->"
-CHOSEN_ON = frozenset({"dense-32", "moe-64", "dense-128", "moe-512"})
+CHOSEN_ON = frozenset({"dense-32", "moe-64", "dense-128", "moe-512", "moe-96"})
 BUGS = frozenset(
     {"stale_worker", "temperature_mismatch", "truncated_sampling", "misaligned", "unsampled_tokens", "edited_response",
      "low_precision_logging", "context_mismatch"}
@@ -45,12 +48,13 @@ BUGS = frozenset(
 
 @dataclass(frozen=True)
 class Case:
-    """A mismatch of a model: the true error of each correction by batch, what was advised, and what else was."""
+    """A mismatch of a model: the true error of each correction by batch, and what was chosen on what estimates."""
 
     name: str
     facts: dict[str, Any]
     errors: dict[int, dict[str, float]]
-    advice: dict[int, Advice]
+    choices: dict[int, Choice]
+    made: _Measured
     stable: float | None
 
     def regret(self, batch: int, name: str) -> float:
@@ -58,15 +62,21 @@ class Case:
 
     def own_regret(self, batch: int) -> float:
         """Of what is advised."""
-        return self.regret(batch, self.advice[batch].advice[0].name)
+        return self.regret(batch, self.choices[batch].first)
+
+    def is_worse(self, batch: int) -> bool:
+        """Whether no correction would have been better than what is advised."""
+        return self.own_regret(batch) > WORSE * self.regret(batch, "none")
+
+    def is_within(self, batch: int) -> bool:
+        """Whether the regret is no more than what is said."""
+        return self.own_regret(batch) <= self.choices[batch].most_regret()
 
     def spearman(self, batch: int) -> float:
         """Of estimated and true errors."""
-        front, true = self.advice[batch].front, self.errors[batch]
-        names = [name for name in front if name in true]
-        ranks = [np.argsort(np.argsort(values)) for values in (
-            [max(front[name][0], 0.0) + front[name][1] for name in names], [true[name] for name in names]
-        )]  # fmt: skip
+        estimated, true = self.choices[batch].mse, self.errors[batch]
+        names = [name for name in estimated if name in true]
+        ranks = [np.argsort(np.argsort([errors[name] for name in names])) for errors in (estimated, true)]
         return float(np.corrcoef(*ranks)[0, 1])
 
 
@@ -83,21 +93,11 @@ def cases(folder: Path) -> Iterator[Case]:
             for batch in BATCHES
         }
 
-        advice = {batch: rank(sample, corrections, batch, Limits(), None) for batch in BATCHES}
-        fewer = rank(_first(sample, HALVED), corrections, 512, Limits(), None)
-        yield Case(path.parent.name, truth, errors, advice, fewer.stable)
-
-
-def _first(sample: Sample, count: int) -> Sample:
-    """The prompts that come first, of so many sequences."""
-    last = sample.cluster[min(count, len(sample)) - 1]
-    chosen = np.flatnonzero(sample.cluster <= last)
-    ids, advantages = sample.token_ids, sample.advantages
-    tokens = sample.batch.segments.members(chosen)
-    return replace(
-        sample, batch=sample.batch.take(chosen), cluster=sample.cluster[chosen], step=sample.step[chosen],
-        token_ids=None if ids is None else ids[tokens], advantages=None if advantages is None else advantages[tokens],
-    )  # fmt: skip
+        with np.errstate(all="ignore"):
+            made = _measured(replace(sample, steps=()), corrections, Limits())
+        scale, sure = len(sample) / len(made.products["none"]), widened(len(sample))
+        choices = {batch: choose(made.products, scale / batch, sure) for batch in BATCHES}
+        yield Case(path.parent.name, truth, errors, choices, made, stability(made.products, scale / 512, sure))
 
 
 def _row(name: str, found: Sequence[Case], regret: Callable[[Case, int], float | None]) -> str:
@@ -124,8 +124,7 @@ def regrets(title: str, found: Sequence[Case]) -> Iterator[str]:
     yield "|---|---|---|---|"
     yield _row("**the advice**", found, Case.own_regret)
     names = [name for name in found[0].facts["corrections"] if any(name in case.errors[512] for case in found)]
-    shown = [name for name in names if name in ("none", "token_truncate_2", "seq_mis", "seq_mis_2") or "-" in name
-             or name.startswith("decoupled") or name in ("geo_0.999_1.001", "miles_moe_2")]  # fmt: skip
+    shown = [name for name in SHOWN if name in names]
     for name in shown:
         yield _row(f"`{name}`, always", found, _always(name))
     yield ""
@@ -139,7 +138,12 @@ def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
         cells = (_against(wanted, found, batch) for found in groups.values())
         yield f"| regret at {batch:,} | {_three(wanted)} | {' | '.join(cells)} |"
     cells = (_stable(found) for found in groups.values())
-    yield f"| halves of {HALVED:,} sequences that advise the same | {STABLE:.0%} | {' | '.join(cells)} |"
+    yield f"| halves of the dump that advise the same | {STABLE:.0%} | {' | '.join(cells)} |"
+    for batch in BATCHES:
+        cells = (f"{np.mean([case.is_within(batch) for case in found]):.0%}" for found in groups.values())
+        yield f"| regret at {batch:,} is within what is said | 95% | {' | '.join(cells)} |"
+        cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "none" for found in groups.values())
+        yield f"| worse than no correction at {batch:,} | none | {' | '.join(cells)} |"
 
 
 def _against(wanted: tuple[float, ...], found: Sequence[Case], batch: int) -> str:
@@ -160,17 +164,16 @@ def _stable(found: Sequence[Case]) -> str:
 
 
 def _each(found: Sequence[Case]) -> Iterator[str]:
-    yield "| mismatch | tokens | K3 | k-hat | reference | advised at 512 | best | regret | Spearman at 64, 512, 4,096 |"
+    columns = " | ".join(f"at {batch:,}, none" for batch in BATCHES)
+    yield f"| mismatch | tokens | K3 | advised at 512 | best | {columns} | Spearman at 64, 512, 4,096 |"
     yield f"|{'---|' * 9}"
     for case in found:
-        advice, errors = case.advice[512], case.errors[512]
-        first = advice.advice[0].name
+        errors = case.errors[512]
         rho = ", ".join(f"{case.spearman(batch):.2f}" for batch in BATCHES)
-        k_hat = "-" if advice.k_hat is None else f"{advice.k_hat:.2f}"
         best = min(errors, key=lambda name: errors[name])
-        size = f"{case.facts['mean_tokens']:.0f} | {case.facts['k3']:.2g} | {k_hat}"
-        regret = f"{case.regret(512, first):.2f}"
-        yield f"| {case.name} | {size} | {advice.reference} | {first} | {best} | {regret} | {rho} |"
+        size = f"{case.facts['mean_tokens']:.0f} | {case.facts['k3']:.2g}"
+        regret = " | ".join(f"{case.own_regret(batch):.2f}, {case.regret(batch, 'none'):.2f}" for batch in BATCHES)
+        yield f"| {case.name} | {size} | {case.choices[512].first} | {best} | {regret} | {rho} |"
 
 
 def _parts(found: Sequence[Case]) -> Iterator[str]:
@@ -178,13 +181,14 @@ def _parts(found: Sequence[Case]) -> Iterator[str]:
     counted = "bias², as much as counts"
     logs: dict[str, list[float]] = {counted: [], "variance": []}
     for case in found:
-        own, advice = case.facts["corrections"], case.advice[OF_A_BATCH]
-        front, counts = advice.front, advice.bias_counts
-        for name, (bias2, variance, _) in front.items():
+        own, choice = case.facts["corrections"], case.choices[OF_A_BATCH]
+        counts, uncorrected = case.made.reference.counts, choice.variance("none")
+        for name, found_of in choice.moments.items():
+            bias2, variance = found_of.bias2_counted, choice.variance(name)
             true = own.get(name)
             if true is None or name == "none":
                 continue
-            scale = front["none"][1] / own["none"]["variance"]
+            scale = uncorrected / own["none"]["variance"]
             logs["variance"].append(np.log10(variance / scale / true["variance"]) if true["variance"] > 0 else 0.0)
             if true["bias2"] > 3 * true["bias2_se"] and bias2 > 0:
                 logs[counted].append(np.log10(bias2 / counts / scale / true["bias2"]))

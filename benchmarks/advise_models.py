@@ -35,8 +35,6 @@ from benchmarks.advise_policies import (  # noqa: E402
     PROMPTS,
     RESPONSES,
     STEP,
-    STRIDES,
-    SYMBOLS,
     Drawn,
     Engine,
     Plan,
@@ -85,12 +83,12 @@ def flat(gradients: Any) -> Tensor:
 
 def true_gradient(plan: Plan, policy: Policy) -> Truth:
     """From samples of the policy, every prompt equally often, rewards less the mean of the prompt's others."""
-    prompts, parts, lengths, means = every_prompt(), [], [], []
+    prompts, parts, lengths, means = every_prompt(plan), [], [], []
     each = 8
     chunk = prompts.repeat_interleave(each, 0)
     for _ in range(plan.truth // each):
-        tokens, mask, _ = sampled(Engine(policy), chunk, plan.most)
-        reward = rewards(chunk, tokens, mask)
+        tokens, mask, _ = sampled(Engine(policy), chunk)
+        reward = rewards(plan, chunk, tokens, mask)
         advantage = _against_others(reward, each)
         total = torch.zeros(sum(p.numel() for p in policy.parameters()))
         for part in torch.arange(len(chunk)).split(max(8, 16384 // tokens.shape[1])):
@@ -147,7 +145,7 @@ def corrected_gradients(
     tokens, mask, rollout = drawn
     with torch.no_grad():
         sample = as_sample(policy.log_probs(prompts, tokens), rollout, mask)
-    advantage = _against_others(rewards(prompts, tokens, mask), RESPONSES).numpy()
+    advantage = _against_others(rewards(policy.plan, prompts, tokens, mask), RESPONSES).numpy()
     factors = np.zeros((len(corrections), *mask.shape), np.float64)
     counts = np.zeros(len(corrections))
     rejected = np.zeros(len(corrections))
@@ -217,9 +215,10 @@ def _batches(plan: Plan, engine: Engine, count: int, random: np.random.Generator
     """Prompts of so many batches, and what an engine samples, many at a time: a step of many costs little more."""
     several = max(1, 8192 // plan.most // 8)
     for start in range(0, count, several):
-        chosen = [random.permutation(STRIDES * SYMBOLS)[:PROMPTS] for _ in range(min(several, count - start))]
-        prompts = every_prompt()[np.repeat(np.concatenate(chosen), RESPONSES)]
-        drawn = sampled(engine, prompts, plan.most)
+        every = every_prompt(plan)
+        chosen = [random.permutation(len(every))[:PROMPTS] for _ in range(min(several, count - start))]
+        prompts = every[np.repeat(np.concatenate(chosen), RESPONSES)]
+        drawn = sampled(engine, prompts)
         size = PROMPTS * RESPONSES
         for own in torch.arange(len(prompts)).split(size):
             longest = int(drawn[1][own].sum(1).max())
@@ -230,8 +229,9 @@ def _rows(policy: Policy, batch: int, prompts: Tensor, drawn: Drawn) -> list[dic
     tokens, mask, rollout = drawn
     with torch.no_grad():
         told = policy.log_probs(prompts, tokens)
-    chosen = (prompts[:, 0] - SYMBOLS) * SYMBOLS + prompts[:, 1]
-    reward = rewards(prompts, tokens, mask)
+    symbols = policy.plan.symbols
+    chosen = (prompts[:, 0] - symbols) * symbols + prompts[:, 1]
+    reward = rewards(policy.plan, prompts, tokens, mask)
     advantage = _against_others(reward, RESPONSES)
     return [
         {"step": batch // STEP, "micro_batch": batch % STEP, "sequence_id": batch * len(chosen) + row,

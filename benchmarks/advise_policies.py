@@ -18,14 +18,16 @@ Drawn = tuple[Tensor, Tensor, Tensor]
 """Tokens, where they are, and the log-probs that they were drawn with [B, T]."""
 PROMPTS, RESPONSES, STEP = 16, 4, 8
 """Prompts of a batch, responses to each, and batches of a step of the dump."""
-SYMBOLS, STRIDES = 24, 5
-END = SYMBOLS + STRIDES
 SLIPS, BACKWARD = 0.06, 0.1
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model and how much of it is measured; `mean` tokens of a response, at most `most`."""
+    """A model and how much of it is measured; `mean` tokens of a response, at most `most`.
+
+    `symbols` and `strides` are the vocabulary; `is_recurrent`: gated states in place of attention; `is_parallel`: the
+    feed-forward part beside what mixes places, not after it.
+    """
 
     name: str
     seed: int
@@ -42,18 +44,30 @@ class Plan:
     hidden: int = 64
     taught: int = 200
     updates: int = 18
+    symbols: int = 24
+    strides: int = 5
+    is_recurrent: bool = False
+    is_parallel: bool = False
+
+    @property
+    def end(self) -> int:
+        """The token that ends a response."""
+        return self.symbols + self.strides
 
 
 SHORT = ("stale_16", "int4", "flips", "top_p", "bf16", "temperature")
 LONG = ("stale_16", "int8", "flips", "kv")
 OTHER = ("stale_4", "fp8", "kv", "int4")
+NEWER = ("stale_8", "stale_16", "int6", "int4", "kv", "flips")
 PLANS = (
-    Plan("dense-32", 3, 1, 28, 40, 32, 40, 80, SHORT),
+    Plan("dense-32", 3, 1, 28, 40, 128, 40, 400, SHORT),
     Plan("moe-64", 17, 4, 60, 80, 24, 40, 40, SHORT, hidden=128),
     Plan("dense-128", 29, 1, 120, 160, 20, 30, 24, LONG),
     Plan("moe-512", 41, 4, 440, 512, 24, 20, 32, LONG[:3], hidden=128, taught=300, updates=17),
     Plan("dense-384", 53, 1, 330, 384, 24, 20, 64, LONG[:3], taught=300, updates=17),
-    Plan("moe-96", 67, 8, 70, 96, 16, 20, 40, OTHER, width=48, layers=3, heads=4, hidden=192),
+    Plan("moe-96", 67, 8, 70, 96, 80, 20, 200, OTHER, width=48, layers=3, heads=4, hidden=192),
+    Plan("recurrent-80", 71, 1, 60, 80, 64, 20, 320, NEWER, width=40, hidden=96, is_recurrent=True),
+    Plan("parallel-48", 73, 1, 36, 48, 96, 20, 240, NEWER, width=48, layers=4, symbols=60, strides=3, is_parallel=True),
 )
 
 
@@ -73,8 +87,8 @@ class Policy(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        width, self.heads, self.experts = plan.width, plan.heads, plan.experts
-        self.embedding = nn.Embedding(END + 1, width)
+        self.plan, width, self.heads, self.experts = plan, plan.width, plan.heads, plan.experts
+        self.embedding = nn.Embedding(plan.end + 1, width)
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
@@ -89,7 +103,7 @@ class Policy(nn.Module):
             )
             for _ in range(plan.layers)
         )
-        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, END + 1)
+        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, plan.end + 1)
         place = torch.arange(plan.most + 2)[:, None] / 10.0 ** (torch.arange(0, width, 2) * (4 / width))
         self.register_buffer("places", 0.3 * torch.cat([place.sin(), place.cos()], 1))
 
@@ -97,23 +111,41 @@ class Policy(nn.Module):
                 fp8_cache: bool = False) -> Tensor:  # fmt: skip
         """Logits [B, T, V] of what follows x [B, T], whose first place is `at`; `flipped` ones are routed otherwise."""
         y = self.embedding(x) + self.places[at : at + x.shape[1]].to(self.head.weight.dtype)
+        mixing = self._recurrence if self.plan.is_recurrent else self._attention
         for index, block in enumerate(self.blocks):
-            qkv = block["mix"](block["before"](y)).unflatten(-1, (3, self.heads, -1))
-            q, k, v = (qkv[:, :, each].transpose(1, 2) for each in range(3))
-            if fp8_cache:
-                k, v = (each.to(torch.float8_e4m3fn).to(q.dtype) for each in (k, v))
-            if cache is not None:
-                kept = cache[index]
-                kept[0, :, :, at : at + x.shape[1]], kept[1, :, :, at : at + x.shape[1]] = k, v
-                k, v = kept[0, :, :, : at + x.shape[1]], kept[1, :, :, : at + x.shape[1]]
-            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-            if x.shape[1] > 1:
-                later = torch.ones(x.shape[1], k.shape[2], dtype=torch.bool).triu(1 + at)
-                scores = scores.masked_fill(later, -torch.inf)
-            y = y + block["out"]((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
-            y = y + self._feed(block, block["between"](y), flipped)
+            inner = block["before"](y)
+            mixed = block["out"](mixing(block["mix"](inner), None if cache is None else cache[index], at, fp8_cache))
+            y = y + mixed
+            y = y + self._feed(block, inner if self.plan.is_parallel else block["between"](y), flipped)
         logits: Tensor = self.head(self.last(y)).float()
         return logits
+
+    def _attention(self, mixed: Tensor, kept: Tensor | None, at: int, fp8_cache: bool) -> Tensor:
+        qkv, count = mixed.unflatten(-1, (3, self.heads, -1)), mixed.shape[1]
+        q, k, v = (qkv[:, :, each].transpose(1, 2) for each in range(3))
+        if fp8_cache:
+            k, v = (_as_fp8(each) for each in (k, v))
+        if kept is not None:
+            kept[0, :, :, at : at + count], kept[1, :, :, at : at + count] = k, v
+            k, v = kept[0, :, :, : at + count], kept[1, :, :, : at + count]
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if count > 1:
+            later = torch.ones(count, k.shape[2], dtype=torch.bool).triu(1 + at)
+            scores = scores.masked_fill(later, -torch.inf)
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def _recurrence(self, mixed: Tensor, kept: Tensor | None, at: int, fp8_cache: bool) -> Tensor:
+        new, keeps, shows = mixed.chunk(3, -1)
+        keeps = keeps.sigmoid()
+        state = torch.zeros_like(new[:, 0]) if kept is None else kept[0, :, :, 0].flatten(1)
+        states = []
+        for place in range(mixed.shape[1]):
+            state = keeps[:, place] * state + (1 - keeps[:, place]) * new[:, place]
+            state = _as_fp8(state) if fp8_cache else state
+            states.append(state)
+        if kept is not None:
+            kept[0, :, :, 0] = state.unflatten(1, (self.heads, -1))
+        return torch.stack(states, 1) * nn.functional.silu(shows)
 
     def _feed(self, block: Any, y: Tensor, flipped: Tensor | None) -> Tensor:
         hidden = torch.nn.functional.gelu(block["up"](y)).unflatten(-1, (self.experts, -1))
@@ -137,41 +169,46 @@ class Policy(nn.Module):
         return logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
 
 
-def every_prompt() -> Tensor:
-    """A stride and a start [120, 2]."""
-    pairs = torch.cartesian_prod(torch.arange(STRIDES), torch.arange(SYMBOLS))
-    return pairs + torch.tensor([SYMBOLS, 0])
+def _as_fp8(values: Tensor) -> Tensor:
+    return values.to(torch.float8_e4m3fn).to(values.dtype)
+
+
+def every_prompt(plan: Plan) -> Tensor:
+    """A stride and a start [strides x symbols, 2]."""
+    pairs = torch.cartesian_prod(torch.arange(plan.strides), torch.arange(plan.symbols))
+    return pairs + torch.tensor([plan.symbols, 0])
 
 
 def taught(plan: Plan, prompts: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor]:
     """What a careless teacher writes [B, most], and where [B, most]: it slips, and steps backward."""
-    count, stride = len(prompts), prompts[:, 0].numpy() - SYMBOLS + 1
+    count, stride = len(prompts), prompts[:, 0].numpy() - plan.symbols + 1
     rows, last = [], prompts[:, 1].numpy()
     for _ in range(plan.most):
         chance = random.random(count)
-        last = (last + np.where(chance < BACKWARD, -stride, stride)) % SYMBOLS
-        last = np.where(chance > 1 - SLIPS, random.integers(SYMBOLS, size=count), last)
+        last = (last + np.where(chance < BACKWARD, -stride, stride)) % plan.symbols
+        last = np.where(chance > 1 - SLIPS, random.integers(plan.symbols, size=count), last)
         rows.append(last)
     least = plan.mean // 2
     length = np.minimum(least + random.geometric(1 / (plan.mean - least), count), plan.most)
     places = np.arange(plan.most)
-    tokens = np.where(places[None] == length[:, None] - 1, END, np.stack(rows, 1))
+    tokens = np.where(places[None] == length[:, None] - 1, plan.end, np.stack(rows, 1))
     return torch.tensor(tokens), torch.tensor(places[None] < length[:, None])
 
 
-def rewards(prompts: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+def rewards(plan: Plan, prompts: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
     """Share of right steps [B]."""
-    stride = prompts[:, :1] - SYMBOLS + 1
+    stride = prompts[:, :1] - plan.symbols + 1
     before = torch.cat([prompts[:, 1:], tokens[:, :-1]], 1)
-    written = mask & (tokens < SYMBOLS)
-    right = written & ((before + stride) % SYMBOLS == tokens)
+    written = mask & (tokens < plan.symbols)
+    right = written & ((before + stride) % plan.symbols == tokens)
     return right.sum(1) / written.sum(1).clamp(min=1)
 
 
 @torch.no_grad()
-def sampled(engine: Engine, prompts: Tensor, most: int) -> Drawn:
+def sampled(engine: Engine, prompts: Tensor) -> Drawn:
     """What an engine writes after prompts [B, 2], with a cache of keys and values."""
     policy, count = engine.policy, len(prompts)
+    most, end = policy.plan.most, policy.plan.end
     weight = policy.head.weight
     shape = (2, count, policy.heads, most + 2, weight.shape[1] // policy.heads)
     cache = [torch.zeros(shape, dtype=weight.dtype) for _ in policy.blocks]
@@ -186,17 +223,17 @@ def sampled(engine: Engine, prompts: Tensor, most: int) -> Drawn:
         log_probs = logits.log_softmax(-1)
         drawn = torch.multinomial(log_probs.exp(), 1)
         rows.append((drawn[:, 0], alive, log_probs.gather(1, drawn)[:, 0]))
-        at, x, alive = at + x.shape[1], drawn, alive & (drawn[:, 0] != END)
+        at, x, alive = at + x.shape[1], drawn, alive & (drawn[:, 0] != end)
         if not alive.any():
             break
     tokens, mask, told = (torch.stack(column, 1) for column in zip(*rows, strict=True))
-    return tokens.masked_fill(~mask, END), mask, told.masked_fill(~mask, 0.0)
+    return tokens.masked_fill(~mask, end), mask, told.masked_fill(~mask, 0.0)
 
 
 def trained(plan: Plan) -> list[Policy]:
     """The policy of the teacher's writing, and each of its updates by REINFORCE."""
     torch.manual_seed(plan.seed)
-    random, prompts = np.random.default_rng(plan.seed), every_prompt()
+    random, prompts = np.random.default_rng(plan.seed), every_prompt(plan)
     policy = Policy(plan)
     optimizer = torch.optim.AdamW(policy.parameters(), 4e-3)
     count = max(12, 2560 // plan.most)
@@ -209,8 +246,8 @@ def trained(plan: Plan) -> list[Policy]:
     optimizer, versions = torch.optim.Adam(policy.parameters(), 2e-4), [copy.deepcopy(policy)]
     for _ in range(plan.updates):
         chosen = prompts[random.permutation(len(prompts))[:PROMPTS]].repeat_interleave(8, 0)
-        tokens, mask, _ = sampled(Engine(policy), chosen, plan.most)
-        reward = rewards(chosen, tokens, mask).view(-1, 8)
+        tokens, mask, _ = sampled(Engine(policy), chosen)
+        reward = rewards(plan, chosen, tokens, mask).view(-1, 8)
         advantage = ((reward - reward.mean(1, keepdim=True)) / reward.std(1).mean()).flatten()
         _descend(optimizer, -(policy.log_probs(chosen, tokens) * mask * advantage[:, None]).sum() / mask.sum())
         versions.append(copy.deepcopy(policy))
@@ -254,8 +291,9 @@ def engines(versions: list[Policy]) -> dict[str, Engine]:
         "bf16": Engine(copy.deepcopy(policy).bfloat16()),
         "fp8": Engine(rounded(policy, _fp8)),
         "int8": Engine(rounded(policy, _integers(8))),
+        "int6": Engine(rounded(policy, _integers(6))),
         "int4": Engine(rounded(policy, _integers(4))),
-        **{f"stale_{count}": Engine(versions[-1 - count]) for count in (1, 4, 16)},
+        **{f"stale_{count}": Engine(versions[-1 - count]) for count in (1, 4, 8, 16)},
         "temperature": replace(same, temperature=0.9),
         "top_p": replace(same, top_p=0.95),
         "kv": replace(same, fp8_cache=True),

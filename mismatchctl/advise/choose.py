@@ -14,7 +14,9 @@ from mismatchctl.advise.sample import ENOUGH
 from mismatchctl.batch import Ints
 
 SURE = 2.0
-"""Standard errors by which a correction must beat none, batch against batch, to be advised."""
+"""Standard errors by which some correction must beat none, batch against batch, for any to be advised."""
+_CAUTION = 0.5
+"""Of them, what is added to the error of each before the least is taken (docs/advise.md: what else was tried)."""
 FEWEST = 320
 """Sequences below which advice broke where the truth is known (docs/advise.md)."""
 UNDERRATED = 10.0
@@ -28,6 +30,10 @@ _LEAST_GAIN = 1e-3
 @dataclass(frozen=True)
 class Choice:
     """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
+
+    Whether to correct and what with are two questions. The first is a test: something must beat no correction for
+    sure. To the second a test is no answer: it sets what surely gains little before what gains much by all that the
+    sample shows, where few sequences carry the gain. There the least error counts, each with its own uncertainty.
 
     Errors and moments are also those of what was looked at beside them; `scale` takes the variance of a batch to that
     of one update, and `sure` are the standard errors that count.
@@ -51,6 +57,15 @@ class Choice:
         _, error = paired(self.moments["none"].errors, self.moments[name].errors)
         scale = float(self.moments["none"].errors.mean())
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
+
+    def most_regret(self) -> float:
+        """Times the error of the best candidate that the first may have, within the noise of the batches."""
+        own, errors = self.mse[self.first], self.moments[self.first].errors
+        spare = max(
+            own - self.mse[name] + self.sure * paired(errors, self.moments[name].errors)[1] * self.scale
+            for name in self.order
+        )
+        return 1.0 if spare <= 0 else own / (own - spare) if spare < own else math.inf
 
     def tipping(self, counts: float) -> Tipping | None:
         """From how many times the squared biases estimated another candidate has less error than the first.
@@ -93,17 +108,17 @@ def choose(
     """
     found = {name: own.moments() for name, own in {**products, **(beside or {})}.items()}
     mse = {name: own.bias2_counted + own.variance * scale for name, own in found.items()}
-    better = frozenset(name for name in found if mse[name] < mse["none"] and _surely_better(found, name, sure))
+    gains = {name: paired(found["none"].errors, own.errors) for name, own in found.items()}
+    least = _LEAST_GAIN * float(found["none"].errors.mean())
+    better = frozenset(
+        name for name, (gain, error) in gains.items() if mse[name] < mse["none"] and gain > max(sure * error, least)
+    )
 
-    def rank(name: str) -> tuple[int, float]:
-        return (0 if name in better else 1 if name == "none" else 2), mse[name]
+    def rank(name: str) -> tuple[bool, float]:
+        stays = name == "none" and better.isdisjoint(products)
+        return not stays, mse[name] + _CAUTION * sure * gains[name][1] * scale
 
     return Choice(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
-
-
-def _surely_better(found: Mapping[str, Moments], name: str, sure: float) -> bool:
-    difference, error = paired(found["none"].errors, found[name].errors)
-    return difference > max(sure * error, _LEAST_GAIN * float(found["none"].errors.mean()))
 
 
 def widened(sequences: int) -> float:

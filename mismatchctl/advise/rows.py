@@ -16,6 +16,8 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
 
+TOLD_APART, UNKNOWN = 1.05, 10.0
+"""Times the error of the best from which it is said that there may be better, and from which it is not said how far."""
 SHORT = 128
 """Tokens of a response up to which the advice was measured on many mismatches (docs/advise.md)."""
 
@@ -115,6 +117,20 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
         found.append(f"sequence weights have a k-hat of {reference.k_hat:.2f}: their mean does not converge here")
     if reference.lower_bound:
         found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_left_out(reference)}")
+    surest = next((name for name in choice.order if name in choice.better), None)
+    if surest is not None and surest != choice.first:
+        (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
+        found.append(
+            f"{choice.first} takes {gain:.0%} of the error away by estimate, which is not sure (standard error "
+            f"{error:.0%}); {surest} surely takes some away, {less:.0%} by estimate"
+        )
+    regret = choice.most_regret()
+    if regret > TOLD_APART:
+        most = f"up to {regret:.2g}" if regret < UNKNOWN else "many"
+        found.append(
+            f"within {choice.sure:.2g} standard errors {choice.first} may have {most} times the error of the best: "
+            "more sequences tell them apart"
+        )
     tipping = choice.tipping(reference.counts)
     if tipping is not None:
         times = tipping.factor * reference.counts
