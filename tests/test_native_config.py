@@ -58,6 +58,11 @@ def written(folder: Path, data: Any, name: str = "mine.yaml") -> Path:
         (MIS, "slime"),
         ({"use_tis": True, "tis_clip": 2.0, "lr": 1e-6}, "slime"),
         ({"--use-tis": True, "--tis-clip": 2.0}, "slime"),
+        ({"actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2.0}}}, "verl@2026-08"),
+        (
+            {"actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": -1}}, "algorithm": FLAT},
+            "verl@2025-10",
+        ),
         ({"algorithm": {"gamma": 1.0}}, None),
         ({"weight": {"level": "token"}}, None),
         ({}, None),
@@ -89,6 +94,11 @@ def test_a_file_becomes_the_correction_that_its_framework_reads(tmp_path: Path) 
         (VERL, "slime", "configuration of verl@2026-08"),
         (VERL, "verll", "did you mean 'verl'"),
         (VERL, "verl@2025-11-07", "verl@2025-11-07"),
+        (
+            {"actor_rollout_ref": {"actor": {"tis_imp_ratio_cap": 2}}},
+            "",
+            "tis_imp_ratio_cap': it was replaced in 2025-10",
+        ),
         ({"weight": {"level": "token"}}, "", "no key"),
         ([1], "", "keys and values"),
         (MIS | {"tis_upper_bound": 10**400}, "", "more than 64 bits"),

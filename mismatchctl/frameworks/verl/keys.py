@@ -12,6 +12,8 @@ from mismatchctl.frameworks.verl.versions import KEYS, Version, knowing
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
 """Where the V1 trainer of 2026 reads the same keys again."""
+ACTOR_CAP = ("actor_rollout_ref", "actor", "tis_imp_ratio_cap")
+"""Where verl had the bound of its weights, above 0, before it had rollout corrections."""
 
 _SECTIONS = frozenset(
     {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "defaults", "global_profiler"}
@@ -104,9 +106,15 @@ def _deeper(where: tuple[str, ...], level: Any) -> Iterator[Unread]:
         return
     for key, value in level.items():
         place = (*where, str(key))
-        if place != ACTOR_BLOCK and is_of_corrections(str(key)):
+        if place == ACTOR_CAP and not _is_off(value):
+            yield Unread(place, f": {_REPLACED[place[-1]]}", refused=True)
+        elif place != ACTOR_BLOCK and is_of_corrections(str(key)):
             yield Unread(place, "", refused=False)
         yield from _deeper(place, value)
+
+
+def _is_off(cap: Any) -> bool:
+    return cap is None or (isinstance(cap, (int, float)) and cap <= 0)
 
 
 def _hint(key: str, version: Version) -> str:

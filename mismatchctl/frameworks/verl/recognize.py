@@ -8,7 +8,7 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.verl.dialect import read
-from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, BLOCK, find
+from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find
 from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, Version
 
 _COMMON = {"loss_type"}
@@ -22,7 +22,8 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     else the newest, whose error it then gets.
     """
     section, versions = _section(native)
-    if isinstance(find(native, *ACTOR_BLOCK), Mapping) and not section.keys() & KEYS:
+    elsewhere = isinstance(find(native, *ACTOR_BLOCK), Mapping) or find(native, *ACTOR_CAP) is not None
+    if elsewhere and not section.keys() & KEYS:
         return VERSIONS[-1].name
     if section is native and section.keys() & KEYS <= _COMMON:
         return None
