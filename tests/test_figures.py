@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from drawn import Seen, assert_shown_as_drawn, of_svg
 from make_result import make_result
+from matplotlib.textpath import TextPath
 
+from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.of_run import run_figures
-from mismatchctl.render.figures.shapes import Axis, Drawing, Layout, Line
+from mismatchctl.render.figures.shapes import WIDTH, Axis, Drawing, Layout, Line, Words
 from mismatchctl.render.figures.svg import elements
 from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
 from mismatchctl.result import RunResult, Series
@@ -89,6 +91,18 @@ def test_colours_are_classes_and_nothing_has_an_id(figures: dict[str, Figure]) -
 def test_a_page_shows_what_matplotlib_draws(figures: dict[str, Figure]) -> None:
     for figure in figures.values():
         assert_shown_as_drawn(figure)
+
+
+@pytest.mark.parametrize("reach", [1.0, 3e-4, 2.5e-5, 4e6])
+def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
+    """Measured with the font itself: `−0.00025` ran into it."""
+    canvas = Canvas(Layout())
+    canvas.linear("y", -reach, 3 * reach)
+    canvas.labels("step", "K3 (nats/token)")
+    _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, Words))
+    widths = [TextPath((0, 0), text, size=10.5).get_extents().x1 for _, text in canvas.drawing.y.ticks]
+    left = canvas.drawing.layout.box[0] - 6.5 - max(widths)
+    assert name.x * WIDTH - name.size / 2 > 2 and name.x * WIDTH + name.size / 2 < left
 
 
 def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ LETTER = 6.1
 """Points that a letter takes."""
 _KEY, _BEFORE, _BETWEEN, _LINE, _SMALL_LETTER = 21.0, 29.4, 14.7, 14.9, 5.9
 """Points of a legend: its keys, those and the space before a text, between columns, its lines, a narrow letter."""
+_DIGIT, _ROOMY = 6.7, 6
+"""Points that a digit of a tick takes, and how many of them the usual margin has room for."""
 _POINTS = 40
 """Up to so many values of a line are marked."""
 
@@ -54,7 +57,12 @@ class Canvas:
             self.line(ends, places, color=GRID, width=0.7, space="up", order=0.4)
 
     def labels(self, x: str, y: str = "") -> None:
-        """What the axes measure, with units."""
+        """What the axes measure, with units; the upright one beside the longest tick, for which the axes give way."""
+        longest = max((cell_len(text) for _, text in self.drawing.y.ticks), default=0)
+        if y and longest > _ROOMY:
+            self.layout = self.drawing.layout = replace(
+                self.layout, left=self.layout.box[0] + _DIGIT * (longest - _ROOMY)
+            )
         left, top, right, bottom = self.layout.box
         self.words((left + right) / 2, bottom + 34, x, color=MUTED)
         if y:
