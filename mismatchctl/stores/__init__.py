@@ -47,6 +47,10 @@ def normal(path: str) -> str:
     return f"{match[1].lower()}://{posixpath.normpath(match[2]) if match[2] else ''}"
 
 
+_ROOTS = {"hf": ("repository", "datasets/OWNER/NAME/FOLDER", 2)}
+"""What a path begins with, how the rest is written, and of how many parts the beginning is; a bucket elsewhere."""
+
+
 def store_of(path: str) -> Store:
     """The store that a path leads to.
 
@@ -66,8 +70,10 @@ def store_of(path: str) -> Store:
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise DataError(f"{scheme}:// is not read", file=printable(path), remedy=f"copy it to a disk, or to {known}")
-    if not bucket or glob.has_magic(bucket):
-        raise DataError("this names no bucket", file=printable(path), remedy=f"write {scheme}://BUCKET/FOLDER")
+    what, shape, count = _ROOTS.get(scheme, ("bucket", "BUCKET/FOLDER", 1))
+    root = rest.split("/")[:count]
+    if len(root) < count or not all(root) or any(map(glob.has_magic, root)):
+        raise DataError(f"this names no {what}", file=printable(path), remedy=f"write {scheme}://{shape}")
     try:
         return ObjectStore(scheme, filesystem(scheme, bucket))
     except (OSError, ValueError) as error:
