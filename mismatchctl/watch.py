@@ -18,6 +18,7 @@ from mismatchctl.files import scratch
 from mismatchctl.gate import Rule, Verdict, judge, open_result
 from mismatchctl.gate.judge import Against
 from mismatchctl.result import Result
+from mismatchctl.result.notes import left_out_notes
 from mismatchctl.result.story import story_of
 from mismatchctl.stores import store_of
 
@@ -43,6 +44,7 @@ class Look:
         answered: runs whose answer changed.
         verdict: by the rules; None without any.
         waiting: files that are still being written.
+        left_out: bad rows and files that are new, a sentence each.
     """
 
     result: Result
@@ -51,6 +53,7 @@ class Look:
     answered: tuple[str, ...]
     verdict: Verdict | None
     waiting: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass
@@ -100,7 +103,7 @@ class Watch:
                 else:
                     before, since = whole, self.clock()
                     failures.clear()
-                    if look.steps:
+                    if look.steps or look.left_out:
                         yield look
             elif not whole and not told:
                 told = True
@@ -124,6 +127,7 @@ class _Memory:
     def __init__(self) -> None:
         self._steps: dict[tuple[str, object], tuple[object, ...]] = {}
         self._answers: dict[str, object] = {}
+        self._left_out: set[str] = set()
 
     def look(self, result: Result, waiting: Sequence[str], watch: Watch) -> Look:
         steps, again, answered = [], set(), []
@@ -140,7 +144,9 @@ class _Memory:
                 answered.append(name)
             self._answers[name] = said
         verdict = judge(result, watch.rules, watch.against) if watch.rules and steps else None
-        return Look(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting))
+        left_out = tuple(note for note in left_out_notes(result.provenance.left_out) if note not in self._left_out)
+        self._left_out.update(left_out)
+        return Look(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting), left_out)
 
 
 class _Files:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import command
+import polars as pl
 import pytest
 from test_cli import write_dump
 
@@ -81,6 +82,22 @@ def test_files_that_cannot_be_judged_are_told_when_nothing_more_comes(tmp_path: 
     (tmp_path / "a.parquet").write_bytes(files[0][:-8] + b"nonsense"[:4] + b"PAR1")
     done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=4)
     assert "a.parquet" in done.stderr and done.stdout == ""
+
+
+def test_what_is_left_out_is_told_once(tmp_path: Path, files: list[bytes]) -> None:
+    """Bad rows and files were passed over in silence, as if they were not there."""
+    (tmp_path / "a.parquet").write_bytes(files[0])
+    rows = pl.read_parquet(files[1])
+    worse = rows.with_columns(step=pl.when(pl.int_range(pl.len()) == 1).then(None).otherwise(pl.col("step")))
+    bad, broken = tmp_path / "b.parquet", tmp_path / "c.parquet"
+    found = looks(
+        tmp_path, lambda: worse.write_parquet(bad), lambda: broken.write_bytes(b"nonsense"), *[lambda: None] * 2
+    )
+    told = [look.left_out for look in found if look is not None]
+    assert [len(notes) for notes in told] == [0, 1, 1]
+    assert f"left out of {bad}: 1 sequence, " in told[1][0] and "row 1" in told[1][0]
+    assert f"left out {broken}: " in told[2][0]
+    assert f"warning: {told[1][0]}" in command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0s").stderr
 
 
 @pytest.mark.parametrize("rule", [[], ["--rule", "k3:max=0.1"]])

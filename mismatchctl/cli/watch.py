@@ -13,7 +13,7 @@ import typer
 
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.flags import Cache, Columns, Corrections, Force, Html, Quiet, Threads, renamed
-from mismatchctl.cli.output import page_files, page_of, say, visible, write
+from mismatchctl.cli.output import page_files, page_of, say, visible, warn, write
 from mismatchctl.cli.places import check_places, on_disk
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
@@ -109,6 +109,7 @@ def _show(look: Look, first: bool, quiet: bool) -> list[str]:
     from mismatchctl.render.watching import answers, failures, head, lines
 
     failed = failures(look)
+    warn(look.left_out, quiet)
     if not quiet:
         if first:
             typer.echo(head(len(look.result.runs) > 1))
