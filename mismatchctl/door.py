@@ -257,6 +257,8 @@ def _read_table(source: Any) -> Any:
         return pl.from_arrow(source)
     if isinstance(source, Mapping):
         _text_names(source)
+        if twice := [name for name in source if _COLUMNS.get(name, name) != name and _COLUMNS[name] in source]:
+            raise ConfigError(f"{twice[0]} stands for {_COLUMNS[twice[0]]}: give one of both")
         columns = {_COLUMNS.get(name, name): _column(values, name) for name, values in source.items()}
         rows = {name: len(column) for name, column in columns.items()}
         if len(set(rows.values())) > 1:

@@ -150,6 +150,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "one row as a list": (lambda: mm.k3(ROW[0], ROW[0]), "one row per sequence"),
     "a number": (lambda: mm.k3(-1.0, -1.0), "not a float"),
     "a tensor of one number": (lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)), "one row per sequence"),
+    "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: a masked array's own mask"),
+    "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: a masked array's own mask"),
+    "a column by two names": (
+        lambda: mm.analyze({"rollout": ROW, "train": ROW, "rollout_log_probs": ROW}),
+        "rollout stands for rollout_log_probs: give one of both",
+    ),
     "three axes": (lambda: mm.k3(ROLLOUT[None], TRAIN[None]), "shape"),
     "text": (lambda: mm.k3("a", "b"), "not a str"),
     "rows of text": (lambda: mm.k3([["a"]], [["b"]]), "one number per position"),
