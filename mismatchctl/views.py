@@ -61,11 +61,13 @@ class TableViews(ABC):
         return said + "<table>" + "".join(f"<tr>{row}</tr>" for row in made) + "</table>"
 
 
-class RunViews:
-    """One run as metrics by attribute, and steps as a table."""
+class RunViews(TableViews):
+    """One run as metrics by attribute, its answers, and steps as a table."""
 
-    overall: Any
-    groups: Any
+    if TYPE_CHECKING:  # the model declares them, in its own order
+        overall: Any
+        groups: Any
+        story: Any
 
     def __getattr__(self, name: str) -> Any:
         metrics = self.__dict__["overall"].metrics if "overall" in self.__dict__ else {}
@@ -84,6 +86,18 @@ class RunViews:
     def figure(self, name: str) -> Any:
         """A matplotlib figure of one of its parts: `distribution`, `k3_by_position`, `k3_by_surprisal`, ..."""
         return import_module("mismatchctl.render.figures.notebook").figure_of(self, name)
+
+    def _lead(self) -> list[str]:
+        return [f"{answer.question}: {answer.text}" for answer in (self.story.answers if self.story else ())]
+
+    def _headlines(self) -> Headlines:
+        metrics = self.overall.metrics
+        names = _headline_of(metrics)
+        return names, [[_shown(metrics[name]) for name in names]]
+
+
+def _headline_of(metrics: Mapping[str, Any]) -> list[str]:
+    return [name for name in HEADLINE if name in metrics] or list(metrics)[:5]
 
 
 class ResultViews(TableViews):
@@ -125,7 +139,7 @@ class ResultViews(TableViews):
 
     def _headlines(self) -> Headlines:
         first: Mapping[str, Any] = next(iter(self.runs.values())).overall.metrics if self.runs else {}
-        names = [name for name in HEADLINE if name in first] or list(first)[:5]
+        names = _headline_of(first)
         rows = [[run, *(_shown(found.overall.metrics.get(name)) for name in names)] for run, found in self.runs.items()]
         return ["run", *names], rows
 

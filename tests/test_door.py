@@ -362,6 +362,8 @@ def test_a_result_behaves(tmp_path: Path) -> None:
     assert set(frame["correction"].drop_nulls()) == {"token_tis", "mine"}
     assert frame.filter((pl.col("metric") == "k3") & pl.col("correction").is_null())["value"][0] == run.k3.value
     assert "k3" in str(result) and "<table>" in result._repr_html_()
+    assert str(run).startswith("how bad: K3 0.00417") and len(str(run)) < 2000  # it was all that a run holds, 60,000
+    assert "<table>" in run._repr_html_() and "<p>how bad: " in run._repr_html_()
     for name in ("k3_by_position", "distribution", "steps"):
         run.figure(name).savefig(tmp_path / f"{name}.png")
     with pytest.raises(ConfigError, match="k3_by_position"):
