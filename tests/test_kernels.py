@@ -166,6 +166,16 @@ def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> No
         np.testing.assert_array_equal(ratios.log_ratio_at(found), x[expected])
 
 
+@pytest.mark.parametrize("count", [1 << 14, (1 << 14) + 1, 50_000])
+def test_all_tokens_beyond(count: int) -> None:
+    """As many as a search has room for at first, and more: of a broken run it finds nearly every token."""
+    segments, rng = Segments.of([7, count, 5]), np.random.default_rng(count)
+    policy = np.where(rng.random(segments.tokens) < 0.5, -3.0, -1.0)
+    for kernel in (PLAIN, COMPILED):
+        ratios = kernel.ratios(policy, np.full(segments.tokens, -2.0), segments)
+        assert kernel.beyond(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
+
+
 @settings(deadline=None, derandomize=True, max_examples=8)
 @given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 0.01, 1.0]))
 def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
