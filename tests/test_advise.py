@@ -399,6 +399,9 @@ class TestEstimators:
         assert unsure.startswith(f"large takes {found.gain('large')[0]:.0%}") and "little surely takes" in unsure
         sure = choose({name: products[name] for name in ("none", "little")}, 1.0)
         assert not any("which is not sure" in note for note in notes(sample, reference_of(sample), sure, {}))
+        neither = choose({name: products[name] for name in ("none", "large")}, 1.0)
+        (far,) = (note for note in notes(sample, reference_of(sample), neither, {}) if "of the best" in note)
+        assert "standard errors no correction may have" in far
 
     def test_how_far_the_advice_is_from_the_best_is_within_what_is_said(self) -> None:
         """Gradients without bias whose variances are known: the best has 0.5625 of no correction's."""

@@ -140,8 +140,11 @@ def test_advice_becomes_the_answer_to_what_to_do() -> None:
         gain=0.4, gain_se=0.1, rejected_tokens=0.02, rejected_sequences=0.0, ess=0.9, ties=False, why="",
     )  # fmt: skip
     bug = Finding(cause="misaligned", confidence="high", title="Shifted by one", summary="", evidence=[], advice="x")
+    like, none = (best.model_copy(update={"name": name, "ties": True}) for name in ("seq_mis", "none"))
     for advice, key, words in (
         (Advice(advice=[best], batch=64, basis="gradient"), "correct", "token_tis: 40% less error"),
+        (Advice(advice=[best, like], batch=64), "correct", "of the tokens; not told apart from seq_mis"),
+        (Advice(advice=[best, like, none], batch=64), "correct", "not told apart from no correction and 1 more"),
         (Advice(fix_first=bug), "fix_first", "fix this first, nothing corrects it: Shifted by one"),
     ):
         result = make_result()

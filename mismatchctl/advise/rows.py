@@ -12,6 +12,7 @@ from mismatchctl.advise.gradient import Moments
 from mismatchctl.advise.model import Advised
 from mismatchctl.advise.reference import CONVERGES, Reference
 from mismatchctl.advise.sample import ENOUGH, Sample
+from mismatchctl.advise.words import called
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
@@ -118,7 +119,7 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     if reference.lower_bound:
         found.append(f"biases are lower bounds, and count {reference.counts:g} times: {_left_out(reference)}")
     surest = next((name for name in choice.order if name in choice.better), None)
-    if surest is not None and surest != choice.first:
+    if surest is not None and choice.first not in (surest, "none"):
         (gain, error), (less, _) = (choice.gain(name) for name in (choice.first, surest))
         found.append(
             f"{choice.first} takes {gain:.0%} of the error away by estimate, which is not sure (standard error "
@@ -128,14 +129,14 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     if regret > TOLD_APART:
         most = f"up to {regret:.2g}" if regret < UNKNOWN else "many"
         found.append(
-            f"within {choice.sure:.2g} standard errors {choice.first} may have {most} times the error of the best: "
-            "more sequences tell them apart"
+            f"within {choice.sure:.2g} standard errors {called(choice.first)} may have {most} times the error of the "
+            "best: more sequences tell them apart"
         )
     tipping = choice.tipping(reference.counts)
     if tipping is not None:
         times = tipping.factor * reference.counts
         told = "as large as estimated, noise and all" if times <= 1 else f"{times:.2g} times those estimated"
-        found.append(f"if squared biases are {told}, {tipping.instead} is better than {choice.first}")
+        found.append(f"if squared biases are {told}, {called(tipping.instead)} is better than {called(choice.first)}")
     if not sample.is_complete:
         found.append(f"from {len(sample):,} of {sample.dump_sequences:,} sequences, whole prompts chosen by a hash")
     if refused:

@@ -25,7 +25,20 @@ def headline(advice: Advice) -> str:
         why = "nothing else is within the limits" if alone else "nothing beats it beyond noise"
         return f"{until}no correction: {why}{'' if alone else f' {size}'}"
     cost = f"rejects {best.rejected_tokens:.1%} of the tokens" if best.rejected_tokens else "rejects nothing"
-    return f"{until}{best.name}: {best.gain:.0%} less error of the gradient than no correction {size}; {cost}"
+    gain = f"{best.gain:.0%} less error of the gradient than no correction {size}"
+    return "; ".join(filter(None, (f"{until}{best.name}: {gain}", cost, _like_it(advice))))
+
+
+def called(name: str) -> str:
+    """A candidate in a sentence."""
+    return "no correction" if name == "none" else name
+
+
+def _like_it(advice: Advice) -> str:
+    """What the first cannot be told from, of all first no correction."""
+    ties = sorted((own.name for own in advice.advice[1:] if own.ties), key=lambda name: name != "none")
+    more = f" and {len(ties) - 1} more" if len(ties) > 1 else ""
+    return f"not told apart from {called(ties[0])}{more}" if ties else ""
 
 
 def against_yours(own: Advised, best: Advised) -> str:

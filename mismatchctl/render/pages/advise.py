@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from mismatchctl.advise import Advice, Advised, Ahead
-from mismatchctl.advise.words import against_yours, headline
+from mismatchctl.advise.words import against_yours, called, headline
 from mismatchctl.numbers import DASH
 from mismatchctl.render.document import (
     BRIEF,
@@ -64,7 +64,7 @@ def _others(advice: Advice) -> Iterator[str]:
 
 
 def _called(own: Advised) -> str:
-    return "no correction" if own.name == "none" else clean(own.name)
+    return clean(called(own.name))
 
 
 def _how_sure(advice: Advice) -> Iterator[str]:
