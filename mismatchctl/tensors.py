@@ -42,15 +42,14 @@ class Layout:
         """
         if isinstance(values, (str, bytes, Mapping)) or not (hasattr(values, "__iter__") or hasattr(values, "shape")):
             raise ConfigError(f"{name}: give an array or tensor [B, T], or a list of rows, not {kind_of(values)}")
-        if any(isinstance(each, np.ma.MaskedArray) for each in (values, *(values if isinstance(values, list) else ()))):
-            raise ConfigError(
-                f"{name}: a masked array's own mask is not read: give its data, and what is valid as mask"
-            )
         nested = getattr(values, "is_nested", False)
         shape = None if nested else getattr(values, "shape", None)  # a list has none
         whole = _array(values) if shape is not None and len(shape) == 2 else None
         single = shape is not None and len(shape) == 0
-        rows = () if single else values.unbind() if nested else values if whole is None else whole
+        rows = tuple(() if single else values.unbind() if nested else values if whole is None else whole)
+        if any(isinstance(each, np.ma.MaskedArray) for each in (values, *rows)):
+            unread = "a masked array's own mask is not read: give its data, and what is valid as mask"
+            raise ConfigError(f"{name}: {unread}")
         made = tuple(map(_array, rows))
         if single or (made and made[0].ndim == 0):
             raise ConfigError(f"{name}: give one row per sequence, [B, T] or a list of rows; this is a single row")

@@ -152,6 +152,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a tensor of one number": (lambda: mm.k3(torch.tensor(-1.0), torch.tensor(-1.0)), "one row per sequence"),
     "a masked array": (lambda: mm.k3(np.ma.masked_array(ROW, [[0, 1]]), ROW), "rollout: a masked array's own mask"),
     "masked rows": (lambda: mm.k3(ROW, [np.ma.masked_array(ROW[0], [0, 1])]), "train: a masked array's own mask"),
+    "a tuple of masked rows": (
+        lambda: mm.analyze({"rollout": (np.ma.masked_array(ROW[0], [0, 1]),), "train": ROW}),
+        "rollout: a masked array's own mask",
+    ),
     "a column by two names": (
         lambda: mm.analyze({"rollout": ROW, "train": ROW, "rollout_log_probs": ROW}),
         "rollout stands for rollout_log_probs: give one of both",
@@ -308,6 +312,17 @@ def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
 
     for source in (Stream(), dict(zip(frame.columns, frame.to_arrow().columns, strict=True))):
         assert mm.analyze(source)["memory"].groups.labels == [1, 2]  # type: ignore[operator]
+
+
+def test_a_table_without_a_row_says_so() -> None:
+    """Where no value tells the type of a column, too."""
+    columns = {"rollout_log_probs": [], "train_log_probs": []}
+    typed = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.List(pl.Float64)))
+    for table in (columns, {name: np.zeros((0, 4)) for name in columns}, pl.DataFrame(columns), typed):
+        with pytest.raises(mm.DataError, match="the table in memory: there is no row in the file; name a dump"):
+            mm.analyze(table)  # type: ignore[operator]
+    with pytest.raises(mm.DataError, match="holds only nulls"):
+        mm.analyze({name: [None] for name in columns})  # type: ignore[operator]
 
 
 def test_tables_of_pandas() -> None:

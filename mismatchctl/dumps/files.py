@@ -158,6 +158,7 @@ def read_footer(found: Found) -> Footer:
 
 
 _SKIP = "leave unreadable files out with --on-bad skip"
+NO_ROW_REMEDY = "name a dump that holds sequences"
 _LEAVE_OUT = f"write it again, or {_SKIP}"
 
 
@@ -305,6 +306,8 @@ class ColumnNames:
         """The error about a required column that the file does not have."""
         path, actual = footer.found.path, self.rename.get(column, column)
         if holds(footer.types.get(actual, pa.int8())) == NOTHING:
+            if not any(footer.contents.rows):  # no value tells its type
+                return DataError("there is no row in the file", file=path, remedy=NO_ROW_REMEDY)
             return DataError("holds only nulls", file=path, column=printable(actual), remedy=_map(column))
         free = [name for name in footer.types if name not in columns.values()]
         near = suggestion(actual, free)

@@ -13,7 +13,7 @@ from mismatchctl.batch import TokenBatch
 from mismatchctl.contract import BY_NAME, PARTIAL, REQUIRED
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, Block, assemble
 from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warnings
-from mismatchctl.dumps.files import ColumnNames, DumpFile, Unit
+from mismatchctl.dumps.files import NO_ROW_REMEDY, ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
 from mismatchctl.dumps.paths import discover
@@ -214,7 +214,7 @@ class Dump:
         file = self.files[0].path if len(self.files) == 1 else None
         where = "in the file" if file else f"in any of the {len(self.files)} files"
         if not self.units:
-            raise DataError(f"there is no row {where}", file=file, remedy="name a dump that holds sequences")
+            raise DataError(f"there is no row {where}", file=file, remedy=NO_ROW_REMEDY)
         remedy = "check that response_mask is 1 on the tokens that the policy sampled"
         raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
 
