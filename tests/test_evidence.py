@@ -54,6 +54,14 @@ def test_parts_of_a_sample_add_up_to_the_sample_of_all(
     assert np.array_equal(added.rows.segments.offsets, whole.rows.segments.offsets)
 
 
+def test_a_sample_of_few_long_rows_is_not_empty() -> None:
+    """Each part gives its share, whatever the hashes of its rows: of 16 rows none need be among the lowest hashes."""
+    parts = [rows_of([1, 1000], seed) for seed in range(8)]
+    highest = np.array([2**64 - 2, 2**64 - 1], np.uint64)
+    added = reduce(add, (Sample.of(highest, part, 1000, tokens=8008) for part in parts))
+    assert added.rows.segments.tokens >= 1000
+
+
 @pytest.mark.parametrize("number", [1, 40])
 def test_a_sample_of_many_parts_holds_no_more_than_twice_its_size(number: int) -> None:
     parts = [rows_of([100, 100], seed) for seed in range(number)]

@@ -97,13 +97,16 @@ class Sample:
         """The rows that a sample of these would keep.
 
         Where they are part of a run of about so many `tokens`, rows whose hash is twice as high as those of a sample
-        get are left out at once.
+        get are left out at once, but for twice the share of these tokens: of few long rows all may have such a hash.
         """
         order = np.lexsort((rows.rows, rows.file, hashes))
+        lengths = rows.segments.lengths[order]
+        before = np.cumsum(lengths) - lengths
+        most = np.full(len(order), size)
         if 2 * size < tokens:
-            order = order[hashes[order] < np.uint64(2**65 * size // tokens)]
-        before = np.cumsum(rows.segments.lengths[order]) - rows.segments.lengths[order]
-        order = order[before < size]
+            share = 2 * size * rows.segments.tokens // tokens + 1
+            most[hashes[order] >= np.uint64(2**65 * size // tokens)] = min(share, size)
+        order = order[before < most]
         chosen = rows if np.array_equal(order, np.arange(len(rows))) else rows.take(order)
         return cls(((hashes[order], chosen),), size)
 
