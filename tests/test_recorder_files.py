@@ -347,6 +347,7 @@ def test_imports_numpy_and_pyarrow_only() -> None:
     script = """if True:
         import sys, tempfile
         import numpy, pyarrow.ipc, pyarrow.parquet
+        pyarrow.array([[-1.0]])  # which loads a pandas that happens to be installed
         before = set(sys.modules)
         from mismatchctl.recorder import Recorder
         with tempfile.TemporaryDirectory() as folder, Recorder(folder) as recorder:

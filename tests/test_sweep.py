@@ -22,12 +22,15 @@ from random_dumps import Files, Shape, make_rows, write
 import mismatchctl.sweep
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Correction, Gate, Weight, correction_from_mapping
+from mismatchctl.correction import Correction, Gate, Selection, Weight, correction_from_mapping
+from mismatchctl.correction.apply import Weights
+from mismatchctl.correction.gates import measure
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.measure import Plan
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
-from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, token_table
+from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, bounded_weights, token_table
+from mismatchctl.ratios import Ratios
 from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
 from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
 from mismatchctl.sweep.words import says
@@ -335,3 +338,23 @@ def test_shortcuts_spell_one_correction() -> None:
     (study,) = json.loads(done.stdout)["studies"]
     assert [axis["path"] for axis in study["axes"]] == ["weight.truncate", "gates.0.keep.1", "gates.1.keep.0"]
     assert study["correction"]["gates"][0]["keep"] == [None, 1.0] and study["correction"]["weight"]["truncate"] == 1.0
+
+
+def test_bounded_weights_and_gates_of_far_ratios_are_those_of_one_correction() -> None:
+    """Beside e^20, a weight of e^-20 is no 1 + (w - 1), which lost its digits; beyond the limit ratios are clamped."""
+    correction = correction_from_mapping(
+        {
+            "name": "far",
+            "weight": {"level": "token", "truncate": 2},
+            "gates": [{"level": "token", "statistic": "ratio", "keep": [0.5, 1e12]}],
+        }
+    )
+    rollout = np.full(3, -40.0)
+    segments = Segments.of([3])
+    ratios = Ratios(rollout + np.array([-20.0, 0.0, 30.0]), rollout, segments)
+    assert correction.weight is not None
+    found = bounded_weights(Weights(correction.weight, ratios))
+    np.testing.assert_allclose(found, [math.exp(-20.0), 1.0, 2.0], rtol=1e-15)
+    batch = TokenBatch(segments, ratios.given[0], rollout, rows=np.arange(1))
+    measured = measure(correction.gates[0], ratios, Selection.everything(segments), batch)
+    assert np.abs(measured).max() == correction.gates[0].limit == 20.0

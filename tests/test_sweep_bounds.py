@@ -49,8 +49,12 @@ def peak(path: str, **options: Any) -> int:
 
 def test_targets_take_no_more_memory_for_more_sequences(tmp_path: Path) -> None:
     """They are values of a run: its clusters are folded at once, whatever the groups (else 170 kB each)."""
-    path = written(tmp_path / "a.parquet", np.ones(4000, np.int64), 10)
-    assert peak(path, wishes=WISHES) < 150e6
+    few, many = (
+        peak(written(tmp_path / f"{count}.parquet", np.ones(count, np.int64), 10), wishes=WISHES)
+        for count in (2000, 6000)
+    )
+    assert few < 250e6
+    assert many < few + 20e6
 
 
 def test_a_long_sequence_is_sought_in_once(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ def _product(flags: Float64s, values: Float64s, parts: Parts, is_finite: bool) -
     for own, members in parts.alike:
         some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
         with np.errstate(invalid="ignore", over="ignore"):
-            sums[own] = tall.swapaxes(1, 2) @ some
-        if is_finite:
-            continue
-        for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
-            # 0 times an infinite K3 is nothing, not undefined.
-            sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
+            if is_finite:
+                sums[own] = tall.swapaxes(1, 2) @ some
+                continue
+            for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
+                # 0 times an infinite K3 is nothing, not undefined.
+                sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
     return sums
 
 
