@@ -248,12 +248,12 @@ zlib.
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | one thread missed: 2.1, five corrections 2.1; two threads met: 1.7, 1.8 (AVX-512: 2.1, 2.2) |
+| everything that the report shows in 2.0 bare decodes | missed: 2.1 with none or five; two threads 1.7, 1.8: met |
 | the same in 3.5 at a mean length of 400 | met: 2.5, 2.9 with five corrections; on two threads 2.7, 3.3 |
-| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed: 1.5 to 2.2 with histograms (AVX-512: 1.7) |
+| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed: 1.5 to 2.2 (AVX-512: 1.7) |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
-| a small analysis with its report in 1.7 s of processor time | missed here: 1.9 (1.5 in a quieter hour); see [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | missed: 1.9, earlier 1.5; see [Start](#start) |
 | times padded torch: 20, for 50 corrections 500, bucketed 4 | met: 28; missed: [110 and 3.9](benchmarks-baselines.md) |
 | 1,000 thresholds in 1.5 analyses | missed: 1.2 to 1.8 (AVX-512: met): [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
