@@ -1,22 +1,27 @@
-"""Surrogate losses per token with their derivatives, weights held fixed: PPO, CISPO, GSPO, SAPO, VESPO and relatives.
+"""Losses per token: surrogates with their derivatives, weights held fixed (PPO, CISPO, GSPO, ...), and KL penalties.
 
 Everything is a loss of a log ratio per token, `x`, or a log-prob with a factor that no gradient passes; which ratio it
 is, of a token or the mean of its sequence, is said by `at`. A Term knows how its gradient reaches each log-prob.
+Everything is computed in the dtype of what is given, as frameworks do: a float32 loss decides its clips in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Segments
-from mismatchctl.losses import exp
+from mismatchctl.batch import Bools, Floats, Segments
 
 Array = NDArray[Any]
+
+
+def exp(values: Floats) -> Floats:
+    """Exponential in the dtype of `values`, correctly rounded: numpy's own float32 exp is not."""
+    with np.errstate(all="ignore"):
+        return np.exp(values.astype(np.float64)).astype(values.dtype)
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,16 @@ class Term:
         slope: its derivative by the token's `x` [T].
         mean_over: sequences over which `x` is a mean through which the gradient passes; None: `x` is the token's own.
         through: tokens that the gradient reaches through that mean [T]; None: all.
+        clipped: tokens of which the clip decides the loss [T]; None: the loss has none.
+        clipped_lower: those of which the dual clip does [T]; None: the loss has none.
     """
 
     losses: Array
     slope: Array
     mean_over: Segments | None = None
     through: NDArray[np.bool_] | None = None
+    clipped: NDArray[np.bool_] | None = None
+    clipped_lower: NDArray[np.bool_] | None = None
 
     def gradient(self, factors: Array) -> Array:
         """Derivative by each log-prob [T] of the losses times constant `factors` [T], added up."""
@@ -69,7 +78,7 @@ def ppo(
     with np.errstate(invalid="ignore", over="ignore"):
         free = ratio if cap is None else np.minimum(ratio, cap)
         plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
-        losses = np.maximum(plain, clipped)
+        losses, over = np.maximum(plain, clipped), None
         flat = clipped > plain if cap is None else (clipped > plain) | (ratio > cap)
         inside = (ratio >= low) & (ratio <= high)
         slope = np.where(flat & ~inside, 0.0, -advantages * ratio)
@@ -77,7 +86,7 @@ def ppo(
             bound = -advantages * dual
             over = (advantages < 0) & (losses > bound)
             losses, slope = np.where(over, bound, losses), np.where(over, 0.0, slope)
-    return Term(losses, slope, mean_over)
+    return Term(losses, slope, mean_over, clipped=flat, clipped_lower=over)
 
 
 def factor(advantages: Array, log_probs: Array, factors: Array | float) -> Term:
@@ -88,7 +97,9 @@ def factor(advantages: Array, log_probs: Array, factors: Array | float) -> Term:
 
 def cispo(advantages: Array, x: Array, log_probs: Array, low: float, high: float) -> Term:
     """CISPO: the ratio, bounded, is a constant weight of REINFORCE."""
-    return factor(advantages, log_probs, np.clip(exp(x), low, high))
+    ratio = exp(x)
+    bounded = np.clip(ratio, low, high)
+    return replace(factor(advantages, log_probs, bounded), clipped=bounded != ratio)
 
 
 def weighted(advantages: Array, x: Array, bound: float | None = None) -> Term:
@@ -152,4 +163,42 @@ def _times(factors: Array, losses: Array) -> Array:
     return np.where(factors == 0, 0.0, factors * losses)
 
 
-Surrogate = Callable[..., Term]
+def kl_estimate(log_ratio: Floats, kind: str) -> Floats:
+    """KL estimator per token of x = policy minus reference log-prob [T]: k1 x, k2 x^2 / 2, k3 exp(-x) - 1 + x.
+
+    In the dtype of `log_ratio` and without a series near zero, as losses compute it.
+    """
+    if kind == "k1":
+        return log_ratio
+    if kind == "k2":
+        return log_ratio * log_ratio / 2
+    return exp(-log_ratio) - 1 + log_ratio
+
+
+KL_KINDS = ("k1", "k2", "k3", "low_var")
+"""Estimators of the KL to the reference policy; low_var is K3 within LOW_VAR_BOUND."""
+LOW_VAR_BOUND = 10.0
+
+
+def low_variance_kl(log_ratio: Floats, importance: Floats | None = None) -> Floats:
+    """K3 per token [T], bounded by LOW_VAR_BOUND; weighted with current / anchor before, unbiased (DeepSeek-V3.2).
+
+    Args:
+        log_ratio: policy minus reference log-prob [T].
+        importance: ratio of the policy being updated to the one that sampled [T]; None: biased, as sampled.
+    """
+    estimate = kl_estimate(log_ratio, "k3")
+    return np.clip(estimate if importance is None else importance * estimate, -LOW_VAR_BOUND, LOW_VAR_BOUND)
+
+
+def off_policy_masked(advantages: Floats, drift: Floats, segments: Segments, delta: float) -> Bools:
+    """OPSM: the tokens that lose their loss [T], those of negative advantage in sequences that drifted too far.
+
+    Args:
+        advantages: per token [T].
+        drift: mean of anchor minus current log-prob of each sequence [S].
+        segments: the sequences.
+        delta: a sequence drifted too far above this, compared in the dtype of `drift`.
+    """
+    masked: Bools = (advantages < 0) & segments.spread(drift > drift.dtype.type(delta))
+    return masked

@@ -7,16 +7,8 @@ import pytest
 import torch
 
 from mismatchctl.batch import Segments
-from mismatchctl.losses import (
-    aggregate,
-    cispo,
-    kl_estimate,
-    low_variance_kl,
-    off_policy_masked,
-    per_sequence,
-    ppo,
-    reinforce,
-)
+from mismatchctl.frameworks.verl.losses import per_sequence
+from mismatchctl.surrogates import cispo, factor, kl_estimate, low_variance_kl, off_policy_masked, ppo
 
 LENGTHS = [4, 1, 0, 7, 12]
 SEGMENTS = Segments.of(LENGTHS)
@@ -33,7 +25,7 @@ def t(values: np.ndarray) -> torch.Tensor:
 
 @pytest.mark.parametrize("dual", [None, 1.5])
 def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
-    found = ppo(ADVANTAGES, CURRENT, ANCHOR, clip_low=0.1, clip_high=0.3, dual_clip=dual)
+    found = ppo(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, dual=dual)
     current = t(CURRENT).requires_grad_()
     ratio = (current - t(ANCHOR)).exp()
     plain, clipped = -t(ADVANTAGES) * ratio, -t(ADVANTAGES) * ratio.clamp(0.9, 1.3)
@@ -43,19 +35,23 @@ def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
     (slope,) = torch.autograd.grad(loss.sum(), current)
     np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
     # Where a clip decides, the current policy gets no gradient, and nowhere else.
-    np.testing.assert_array_equal(found.clipped | found.clipped_lower, slope.numpy() == 0)
+    np.testing.assert_allclose(found.slope, slope.numpy(), rtol=1e-12)
+    assert found.clipped is not None
+    lower = np.zeros(TOKENS, np.bool_) if found.clipped_lower is None else found.clipped_lower
+    np.testing.assert_array_equal(found.clipped | lower, slope.numpy() == 0)
     assert found.clipped.any()
-    assert found.clipped_lower.any() == (dual is not None)
+    assert lower.any() == (dual is not None)
 
 
 def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
-    found = cispo(ADVANTAGES, CURRENT, CURRENT - ANCHOR, clip_low=0.1, clip_high=0.3)
+    found = cispo(ADVANTAGES, CURRENT - ANCHOR, CURRENT, 0.9, 1.3)
     current = t(CURRENT).requires_grad_()
     weight = (current - t(ANCHOR)).exp().clamp(0.9, 1.3).detach()
     loss = -weight * t(ADVANTAGES) * current
     (slope,) = torch.autograd.grad(loss.sum(), current)
     np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
-    np.testing.assert_allclose(slope.numpy() / -ADVANTAGES, weight.numpy(), rtol=1e-12)
+    np.testing.assert_allclose(found.slope, slope.numpy(), rtol=1e-12)
+    np.testing.assert_array_equal(found.clipped, weight.numpy() != np.exp(CURRENT - ANCHOR))
 
 
 def test_the_gradient_of_the_unbiased_kl_is_the_kls() -> None:
@@ -102,12 +98,10 @@ def test_opsm_takes_bad_tokens_of_sequences_that_drifted() -> None:
 
 
 def test_losses_are_summed_up_over_sequences_as_said() -> None:
-    losses = reinforce(ADVANTAGES, CURRENT)
+    losses = factor(ADVANTAGES, CURRENT, 1.0).losses
+    assert losses == pytest.approx(-ADVANTAGES * CURRENT)
     rows = np.split(np.where(KEPT, losses, 0), SEGMENTS.offsets[1:-1])
     kept = [row.sum() for row in np.split(KEPT, SEGMENTS.offsets[1:-1])]
-    assert losses == pytest.approx(-ADVANTAGES * CURRENT)
-    assert aggregate(losses, SEGMENTS, KEPT, "sum", KEPT.sum()) == pytest.approx(sum(map(np.sum, rows)) / KEPT.sum())
+    assert per_sequence(losses, SEGMENTS, KEPT, "sum") == pytest.approx([row.sum() for row in rows])
     means = [row.sum() / max(count, 1) for row, count in zip(rows, kept, strict=True)]
     assert per_sequence(losses, SEGMENTS, KEPT, "mean") == pytest.approx(means)
-    assert aggregate(losses, SEGMENTS, KEPT, "mean", 4) == pytest.approx(sum(means) / 4)
-    assert np.isnan(aggregate(losses, SEGMENTS, KEPT, "sum", 0))

@@ -37,7 +37,6 @@ ORDER = (
     "vocabulary",
     "ratios",
     "correction",
-    "losses",
     "surrogates",
     "measure",
     "views",

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Segments, TokenBatch
-from mismatchctl.losses import KL_KINDS, LOW_VAR_BOUND
 from mismatchctl.measure import distributions
 from mismatchctl.ratios import INTERVALS, TAUS, Ratios, k3_of
+from mismatchctl.surrogates import KL_KINDS, LOW_VAR_BOUND
 
 Columns = dict[str, Float64s]
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools
 from mismatchctl.frameworks.run import Run
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array
+from mismatchctl.surrogates import Array, exp
 
 if TYPE_CHECKING:
     from mismatchctl.frameworks.areal.framework import Areal

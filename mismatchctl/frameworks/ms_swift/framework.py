@@ -12,8 +12,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 

@@ -11,8 +11,7 @@ from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run, k3
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _LOSS: Options = {
     "use_importance_sampling_correction": False,

@@ -12,8 +12,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.frameworks.step import Step
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 
 def _mask(**more: Any) -> Any:

@@ -9,8 +9,7 @@ from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap
 from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _TYPES = ("tis", "icepop", "seq-mask-tis")
 

@@ -14,8 +14,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run, k3
 from mismatchctl.frameworks.step import Step
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
 

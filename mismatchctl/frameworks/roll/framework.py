@@ -13,8 +13,7 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.options import check_flag, choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _WEIGHT: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
 

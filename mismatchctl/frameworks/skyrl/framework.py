@@ -14,8 +14,7 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap
 from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 
 _BLOCK: Options = {
     "tis_ratio_type": None,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_segments
-from mismatchctl.losses import exp
 from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import exp
 
 _SMALLEST_FACTOR = 1e-8  # a mean weight up to this is not divided by
 

@@ -10,8 +10,8 @@ from mismatchctl.batch import Bools, Floats
 from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.versions import Version
-from mismatchctl.losses import Surrogate, cispo, exp, kl_estimate, low_variance_kl, off_policy_masked, ppo
 from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import Term, cispo, exp, kl_estimate, low_variance_kl, off_policy_masked, ppo
 
 _SMALLEST_SQUARES = 1e-8
 
@@ -53,22 +53,16 @@ class LossCall(Call):
         return self._finite(difference)
 
     @cached_property
-    def surrogate(self) -> Surrogate:
+    def surrogate(self) -> Term:
         """Clipped loss per token; Miles takes the ratio in float32, within exp(+-20)."""
         given = self.arguments
-        high = given.eps_clip if given.eps_clip_high is None else given.eps_clip_high
-        log_ratio = (-self.ppo_kl).astype(np.float32) if self.version.finite else -self.ppo_kl
+        low, high = 1 - given.eps_clip, 1 + (given.eps_clip if given.eps_clip_high is None else given.eps_clip_high)
+        x = -self.ppo_kl
+        if self.version.finite:
+            x = np.clip(x.astype(np.float32), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
         if given.advantage_estimator == "cispo" and self.version.cispo:
-            return cispo(self.advantages, self.current, log_ratio, clip_low=given.eps_clip, clip_high=high)
-        return ppo(
-            self.advantages,
-            log_ratio,
-            np.zeros_like(log_ratio),
-            clip_low=given.eps_clip,
-            clip_high=high,
-            dual_clip=given.eps_clip_c if self.version.dual_clip else None,
-            log_ratio_bound=LOG_RATIO_BOUND if self.version.finite else np.inf,
-        )
+            return cispo(self.advantages, x, self.current, low, high)
+        return ppo(self.advantages, x, low, high, dual=given.eps_clip_c if self.version.dual_clip else None)
 
     @cached_property
     def drift(self) -> Floats:

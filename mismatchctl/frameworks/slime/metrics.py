@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from mismatchctl.frameworks.slime.arguments import Arguments
 from mismatchctl.frameworks.slime.call import Call
 from mismatchctl.frameworks.slime.versions import Version
-from mismatchctl.losses import exp
 from mismatchctl.measure.metrics.quantity import Quantity
 from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import exp
 
 Mask = Literal["original", "kept", "none"]
 Basis = Literal["log-probs", "raw weights", "bounded weights", "final weights", "loss"]

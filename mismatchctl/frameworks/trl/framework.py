@@ -13,8 +13,7 @@ from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, off_policy_mask
 from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.losses import exp
-from mismatchctl.surrogates import Array, Term
+from mismatchctl.surrogates import Array, Term, exp
 from mismatchctl.texts.python_text import NOT_BROUGHT, Call
 
 CLASS = "GRPOConfig"

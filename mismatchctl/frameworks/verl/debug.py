@@ -6,8 +6,8 @@ import numpy as np
 
 from mismatchctl.batch import Floats
 from mismatchctl.frameworks.framework import Meaning
-from mismatchctl.losses import exp
 from mismatchctl.measure.metrics.quantity import TOKENS, Quantity
+from mismatchctl.surrogates import exp
 
 _PREFIX, _WHEN, _DIFF = "training/rollout_", "not in bypass mode", "distance of the token's two probabilities"
 DEBUG: tuple[Meaning, ...] = (

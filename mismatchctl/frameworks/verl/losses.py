@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.batch import Bools, Floats, Segments
+from mismatchctl.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
 from mismatchctl.frameworks.step import Step
@@ -16,8 +16,10 @@ from mismatchctl.frameworks.verl.helper import Computed
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import clamp, mean
 from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.losses import Within, aggregate, exp, per_sequence, ppo, reinforce
 from mismatchctl.measure.metrics.quantity import KEPT, Quantity
+from mismatchctl.surrogates import cispo, exp, factor, ppo
+
+Within = Literal["sum", "mean"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,11 @@ class Tokens:
     segments: Segments
     options: Options
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval that the ratio is clipped to."""
+        return 1 - self.options.low, 1 + self.options.high
+
 
 @dataclass(frozen=True)
 class PerToken:
@@ -136,37 +143,32 @@ def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_low
     }
 
 
+def _update(tokens: Tokens) -> Floats:
+    """The log ratio of the update, clamped."""
+    return clamp(tokens.current - tokens.anchor)
+
+
 def _ppo_kl(tokens: Tokens, log_ratio: Floats) -> dict[str, float]:
     return {"actor/ppo_kl": float(mean(-log_ratio[tokens.kept]))}
 
 
 def _vanilla(tokens: Tokens) -> PerToken:
-    options = tokens.options
-    surrogate = ppo(
-        tokens.advantages,
-        tokens.current,
-        tokens.anchor,
-        clip_low=options.low,
-        clip_high=options.high,
-        dual_clip=options.clip_ratio_c,
-    )
-    return PerToken(surrogate.losses, _metrics(tokens, surrogate.log_ratio, surrogate.clipped, surrogate.clipped_lower))
+    options, x = tokens.options, _update(tokens)
+    term = ppo(tokens.advantages, x, *tokens.bounds, dual=options.clip_ratio_c)
+    return PerToken(term.losses, _metrics(tokens, x, term.clipped, term.clipped_lower))
 
 
 def _gspo(tokens: Tokens) -> PerToken:
     """PPO on the geometric mean ratio of the sequence."""
     log_ratio = tokens.current - tokens.anchor
-    lengths = np.maximum(tokens.segments.sum(tokens.kept), 1)
-    geometric = (per_sequence(log_ratio, tokens.segments, tokens.kept, "sum") / lengths).astype(log_ratio.dtype)
-    ratios = tokens.segments.spread(exp(np.minimum(geometric, 10.0)))
-    plain = -tokens.advantages * ratios
-    clipped = -tokens.advantages * np.clip(ratios, 1 - tokens.options.low, 1 + tokens.options.high)
-    return PerToken(np.maximum(plain, clipped), _metrics(tokens, log_ratio, clipped > plain))
+    geometric = per_sequence(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
+    term = ppo(tokens.advantages, tokens.segments.spread(np.minimum(geometric, 10.0)), *tokens.bounds)
+    return PerToken(term.losses, _metrics(tokens, log_ratio, term.clipped))
 
 
 def _sapo(tokens: Tokens) -> PerToken:
     """A sigmoid gate on the ratio in place of the clip."""
-    log_ratio = clamp(tokens.current - tokens.anchor)
+    log_ratio = _update(tokens)
     dtype = log_ratio.dtype
     tau = np.where(tokens.advantages > 0, tokens.options.tau_pos, tokens.options.tau_neg).astype(dtype)
     gates = (1 / (1 + exp(-tau * (exp(log_ratio) - 1)))) * (4 / tau)
@@ -175,16 +177,14 @@ def _sapo(tokens: Tokens) -> PerToken:
 
 def _cispo(tokens: Tokens) -> PerToken:
     """REINFORCE weighted with the clipped ratio."""
-    log_ratio = clamp(tokens.current - tokens.anchor)
-    ratios = exp(log_ratio)
-    clipped = np.clip(ratios, 1 - tokens.options.low, 1 + tokens.options.high)
-    losses = -clipped * tokens.advantages * tokens.current
-    return PerToken(losses, _metrics(tokens, log_ratio, ratios != clipped))
+    x = _update(tokens)
+    term = cispo(tokens.advantages, x, tokens.current, *tokens.bounds)
+    return PerToken(term.losses, _metrics(tokens, x, term.clipped))
 
 
 def _dppo(tokens: Tokens, trusted: Bools) -> PerToken:
     """REINFORCE weighted with the ratio, on the tokens within a trust region."""
-    log_ratio = clamp(tokens.current - tokens.anchor)
+    log_ratio = _update(tokens)
     ratios, bound = exp(log_ratio), tokens.options.clip_ratio_c
     losses = -tokens.advantages * np.minimum(ratios, bound) * tokens.current * trusted
     return PerToken(losses, _metrics(tokens, log_ratio, ~trusted, (ratios > bound) & trusted))
@@ -215,16 +215,19 @@ def _dro(tokens: Tokens) -> PerToken:
     return PerToken(losses, _ppo_kl(tokens, log_ratio))
 
 
+def _reinforce(tokens: Tokens) -> Floats:
+    return factor(tokens.advantages, tokens.current, 1.0).losses
+
+
 def _pure(tokens: Tokens) -> PerToken:
     """REINFORCE on rollouts: ppo_kl is rollout minus current, not clamped."""
-    losses = reinforce(tokens.advantages, tokens.current)
-    return PerToken(losses, _ppo_kl(tokens, tokens.current - tokens.anchor))
+    return PerToken(_reinforce(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
 
 
 LOSSES: dict[str, Callable[[Tokens], PerToken]] = {
     "vanilla": _vanilla,
     "gspo": _gspo,
-    "gpg": lambda tokens: PerToken(reinforce(tokens.advantages, tokens.current), {}),
+    "gpg": lambda tokens: PerToken(_reinforce(tokens), {}),
     "sapo": _sapo,
     "cispo": _cispo,
     "dppo_tv": _dppo_tv,
@@ -301,9 +304,15 @@ def _aggregate(losses: Floats, tokens: Tokens, mode: str, step: Step, version: V
     """The total over the sequences, divided by what this version divides by; nothing left: 0, later nan."""
     width = float(tokens.options.padded_length or step.rows.lengths.max())
     denominator = _denominator(tokens, mode, width, version)
-    if not denominator and version.agg_denominators == "mask":
-        return 0.0
-    return aggregate(losses, tokens.segments, tokens.kept, _WITHIN[mode], denominator)
+    if not denominator:
+        return 0.0 if version.agg_denominators == "mask" else float("nan")
+    return float(per_sequence(losses, tokens.segments, tokens.kept, _WITHIN[mode]).sum()) / denominator
+
+
+def per_sequence(losses: Floats, segments: Segments, kept: Bools, within: Within) -> Float64s:
+    """Sum, or mean over the kept tokens, of the losses of each sequence [S]; 0 where nothing is kept."""
+    totals = segments.sum(np.where(kept, losses, 0))
+    return totals if within == "sum" else totals / np.maximum(segments.sum(kept), 1)
 
 
 def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> float:

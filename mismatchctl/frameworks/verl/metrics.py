@@ -10,9 +10,9 @@ import numpy as np
 
 from mismatchctl.frameworks.verl.sample import REDUCTIONS, Values, clamp, ratio
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
-from mismatchctl.losses import exp
 from mismatchctl.measure.metrics.quantity import ALL_GATES, RAW_WEIGHTS, Quantity
 from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import exp
 
 Subject = OffPolicy | Weighted | Vetoed | Estimated | Rejected
 Over = Literal["tokens", "rows", "filled"]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.errors import DataError
-from mismatchctl.losses import exp
 from mismatchctl.ratios import LOG_RATIO_BOUND
+from mismatchctl.surrogates import exp
 
 Values = NDArray[Any]
 

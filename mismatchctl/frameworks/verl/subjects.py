@@ -10,7 +10,7 @@ import numpy as np
 from mismatchctl.batch import Bools, Floats
 from mismatchctl.correction.model import Gate
 from mismatchctl.frameworks.verl.sample import Sample, clamp, float32_log, ratio
-from mismatchctl.losses import exp
+from mismatchctl.surrogates import exp
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.losses import KL_KINDS
 from mismatchctl.measure.facets import BEYOND, KL, ROUTING, SPREAD, TOP, VERSIONS, WIDTHS
 from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
 from mismatchctl.measure.metrics.distributions import TOP_METRICS
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
 from mismatchctl.measure.metrics.mismatch import per_sequence, per_token
 from mismatchctl.ratios import BAND, TAUS, k3_of
+from mismatchctl.surrogates import KL_KINDS
 
 _ESTIMATES = {
     "k1": "x",
