@@ -131,7 +131,7 @@ def _shift_torch(path: Path, column: str) -> None:
 
 def _shift_skyrl(path: Path, column: str) -> None:
     from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl.layout import CLASSES
+    from mismatchctl.frameworks.skyrl import CLASSES
 
     state = load_pickle(path, CLASSES)
     tensor = state["batch_dict"][column]
@@ -258,7 +258,7 @@ def test_pipeline_stages_without_log_probs_are_left_out_where_another_has_them(s
 
 def test_tokens_that_skyrl_has_no_log_prob_of_are_masked_out(tmp_path: Path) -> None:
     from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl.layout import CLASSES
+    from mismatchctl.frameworks.skyrl import CLASSES
 
     state = load_pickle(next((PEERS / "skyrl").rglob("*.pkl")), CLASSES)
     tensor = state["batch_dict"]["rollout_logprobs"]

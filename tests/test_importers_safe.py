@@ -17,7 +17,7 @@ from mismatchctl.dumps.foreign.registry import LAYOUTS
 from mismatchctl.dumps.foreign.rows import read_rows
 from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.skyrl.layout import CLASSES
+from mismatchctl.frameworks.skyrl import CLASSES
 
 
 class Hostile:

@@ -63,11 +63,11 @@ class Layout:
         framework: its name, as `--from` takes it.
         columns: column of the contract -> name in the raw rows; what is not declared is not converted. `step` and
             `sequence_id` are taken under these names, and need no declaration.
-        prompt: whether the token axis begins with the prompt.
-        padding: the side that rows are padded on.
         mask: what the mask's ones mean.
         patterns: names of its files, with folders above them where these belong to the name.
         rows: what reads one file, as values of the file's own names.
+        prompt: whether the token axis begins with the prompt.
+        padding: the side that rows are padded on.
         next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
         missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
         duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
@@ -76,11 +76,11 @@ class Layout:
 
     framework: str
     columns: Mapping[str, str]
-    prompt: bool
-    padding: Literal["left", "right", "none"]
     mask: str
     patterns: tuple[str, ...]
     rows: Callable[[File], Iterator[Row]] = field(repr=False)
+    prompt: bool = False
+    padding: Literal["left", "right", "none"] = "none"
     next_token: frozenset[str] = frozenset()
     missing: tuple[float, ...] = ()
     duplicates: bool = False

@@ -96,7 +96,7 @@ def nemo_rl(snippet: Snippet) -> None:
 
 def skyrl(snippet: Snippet) -> None:
     from mismatchctl.dumps.foreign.safe import load_pickle
-    from mismatchctl.frameworks.skyrl.layout import CLASSES
+    from mismatchctl.frameworks.skyrl import CLASSES
 
     state = load_pickle(PEERS / "skyrl/dumped_data/global_step_1_training_input.pkl", CLASSES)
     data = TrainingInputBatch()

@@ -1,7 +1,256 @@
 """AReaL before it moved (4aef98d8d818) and of 2026-08 (cbff54d645d2)."""
 
-from mismatchctl.frameworks.areal.framework import Areal
-from mismatchctl.frameworks.areal.layout import LAYOUT
-from mismatchctl.frameworks.plain import shelf_of
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.areal.statistics import before, since
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.options import choice
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
+
+_GONE = re.compile(r"behave?_imp_weight_(cap|mode)")
+_RATIO_LEVELS = {"sum": "sequence", "mean": "geometric", "max": "max"}
+
+_STATISTICS = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3_reversed", "binary_kl": "binary_kl_max"}
+_METRICS = {name: name for name in ("ratio", *_STATISTICS)}
+
+_USUAL = {"level": "token", "action": "mask", "metric": "ratio", "agg": "mean", "upper": 5.0, "lower": None}
+
+
+def _form(level: str, action: str, metric: str, agg: str, method: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        low, high = (
+            (None if high is None else -high, None if low is None else -low) if metric == "kl_k1" else (low, high)
+        )
+        rule = {"level": level, "action": action, "metric": metric, "agg": agg, "upper": high, "lower": low}
+        return {"rejection_sampling": rule, "prox_logp_method": method}
+
+    return said
+
+
+_SAID = (
+    *(("token", action, "ratio", "mean") for action in ("mask", "clamp")),
+    *(("sequence", action, "ratio", agg) for action in ("mask", "clamp") for agg in _RATIO_LEVELS),
+    *(("token", "mask", metric, "mean") for metric in _STATISTICS),
+    *(("sequence", "mask", metric, agg) for metric in _STATISTICS for agg in _RATIO_LEVELS),
+)
+
+_PROXIMAL = "proximal_log_probs"
+
+
+def _interpolated(step: Step) -> Step:
+    """The step with log-probs of the policy one update before current, by the versions of rows or of tokens."""
+    rollout, current = step.values("rollout_log_probs"), step.values("current_log_probs")
+    age = step.values("train_version") - step.values("versions" if step.has("versions") else "rollout_version")
+    moved = np.clip((age - 1) / np.where(age > 0, age, np.inf), 0, 1).astype(rollout.dtype)
+    rows = [row.tolist() for row in step.by_row(rollout + moved * (current - rollout))]
+    return Step(step.table.append_column(_PROXIMAL, pa.array(rows, pa.list_(pa.float64()))), step.dtype)
+
+
+class Areal(PlainFramework):
+    """One rule of rejection or clamping by one statistic; M2PO before it."""
+
+    name = "areal"
+    signs = (
+        r"rejection_sampling|behave?_imp_weight_\w+|use_decoupled_loss|prox_logp_method|m2_threshold"
+        r"|use_cispo_loss"
+    )
+
+    columns = {"loss_mask": "response_mask"}
+
+    own_columns = {"logprobs": "rollout_log_probs"}
+
+    options = {
+        "rejection_sampling": None,
+        "m2_threshold": None,
+        "importance_sampling_level": "token",
+        "eps_clip": 0.2,
+        "eps_clip_higher": None,
+        "c_clip": None,
+        "use_decoupled_loss": True,
+        "prox_logp_method": "recompute",
+        "use_cispo_loss": False,
+        "ppo_n_minibatches": 1,
+    }
+
+    block = ("actor",)
+
+    forms = (
+        lambda low, high: {},
+        lambda low, high: {"m2_threshold": None if high is None else 2 * high},
+        *(_form(*said, method) for method in ("recompute", "loglinear") for said in _SAID),
+    )
+
+    loss_key = "actor_loss"
+
+    source = "areal-project/AReaL@cbff54d645d2"
+    traps = (
+        Trap(lambda o: o["rejection_sampling"] is None and bool(o["use_decoupled_loss"]), "warning",
+             "actor.rejection_sampling",
+             "without it no weight corrects the mismatch: only the update ratio is left", "give rejection_sampling"),
+        Trap(lambda o: (o["rejection_sampling"] or {}).get("metric") == "binary_kl", "error",
+             "actor.rejection_sampling.metric",
+             "the shipped configuration class refuses binary_kl; and in float32 it rejects every token whose "
+             "probability rounds to 1", "use kl_k3, or patch the class"),
+        Trap(lambda o: (o["rejection_sampling"] or {}).get("metric") == "kl_k3", "info",
+             "actor.rejection_sampling.metric",
+             "the help says r - log r - 1, the code takes exp(-d) - 1 + d", "set the threshold for that"),
+        Trap(lambda o: o["prox_logp_method"] == "reuse_train_logp" and o["ppo_n_minibatches"] > 1, "warning",
+             "actor.ppo_n_minibatches",
+             "reuse_train_logp forces it to 1", "set it to 1"),
+        Trap(lambda o: o["rejection_sampling"] is not None and not o["use_decoupled_loss"], "warning",
+             "actor.use_decoupled_loss",
+             "without it log ratios are 0: the rule keeps everything", "set use_decoupled_loss true"),
+    )  # fmt: skip
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """The later one where a configuration says what only it knows."""
+        said = {name: value for _, name, value in cls("2026-08").spelling.find(native)}
+        rule = said.get("rejection_sampling")
+        kpop = isinstance(rule, Mapping) and rule.get("metric") == "binary_kl"
+        later = kpop or said.get("use_cispo_loss") or said.get("prox_logp_method") == "reuse_train_logp"
+        return "2026-08" if later else ""
+
+    def read(self, native: Any) -> Options:
+        """As every shelf; the retired options are refused with what says the same."""
+        given = {key for _, inner in self.spelling.levels(native) for key in inner}
+        if gone := sorted(key for key in map(str, given) if _GONE.fullmatch(key)):
+            raise ConfigError(
+                f"areal has no {gone[0]} any more: rejection_sampling with action mask or clamp and upper"
+            )
+        options = super().read(native)
+        rule = options["rejection_sampling"]
+        if rule is not None:
+            if unknown := sorted(set(rule) - set(_USUAL)):
+                raise ConfigError(f"areal: rejection_sampling has no {unknown[0]!r}")
+            options["rejection_sampling"] = {**_USUAL, **rule}
+        return options
+
+    def rules(self, options: Options) -> Rules:
+        """M2PO's trim, then the rule."""
+        gates: list[Gate] = []
+        source: Any = "proximal/rollout" if options["prox_logp_method"] == "loglinear" else "train/rollout"
+        if options["m2_threshold"] is not None:
+            keep, inclusive = (None, options["m2_threshold"] / 2), (True, False)
+            trim = Gate(statistic="k2", level="mean", over="batch", keep=keep, inclusive=inclusive, source=source)
+            gates.append(trim)
+        rule = options["rejection_sampling"]
+        if rule is None:
+            return None, tuple(gates)
+        metric = choice(_METRICS, rule, "metric")
+        sequences = choice({"token": False, "sequence": True}, rule, "level")
+        clamps = choice({"mask": False, "clamp": True}, rule, "action")
+        low, high = rule["lower"], rule["upper"]
+        raw: dict[str, Any] = {"level": "geometric" if sequences and metric == "ratio" else "token"}
+        seen: Any = "remaining" if gates else "original"
+        raw |= {"clamp": "none", "nonfinite": "one", "source": source, "sees": seen if sequences else "original"}
+        gate = self._gate(rule, sees=seen, source=source)
+        if not clamps:
+            return Weight(**raw), (*gates, gate)
+        where = gate.model_copy(update={"effect": "mask"}) if sequences else None
+        clip = (low or None, high) if metric != "kl_k1" else (low, high)
+        return Weight(clip=clip, bound_where=where, **raw), tuple(gates)
+
+    def _gate(self, rule: Options, **given: Any) -> Gate:
+        metric, low, high = rule["metric"], rule["lower"], rule["upper"]
+        common: dict[str, Any] = {"clamp": "none", "effect": "zero", **given}
+        sequences, agg = rule["level"] == "sequence", rule["agg"]
+        if metric == "ratio":
+            level: Any = choice(_RATIO_LEVELS, rule, "agg") if sequences else "token"
+            return Gate(level=level, keep=(low, high), nonfinite="one", **common)
+        statistic: Any = _STATISTICS[metric]
+        if metric == "kl_k1":  # train minus rollout there
+            low, high = (None if high is None else -high), (None if low is None else -low)
+            agg = "min" if agg == "max" else agg
+        precision: Any = "float32" if metric == "binary_kl" else "float64"
+        return Gate(
+            statistic=statistic, level=agg if sequences else "token", keep=(low, high), precision=precision, **common
+        )
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """Coupled: the sampler is the anchor; reuse_train_logp: the current policy is; loglinear: one in between."""
+        if not options["use_decoupled_loss"]:
+            return Run(step, options, correction, trained="rollout_log_probs")
+        if options["prox_logp_method"] == "loglinear":
+            return Run(_interpolated(step), options, correction, trained=_PROXIMAL)
+        if options["prox_logp_method"] == "reuse_train_logp" and step.has("current_log_probs"):
+            return Run(step, options, correction, trained="current_log_probs")
+        return Run(step, options, correction)
+
+    def high_of(self, options: Options) -> float:
+        """Upper clip of the update ratio."""
+        higher = options["eps_clip_higher"]
+        return 1 + float(options["eps_clip"] if higher is None else higher)
+
+    def update(self, run: Run) -> tuple[Array, Array, Any]:
+        """Log ratio of the update, advantages, and the sequences through which the gradient passes (GSPO)."""
+        if run.options["importance_sampling_level"] == "token":
+            return run.u, run.advantages, None
+        kept = run.keep
+        return (
+            run.segments.spread(run.row_means(run.u, kept)).astype(run.step.dtype),
+            run.segments.spread(run.row_means(run.advantages, kept)).astype(run.step.dtype),
+            kept,
+        )
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, dual clip, GSPO or CISPO over the count of tokens before rejection."""
+        options = run.options
+        x, advantages, kept = self.update(run)
+        low, high = 1 - options["eps_clip"], self.high_of(options)
+        if options["use_cispo_loss"]:
+            term = surrogates.cispo(advantages, x, run.current, low, high)
+        else:
+            term = surrogates.ppo(advantages, x, low, high, dual=options["c_clip"])
+        factors = run.weights * run.keep / max(run.counted.sum(), 1)
+        if kept is not None:  # the mean passes its gradient to the tokens that it was taken over
+            own = run.segments.sum(factors * term.slope) / np.maximum(run.segments.sum(kept), 1)
+            slope = np.where(kept, run.segments.spread(own), 0.0) / np.where(factors == 0, 1.0, factors)
+            term = Term(term.losses, slope)
+        return [(term, factors)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Statistics of the version."""
+        return before(self, run) if self.version != "2026-08" else since(self, run)
+
+
+def _rows(file: File) -> Iterator[Row]:
+    for row in file.batch({*LAYOUT.columns.values(), "attention_mask"}):
+        # prox_logp has T entries about the token after each; the last one is about none.
+        yield {**row, "prox_logp": row["prox_logp"][:-1]}
+
+
+LAYOUT = Layout(
+    framework="areal",
+    columns={
+        "rollout_log_probs": "logprobs",
+        "train_log_probs": "prox_logp",
+        "response_mask": "loss_mask",
+        "token_ids": "input_ids",
+        "reward": "rewards",
+    },
+    prompt=True,
+    padding="right",
+    mask="1 on sampled tokens",
+    patterns=("*.pt",),
+    rows=_rows,
+    next_token=frozenset({"train_log_probs"}),
+    recognizes=lambda file: file.holds("prox_logp", "logprobs", "loss_mask"),
+)
+"""A trajectory batch before compute_advantages, saved with torch.save."""
+
 
 SHELF = shelf_of(Areal, versions=("2026-08", "4aef98d"), default="4aef98d", layouts=(LAYOUT,))

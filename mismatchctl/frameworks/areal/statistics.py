@@ -11,7 +11,7 @@ from mismatchctl.frameworks.run import Run
 from mismatchctl.surrogates import Array, exp
 
 if TYPE_CHECKING:
-    from mismatchctl.frameworks.areal.framework import Areal
+    from mismatchctl.frameworks.areal import Areal
 
 
 def _summary(name: str, values: Array, where: Bools) -> dict[str, float]:

@@ -40,8 +40,6 @@ LAYOUT = Layout(
         "advantages": "advantages",
         "micro_batch": "micro_batch",
     },
-    prompt=False,
-    padding="none",
     mask="1 on sampled tokens, 0 on tool tokens and removed samples",
     patterns=("rank_*_call_*.pt",),
     rows=_rows,
@@ -67,8 +65,6 @@ def _dashboard_rows(file: File) -> Iterator[Row]:
 DASHBOARD = Layout(
     framework="miles-dashboard",
     columns={"rollout_log_probs": "rollout_log_probs", "response_mask": "mask", "token_ids": "response_ids"},
-    prompt=False,
-    padding="none",
     mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",
     patterns=("dashboard_columns/rollout_*.parquet",),
     rows=_dashboard_rows,

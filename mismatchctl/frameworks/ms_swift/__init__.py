@@ -1,6 +1,196 @@
 """ms-swift of 2026-08 (3602360a5), the Transformers backend."""
 
-from mismatchctl.frameworks.ms_swift.framework import MsSwift
-from mismatchctl.frameworks.plain import shelf_of
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term, exp
+
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+_PREFIX = "rollout_correction/"
+
+
+class MsSwift(PlainFramework):
+    """Upper bounds only; the geometric mean at sequence level, where a mask leaves the weights of tokens raw."""
+
+    name = "ms-swift"
+    signs = r"rollout_importance_sampling_\w+|log_rollout_offpolicy_metrics|off_policy_sequence_mask_delta"
+
+    options = {
+        "rollout_importance_sampling_mode": None,
+        "rollout_importance_sampling_threshold": 2.0,
+        "log_rollout_offpolicy_metrics": False,
+        "off_policy_sequence_mask_delta": None,
+        "loss_type": "grpo",
+        "epsilon": 0.2,
+        "epsilon_high": None,
+        "delta": None,
+        "importance_sampling_level": "token",
+        "single_update": False,
+        "rollout_log_probs": True,
+        "max_completion_length": 64,
+        "tau_pos": 1.0,
+        "tau_neg": 1.05,
+    }
+
+    forms = tuple(
+        (
+            lambda low, high, mode=mode: {
+                "rollout_importance_sampling_mode": mode,
+                "rollout_importance_sampling_threshold": high,
+            }
+        )
+        for mode in _MODES
+    ) + ((lambda low, high: {"off_policy_sequence_mask_delta": high}), lambda low, high: {})
+
+    source = "modelscope/ms-swift@3602360a5"
+    traps = (
+        Trap(lambda o: str(o["rollout_importance_sampling_mode"]).startswith("sequence"), "info",
+             "rollout_importance_sampling_mode",
+             "the sequence's ratio is a geometric mean here, a product in TRL under the same word: a threshold of 2 "
+             "never acts",
+             "give a threshold near 1, such as 1.01"),
+        Trap(lambda o: o["loss_type"] == "cispo" and (o["epsilon_high"] is None or o["epsilon_high"] < 1), "warning",
+             "epsilon_high",
+             "CISPO bounds the ratio by epsilon_high itself: with 0.2 every larger ratio becomes 0.2",
+             "give the bound itself, such as 5.0"),
+        Trap(lambda o: str(o["rollout_importance_sampling_mode"]).endswith("mask"), "info",
+             "rollout_importance_sampling_mode",
+             "ess counts masked tokens with the weight 1/C: masking hardly lowers it", "look at clipped_frac too"),
+    )  # fmt: skip
+
+    def rules(self, options: Options) -> Rules:
+        """One bound from above, then OPSM."""
+        mode, high = options["rollout_importance_sampling_mode"], options["rollout_importance_sampling_threshold"]
+        weight, gates = None, []
+        if mode is not None:
+            if mode not in _MODES:
+                raise ConfigError(f"ms-swift knows the modes {', '.join(_MODES)}, not {mode!r}")
+            truncates, sequences = mode.endswith("truncate"), mode.startswith("sequence")
+            level: Any = "geometric" if sequences and truncates else "token"
+            weight = Weight(level=level, truncate=high if truncates else None, clamp="token")
+            if not truncates:
+                by: Any = "geometric" if sequences else "token"
+                gates.append(Gate(level=by, keep=(None, high), clamp="token", effect="zero"))
+        if options["off_policy_sequence_mask_delta"] is not None:
+            gates.append(off_policy_mask(options["off_policy_sequence_mask_delta"], nonfinite="keep"))
+        return weight, tuple(gates)
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """A single update has no recomputation: the current policy stands in; without log-probs nothing is."""
+        if options["single_update"]:
+            return Run(step, options, correction, trained="current_log_probs")
+        if options["rollout_log_probs"] is None:
+            return Run(step, options, correction, anchored="train_log_probs")
+        return Run(step, options, correction)
+
+    def shown_weights(self, run: Run) -> Array:
+        """What multiplies the loss, before OPSM edits the mask."""
+        flags = run.passed(lambda gate: gate.effect == "zero")
+        by_rows = run.options["rollout_importance_sampling_mode"] == "sequence_mask"  # a product: NaN times 0 is NaN
+        made = run.raw_weights * flags if by_rows else np.where(flags, run.raw_weights, 0)
+        return made.astype(run.step.dtype)
+
+    def _high(self, run: Run) -> float:
+        options = run.options
+        return float(options["epsilon"] if options["epsilon_high"] is None else options["epsilon_high"])
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """The surrogate of loss_type over the mask that OPSM left."""
+        options, kind, left = run.options, run.options["loss_type"], run.counted
+        low, high = options["epsilon"], self._high(run)
+        level = options["importance_sampling_level"]
+        x = run.u if level == "token" else run.segments.spread(run.row_means(run.u, left))
+        over = run.segments if level == "sequence" else None
+        if kind == "cispo":
+            term = surrogates.cispo(run.advantages, x, run.current, -np.inf, high)
+        elif kind == "sapo":
+            term = surrogates.sapo(run.advantages, x, options["tau_pos"], options["tau_neg"], over)
+        else:
+            term = surrogates.ppo(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=over)
+        if kind == "bnpo":
+            shares = run.each(1 / max(left.sum(), 1))
+        elif kind in ("dapo", "cispo"):
+            shares = run.each(1 / max(run.tokens, 1))
+        elif kind == "dr_grpo":
+            shares = run.each(1 / (len(run.step) * options["max_completion_length"]))
+        else:
+            shares = run.by_rows(where=left)
+        return [(term, self.shown_weights(run) * left * shares)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """The off-policy metrics where they are asked for, and clips."""
+        options = run.options
+        mode = options["rollout_importance_sampling_mode"]
+        logged: dict[str, float] = {}
+        if (mode is not None or options["log_rollout_offpolicy_metrics"]) and options["rollout_log_probs"] is not None:
+            logged |= {_PREFIX + name: value for name, value in self._offpolicy(run).items()}
+            if mode is not None:
+                logged |= {_PREFIX + name: value for name, value in self._weights(run).items()}
+        return logged | (self._clips(run) if run.has_loss else {})
+
+    def _offpolicy(self, run: Run) -> dict[str, float]:
+        train, rollout = run.row_means(run.train), run.row_means(run.rollout)
+        apart = rollout - train
+        d = run.d.clip(-20, 20).astype(np.float64)
+        geometric = np.exp(run.row_means(run.d))
+        return {
+            "training_ppl": float(np.exp(-train).mean()),
+            "training_log_ppl": float(-train.mean()),
+            "kl": run.mean(-run.d),
+            "k3_kl": run.mean(np.clip(np.expm1(d) - d, -10, 10)),
+            "rollout_ppl": float(np.exp(-rollout).mean()),
+            "rollout_log_ppl": float(-rollout.mean()),
+            "log_ppl_diff": float(apart.mean()),
+            "log_ppl_abs_diff": float(np.abs(apart).mean()),
+            "log_ppl_diff_max": float(apart.max()),
+            "log_ppl_diff_min": float(apart.min()),
+            "ppl_ratio": float(np.exp(apart).mean()),
+            "chi2_token": run.mean(np.exp(2 * d)) - 1,
+            "chi2_seq": float((geometric**2).mean()) - 1,
+        }
+
+    def _weights(self, run: Run) -> dict[str, float]:
+        mode, limit = (
+            run.options["rollout_importance_sampling_mode"],
+            run.options["rollout_importance_sampling_threshold"],
+        )
+        weights = self.shown_weights(run)
+        ratio = exp(run.d.clip(-20, 20))
+        bounded = np.minimum(np.maximum(weights, 1 / limit), limit).astype(np.float64)
+        if mode == "token_truncate":
+            clipped = run.mean(ratio > limit)
+        elif mode == "token_mask":
+            clipped = run.mean(weights == 0)
+        else:
+            geometric = np.exp(run.row_means(run.d.clip(-20, 20))).astype(run.step.dtype)
+            clipped = float((geometric > limit).mean())
+        ess = 1 / run.mean((bounded / bounded.mean()) ** 2) if len(bounded) else 0.0
+        return {"is_weight_mean": run.mean(weights), "ess": ess, "clipped_frac": clipped}
+
+    def _clips(self, run: Run) -> dict[str, float]:
+        options, kind, left = run.options, run.options["loss_type"], run.counted
+        if kind == "sapo":
+            return {}
+        low, high = options["epsilon"], self._high(run)
+        token = options["importance_sampling_level"] == "token"
+        ratio = exp(run.u if token else run.segments.spread(run.row_means(run.u, left)))
+        if kind == "cispo":
+            return {"cispo_clip_ratio": run.mean((ratio > high) & (run.advantages > 0), left)}
+        below = run.mean((ratio < 1 - low) & (run.advantages < 0), left)
+        above = run.mean((ratio > 1 + high) & (run.advantages > 0), left)
+        found = {"clip_ratio/low_mean": below, "clip_ratio/low_min": below}
+        found |= {"clip_ratio/high_mean": above, "clip_ratio/high_max": above}
+        return found | {"clip_ratio/region_mean": below + above}
+
 
 SHELF = shelf_of(MsSwift, versions=("2026-08",))

@@ -1,7 +1,293 @@
 """NeMo-RL of 2026-08 (7ea279abfbeb)."""
 
-from mismatchctl.frameworks.nemo_rl.framework import NemoRl
-from mismatchctl.frameworks.nemo_rl.layout import LAYOUT
-from mismatchctl.frameworks.plain import shelf_of
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run, k3
+from mismatchctl.surrogates import Array, Term, exp
+
+_LOSS: Options = {
+    "use_importance_sampling_correction": False,
+    "truncated_importance_sampling_type": None,
+    "truncated_importance_sampling_ratio": None,
+    "truncated_importance_sampling_ratio_min": None,
+    "sequence_level_importance_ratios": False,
+    "token_level_loss": True,
+    "force_on_policy_ratio": False,
+    "use_cispo": False,
+    "disable_ppo_ratio": False,
+    "ratio_clip_min": 0.2,
+    "ratio_clip_max": 0.2,
+    "ratio_clip_c": None,
+    "reference_policy_kl_type": "k3",
+    "reference_policy_kl_penalty": 0.01,
+}
+
+
+def _form(kind: str | None, sequences: bool) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        loss = {"use_importance_sampling_correction": True, "truncated_importance_sampling_type": kind}
+        if kind is not None:
+            loss |= {"truncated_importance_sampling_ratio": high, "truncated_importance_sampling_ratio_min": low}
+        if sequences:
+            loss |= {"sequence_level_importance_ratios": True, "token_level_loss": False}
+        return {"loss": loss}
+
+    return said
+
+
+class NemoRl(PlainFramework):
+    """Weights that are not finite become 0; the filter by sequences' error shrinks denominators."""
+
+    name = "nemo-rl"
+    signs = (
+        r"truncated_importance_sampling_\w+|use_importance_sampling_correction"
+        r"|seq_logprob_error_threshold|sequence_level_importance_ratios|force_on_policy_ratio"
+    )
+
+    columns = {
+        "generation_logprobs": "rollout_log_probs",
+        # All zero in runs that skip the recomputation (force_on_policy_ratio).
+        "prev_logprobs": "train_log_probs",
+        "token_loss_mask": "response_mask",
+    }
+
+    options = {"loss": _LOSS, "seq_logprob_error_threshold": None}
+
+    aliases = {"loss_fn": "loss"}
+    shared = ("loss",)
+    blocks = (("grpo",),)
+
+    forms = tuple(_form(kind, level) for level in (False, True) for kind in (None, "tis", "icepop", "seq-mask-tis")) + (
+        lambda low, high: {},
+        lambda low, high: {"seq_logprob_error_threshold": high},
+    )
+
+    weighs_always = True
+
+    source = "NVIDIA-NeMo/RL@7ea279abfbeb"
+    traps = (
+        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is not None
+                        and not o["loss"]["use_importance_sampling_correction"]),
+             "error", "loss_fn.truncated_importance_sampling_type",
+             "without use_importance_sampling_correction no weight is computed: the type does nothing",
+             "set use_importance_sampling_correction true"),
+        Trap(lambda o: bool(o["loss"]["use_importance_sampling_correction"]),
+             "info", "loss_fn.truncated_importance_sampling_type",
+             "a log ratio above 88.7 overflows float32: its weight becomes 0, not the bound, and is not counted as out "
+             "of bounds", "watch for such tokens"),
+        Trap(lambda o: (o["loss"]["truncated_importance_sampling_type"] is None
+                        and o["loss"]["truncated_importance_sampling_ratio"] is not None),
+             "warning", "loss_fn.truncated_importance_sampling_ratio",
+             "without truncated_importance_sampling_type nothing is truncated: the weights are unbounded",
+             "set truncated_importance_sampling_type tis"),
+        Trap(lambda o: bool(o["loss"]["force_on_policy_ratio"]), "warning", "loss_fn.force_on_policy_ratio",
+             "prev_logprobs is all zero in the dump: the forward pass is skipped",
+             "do not measure a mismatch from such a dump"),
+    )  # fmt: skip
+
+    def rules(self, options: Options) -> Rules:
+        """The filter of sequences, then the weight of its type."""
+        loss, gates = options["loss"], []
+        limit = options["seq_logprob_error_threshold"]
+        if limit is not None:
+            gates.append(Gate(statistic="mult_error", level="mean", keep=(None, limit), clamp="none"))
+        if not loss["use_importance_sampling_correction"]:
+            return None, tuple(gates)
+        kind = loss["truncated_importance_sampling_type"]
+        level: Any = "sequence" if loss["sequence_level_importance_ratios"] else "token"
+        keep = (loss["truncated_importance_sampling_ratio_min"], loss["truncated_importance_sampling_ratio"])
+        rule: dict[str, Any] = {"level": level, "clamp": "none", "nonfinite": "zero"}
+        if kind == "tis":
+            rule["clip"] = keep
+        elif kind in ("icepop", "seq-mask-tis"):
+            if None in keep:
+                raise ConfigError(f"nemo-rl: {kind} needs truncated_importance_sampling_ratio and _ratio_min")
+            by: Any = level if kind == "icepop" else "geometric"
+            undefined: Any = "reject" if kind == "icepop" else "one"
+            gates.append(Gate(level=by, keep=keep, clamp="none", effect="zero", nonfinite=undefined))
+        elif kind is not None:
+            raise ConfigError(f"nemo-rl knows the types tis, icepop and seq-mask-tis, not {kind!r}")
+        return Weight(**rule), tuple(gates)
+
+    def shown_keep(self, run: Run) -> Any:
+        """Kept tokens; what a weight of 0 leaves out is out."""
+        return run.keep & (run.weights > 0)
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, CISPO or GSPO, times the weights, over what the filter left."""
+        loss, left = run.options["loss"], run.counted
+        sequences = run.segments if loss["sequence_level_importance_ratios"] else None
+        x = run.u if sequences is None else run.segments.spread(run.row_means(run.u))
+        low, high = 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"]
+        if loss["use_cispo"]:
+            term = surrogates.cispo(run.advantages, x, run.current, low, high)
+        else:
+            term = surrogates.ppo(run.advantages, x, low, high, dual=loss["ratio_clip_c"], mean_over=sequences)
+        terms = [(term, run.weights * left * self._shares(run))]
+        if sequences is not None and np.isnan(self._at_padding(run, exp(x))):
+            terms.append((Term(run.each(np.nan), run.each(0.0)), run.each(1.0)))
+        return terms
+
+    @staticmethod
+    def _at_padding(run: Run, ratio: Array) -> float:
+        """What the masked padding of rows adds to a sum over their ratios: 0 times an infinite one is NaN."""
+        infinite = run.segments.max(np.isinf(ratio)) > 0
+        return float("nan") if (infinite & (run.lengths < run.width)).any() else 0.0
+
+    def _shares(self, run: Run) -> Array:
+        left = run.counted
+        if run.options["loss"]["token_level_loss"]:
+            return run.each(1 / (left.sum() + 1e-8))
+        rows = float(self._samples(run).sum())
+        return run.segments.spread(1 / (run.segments.sum(left) + 1e-8)) / (rows + 1e-8)
+
+    def _samples(self, run: Run) -> Any:
+        """Rows that the filter leaves, those without tokens included."""
+        return ~((run.lengths > 0) & (run.segments.sum(run.counted) == 0))
+
+    def _mean(self, run: Run, values: Array) -> float:
+        left = run.counted
+        return float(np.sum(values * left, dtype=np.float64) / (left.sum() + 1e-8))  # a product: NaN times 0 is NaN
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Errors of the sampler, weights, clips, and the filter of sequences."""
+        loss, left = run.options["loss"], run.counted
+        d, samples = run.d, self._samples(run)
+        logged: dict[str, float] = {}
+        if run.has_loss:
+            x = run.u
+            if loss["sequence_level_importance_ratios"]:
+                x = run.segments.spread(run.row_means(run.u)).astype(run.step.dtype)
+            ratio = exp(x)
+            clamped = np.clip(ratio, 1 - loss["ratio_clip_min"], 1 + loss["ratio_clip_max"])
+            for name, values in (("probs_ratio", ratio), ("probs_ratio_clamped", clamped)):
+                logged[name] = self._mean(run, values)
+                if loss["sequence_level_importance_ratios"]:
+                    logged[name] += self._at_padding(run, values)
+                logged[f"{name}_min"] = float(values[left].min(initial=np.inf))
+                logged[f"{name}_max"] = float(values[left].max(initial=-np.inf))
+            logged["kl_penalty"] = 0.0
+            logged["approx_entropy"] = -self._mean(run, exp(run.v) * run.current)
+            logged["positive_nll_loss"] = 0.0
+        kind = loss["reference_policy_kl_type"]
+        estimate = {"k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": k3}[kind]
+        logged["token_mult_prob_error"] = self._mean(run, exp(np.abs(d)))
+        logged["gen_kl_error"] = self._mean(run, estimate(d))
+        logged["policy_kl_error"] = self._mean(run, estimate(-d))
+        mixed = np.log(0.5 * exp(run.train) + 0.5 * exp(run.rollout))
+        logged["js_divergence_error"] = self._mean(run, 0.5 * (k3(run.train - mixed) + k3(run.rollout - mixed)))
+        logged["num_valid_samples"] = float(samples.sum())
+        logged["sampling_importance_ratio"] = self._mean_weight(run)
+        if loss["truncated_importance_sampling_type"] is not None and loss["use_importance_sampling_correction"]:
+            logged["is_oob_ratio"] = self._out_of_bounds(run)
+        return logged | self._filter(run, samples)
+
+    def _mean_weight(self, run: Run) -> float:
+        weights, sequences = run.weights, run.options["loss"]["sequence_level_importance_ratios"]
+        if not run.options["loss"]["use_importance_sampling_correction"]:
+            weights = self._raw(run)  # logged, not used
+        if not sequences:
+            return self._mean(run, weights)
+        each = np.where(run.lengths > 0, run.row_means(weights), 1.0)  # of a row without tokens, exp(0)
+        return float(each[self._samples(run)].sum())  # a sum: the mean's denominator is 1 there
+
+    def _out_of_bounds(self, run: Run) -> float:
+        loss = run.options["loss"]
+        kind = loss["truncated_importance_sampling_type"]
+        low, high = loss["truncated_importance_sampling_ratio_min"] or 0.0, loss["truncated_importance_sampling_ratio"]
+        if kind == "seq-mask-tis":
+            values = exp(run.row_means(np.where(np.isfinite(run.d), run.d, 0)))
+            samples = self._samples(run)
+            outside = (values < low) | (values > high)
+            return float(outside[samples].sum() / (samples.sum() + 1e-8))
+        raw = self._raw(run)
+        return self._mean(run, (raw < low) | (raw > high))
+
+    @staticmethod
+    def _raw(run: Run) -> Array:
+        """Ratio of each token, or of its sequence; 0 where that is not finite."""
+        sequences = run.options["loss"]["sequence_level_importance_ratios"]
+        raw = exp(run.segments.spread(run.segments.sum(run.d)) if sequences else run.d)
+        return np.where(np.isfinite(raw), raw, 0.0)
+
+    def _filter(self, run: Run, samples: Any) -> dict[str, float]:
+        errors = run.row_means(exp(np.abs(run.d)))
+        some = run.lengths > 0
+        found = {}
+        for when, chosen in (("", some), ("_after_mask", some & samples)):
+            for how, reduce in (("max", np.max), ("mean", np.mean), ("min", np.min)):
+                found[f"seqmask/{how}_seq_mult_prob_error{when}"] = (
+                    float(reduce(errors[chosen])) if chosen.any() else 0.0
+                )
+        rejected = some & ~samples
+        found["seqmask/num_masked_seqs"] = float(rejected.sum())
+        if run.step.has("reward"):
+            correct = run.step.table["reward"].to_numpy(zero_copy_only=False) == 1
+        else:
+            correct = run.row_means(run.advantages) > 0  # as near as it can be told without rewards
+        right = float(correct[rejected].mean()) if rejected.any() else 0.0
+        return found | {"seqmask/masked_correct_pct": right}
+
+
+PADDED = ("token_ids", "token_loss_mask", "advantages", "generation_logprobs", "prev_logprobs")
+
+
+def _unwrapped(name: str, value: Any) -> Any:
+    """A row's value: each is a micro-batch of one, except in a line that somebody else wrote."""
+    if not isinstance(value, list) or len(value) != 1 or (name in PADDED and not isinstance(value[0], list)):
+        return value
+    return value[0]
+
+
+def _rows(file: File) -> Iterator[Row]:
+    step = re.search(r"step(\d+)", file.path.name)
+    for number, line in enumerate(file.lines()):
+        row = {name: _unwrapped(name, value) for name, value in line.items()}
+        for name in PADDED:
+            if isinstance(row.get(name), list):
+                row[name] = row[name][: row.get("input_lengths")]
+        rollout, previous = row.get("generation_logprobs"), row.get("prev_logprobs")
+        if isinstance(previous, list) and isinstance(rollout, list) and any(rollout) and not any(previous):
+            raise DataError(
+                "all values are zero: the run skipped the recomputation (force_on_policy_ratio)",
+                file=str(file.path),
+                row=number,
+                column="prev_logprobs",
+                remedy="switch force_on_policy_ratio off to write them",
+            )
+        if row.get("sample_loss_mask") == 0 and isinstance(row.get("token_loss_mask"), list):
+            row["token_loss_mask"] = [0] * len(row["token_loss_mask"])
+        yield {**row, "step": int(step[1]) if step else None}
+
+
+LAYOUT = Layout(
+    framework="nemo-rl",
+    columns={
+        "rollout_log_probs": "generation_logprobs",
+        "train_log_probs": "prev_logprobs",
+        "response_mask": "token_loss_mask",
+        "token_ids": "token_ids",
+        "advantages": "advantages",
+        "reward": "rewards",
+    },
+    prompt=True,
+    padding="right",
+    mask="1 on sampled tokens; rows with sample_loss_mask 0 are left out of training",
+    patterns=("train_data_step*.jsonl",),
+    rows=_rows,
+)
+"""`train_data_step*.jsonl`."""
+
 
 SHELF = shelf_of(NemoRl, versions=("2026-08",), layouts=(LAYOUT,))

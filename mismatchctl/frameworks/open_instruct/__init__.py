@@ -1,7 +1,163 @@
 """open-instruct of 2026-08 (e6c3044aa620)."""
 
-from mismatchctl.frameworks.open_instruct.framework import OpenInstruct
-from mismatchctl.frameworks.open_instruct.layout import LAYOUT
-from mismatchctl.frameworks.plain import shelf_of
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term, exp
+
+
+def _mask(**more: Any) -> Any:
+    return lambda low, high: {"rho_mask_lower_bound": low or 0.0, "rho_mask_upper_bound": high or 0.0, **more}
+
+
+class OpenInstruct(PlainFramework):
+    """Log ratios clamped to +-10; drops, then clamps; a sequence is a packed row."""
+
+    name = "open-instruct"
+    signs = r"use_rho_correction|rho_(clamp|mask)_\w+"
+
+    columns = {"advantage": "advantages", "prompt_idx": "prompt_id"}
+
+    options = {
+        "use_rho_correction": True,
+        "use_vllm_logprobs": False,
+        "rho_clamp_lower_bound": 0.0,
+        "rho_clamp_upper_bound": 2.0,
+        "rho_mask_lower_bound": 0.0,
+        "rho_mask_upper_bound": 0.0,
+        "rho_mask_sequence_level": False,
+        "rho_mask_tv_divergence": False,
+        "loss_fn": "dapo",
+        "clip_lower": 0.2,
+        "clip_higher": 0.272,
+    }
+
+    forms = (
+        lambda low, high: {"rho_clamp_lower_bound": low or 0.0, "rho_clamp_upper_bound": high or 0.0},
+        _mask(rho_clamp_upper_bound=0.0),
+        _mask(),
+        _mask(rho_mask_tv_divergence=True),
+        _mask(rho_mask_sequence_level=True),
+        lambda low, high: {"use_rho_correction": False},
+    )
+
+    loss_key = None  # the sum over tokens is what is differentiated, the mean what is logged
+    weighs_always = True
+
+    source = "allenai/open-instruct@e6c3044aa620"
+    traps = (
+        Trap(lambda o: bool(o["rho_mask_sequence_level"] or o["rho_mask_tv_divergence"]), "warning",
+             "rho_mask_sequence_level",
+             "a sequence is a packed row: several responses share one mean", "do not pack, or mask tokens"),
+        Trap(lambda o: bool(o["rho_mask_tv_divergence"] and o["rho_mask_lower_bound"]), "warning",
+             "rho_mask_lower_bound",
+             "with rho_mask_tv_divergence it drops sequences that differ LESS",
+             "set rho_mask_upper_bound instead"),
+    )  # fmt: skip
+
+    def rules(self, options: Options) -> Rules:
+        """A mask by the ratio of tokens, of rows, or by their total variation; then a clamped weight."""
+        if not options["use_rho_correction"]:
+            return None, ()
+        if options["use_vllm_logprobs"]:
+            raise ConfigError("open-instruct refuses use_vllm_logprobs beside use_rho_correction, its default")
+        means = options["rho_mask_sequence_level"] and not options["rho_mask_tv_divergence"]
+        level: Any = "geometric" if means else "token"
+        common: dict[str, Any] = {"clamp": "token", "limit": 10.0}
+        clip = (options["rho_clamp_lower_bound"] or None, options["rho_clamp_upper_bound"] or None)
+        weight = Weight(level=level, clip=None if clip == (None, None) else clip, **common)
+        keep = (options["rho_mask_lower_bound"] or None, options["rho_mask_upper_bound"] or None)
+        if keep == (None, None):
+            return weight, ()
+        if options["rho_mask_tv_divergence"]:
+            gate = Gate(statistic="ratio_gap", level="mean", keep=keep, when="drifting", effect="zero", **common)
+        else:
+            gate = Gate(level=level, keep=keep, effect="zero", **common)
+        return weight, (gate,)
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """A log-prob that is NaN is 1 there, which its guard against NaN then does not see."""
+        return Run(step, options, correction, unknown=1.0)
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO, or CISPO without a lower bound."""
+        options = run.options
+        low, high = 1 - options["clip_lower"], 1 + options["clip_higher"]
+        if options["loss_fn"] == "cispo":
+            term = surrogates.cispo(run.advantages, run.u, run.current, -np.inf, high)
+        else:
+            term = surrogates.ppo(run.advantages, run.u, low, high)
+        return [(term, run.weights)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Differences of the current policy, and what the correction drops and clamps."""
+        d = np.nan_to_num(run.d)
+        apart = np.abs(d)
+        logged = {
+            "debug/vllm_vs_local_logprob_diff_mean": float(np.mean(apart)),
+            "debug/vllm_vs_local_logprob_diff_max": float(apart.max(initial=0)),
+            "debug/vllm_vs_local_logprob_diff_std": float(np.std(apart, ddof=1)),
+            "debug/vllm_local_reverse_kl": run.mean(exp(run.rollout) * -d),
+        }
+        if run.correction.weight is not None:
+            none = np.zeros(run.tokens, np.bool_)
+            low, high = none, none
+            for outcome in run.applied.gates:
+                low, high = outcome.low.expanded(), outcome.high.expanded()
+            raw = run.applied.weights.raw if run.applied.weights else none
+            raw = raw if len(raw) == run.tokens else run.segments.spread(raw)
+            clamped = run.raw_weights != raw.astype(run.step.dtype)
+            logged |= {
+                "val/rho_drop_frac": run.mean(~run.keep),
+                "val/rho_drop_low_frac": run.mean(low),
+                "val/rho_drop_high_frac": run.mean(high),
+                "val/rho_weight": run.mean(run.weights),
+                "val/rho_clipfrac": run.mean(clamped),
+            }
+        if run.has_loss:
+            ratio = exp(run.u)
+            low_bound, high_bound = 1 - run.options["clip_lower"], 1 + run.options["clip_higher"]
+            if run.options["loss_fn"] == "cispo":
+                flags = ratio > high_bound
+            else:
+                flags = -run.advantages * ratio.clip(low_bound, high_bound) > -run.advantages * ratio
+            flags = flags & run.keep
+            logged["policy/clipfrac_avg"] = run.mean(flags)
+            logged["loss/policy_avg"] = surrogates.total(self.terms(run))[0] / max(run.tokens, 1)
+        return logged
+
+
+def _rows(file: File) -> Iterator[Row]:
+    for line in file.lines():
+        yield {**line, "sequence_id": line["sample_idx"], "mask": [1] * len(line["response_tokens"])}
+
+
+LAYOUT = Layout(
+    framework="open-instruct",
+    columns={
+        "rollout_log_probs": "logprobs",
+        "response_mask": "mask",
+        "token_ids": "response_tokens",
+        "prompt_id": "prompt_idx",
+        "advantages": "advantage",
+        "reward": "reward",
+    },
+    mask="1 on the whole response: the file does not say which tokens a tool wrote",
+    patterns=("*_rollouts_[0-9]*.jsonl",),
+    rows=_rows,
+)
+"""`{run}_rollouts_*.jsonl`, which hold no train log-probs."""
+
 
 SHELF = shelf_of(OpenInstruct, versions=("2026-08",), layouts=(LAYOUT,))

@@ -3,8 +3,245 @@
 The later ones come from texts of one file without a commit: weaker evidence than everything else here.
 """
 
-from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.prime_rl.framework import PrimeRl
-from mismatchctl.frameworks.prime_rl.layout import LAYOUT
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run, k3
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term, exp
+
+_LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")
+
+_GONE = {"dppo_mask_low", "dppo_mask_high", "ipo_threshold"}
+"""What the later states have not any more."""
+
+_LAST = 1e30
+
+
+def _lower_median(values: Array) -> float:
+    """As torch takes it: of two middle values the lower."""
+    if not len(values) or np.isnan(values).any():
+        return float("nan")
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+class PrimeRl(PlainFramework):
+    """No recomputation: the one forward of the trainer is the current policy, its ratio to the sampler the weight."""
+
+    name = "prime-rl"
+    signs = (
+        r"dppo_mask_\w+|ipo_threshold|max_importance_ratio|score_centering|adv_tau|kl_tau"
+        r"|trainer\.loss\.type=\w+|loss\.type=(ipo|icepop)"
+    )
+
+    columns = {
+        "inference_logprobs": "rollout_log_probs",
+        # There is no separate recomputation: the one forward of the trainer is also the current policy.
+        "trainer_logprobs": "train_log_probs",
+        "ref_logprobs": "ref_log_probs",
+        "loss_mask": "response_mask",
+    }
+
+    own_columns = {"trainer_logprobs": "current_log_probs"}
+
+    aliases = {"ipo_threshold": "eps"}
+    block = ("trainer", "loss")
+
+    source = "PrimeIntellect-ai/prime-rl@559b44772e47"
+    traps = (
+        Trap(lambda o: o["kl_tau"] > 0, "info", "kl_tau",
+             "the penalty on squared log ratios is taken on dropped tokens too", "set kl_tau 0 to leave them out"),
+        Trap(lambda o: o["type"] == "default", "info", "type",
+             "type default, dppo_mask_low and _high are gone after 2026-08-27 (pull request 3418): IPO follows",
+             "use type ipo there"),
+    )  # fmt: skip
+
+    def __init__(self, version: str) -> None:
+        super().__init__(version)
+        self.later = version in ("2026-09", "2026-10")
+        newest = version == "2026-10"
+        self.options: Options = {"type": "ipo" if self.later else "default", "kl_tau": 0.0 if newest else 1e-3}
+        self.options |= {"adv_tau": 1.0, "eps": 0.3 if newest else 0.1}
+        self.options |= {"max_importance_ratio": 1e4, "score_centering": False} if newest else {}
+        if self.later:
+            self.options |= {"ratio_low": None, "ratio_high": None}
+            self.aliases = {}  # the old name is gone
+        else:
+            self.options |= {"dppo_mask_low": 0.2, "dppo_mask_high": 0.2}
+        self.forms = tuple(self._forms())
+
+    def _forms(self) -> Any:
+        yield lambda low, high: {"type": "ipo", "eps": high}
+        if self.version == "2026-10":
+            yield lambda low, high: {"type": "ppo"}
+        if self.later:
+            yield lambda low, high: {"type": "icepop", "ratio_low": low, "ratio_high": high}
+            yield lambda low, high: {"type": "cispo", "ratio_low": low or 0.0, "ratio_high": high}
+        else:
+            yield lambda low, high: {"type": "default", "dppo_mask_high": high}
+
+    @classmethod
+    def version_of(cls, native: Mapping[str, Any]) -> str:
+        """Of the later states where a configuration says what only they know, and of those the newest."""
+        newest = cls("2026-10").spelling
+        said = [(name, value) for _, name, value in newest.find(native)]
+        later = any(name in _LATER or (name == "type" and value in ("icepop", "ppo", "cispo")) for name, value in said)
+        return "2026-10" if later else ""
+
+    def read(self, native: Any) -> Options:
+        """As every shelf, and what left the schema is refused with the name of what came."""
+        given = {key: inner[key] for _, inner in self.spelling.levels(native) for key in inner}
+        if self.later and (_GONE & set(given) or given.get("type") == "default"):
+            raise ConfigError(
+                f"{self.title} has no type default, nor {', '.join(sorted(_GONE))}: use type ipo with eps"
+            )
+        return super().read(native)
+
+    def rules(self, options: Options) -> Rules:
+        """Tokens of which the probability moved too far are dropped, whichever way the advantage pushes or not."""
+        kind = options["type"]
+        cap = options.get("max_importance_ratio")
+        source: Any = "current/rollout"
+        weight = Weight(source=source, clamp="none", truncate=cap if kind == "ipo" else None)
+        common: dict[str, Any] = {"source": source, "effect": "zero", "clamp": "none", "nonfinite": "keep"}
+        if kind == "ipo":
+            return weight, (Gate(statistic="abs_prob_diff", keep=(None, options["eps"]), **common),)
+        if kind == "default" and not self.later:
+            high = Gate(
+                statistic="prob_diff", keep=(None, options["dppo_mask_high"]), when="positive_advantage", **common
+            )
+            low = Gate(
+                statistic="prob_diff", keep=(-options["dppo_mask_low"], None), when="nonpositive_advantage", **common
+            )
+            return weight, (high, low)
+        if kind not in ("icepop", "ppo", "cispo") or not self.later or (kind != "icepop" and self.version == "2026-09"):
+            raise ConfigError(f"{self.title} has no loss of type {kind!r}")
+        if kind == "icepop":
+            return weight, (Gate(keep=self._bounds(options), **common),)
+        if kind == "cispo":
+            low_bound, high_bound = self._bounds(options)
+            return Weight(source=source, clamp="none", clip=(low_bound, high_bound)), ()
+        return None, ()
+
+    def _bounds(self, options: Options) -> tuple[float | None, float | None]:
+        usual = {"icepop": (0.2, 5.0), "ppo": (0.8, 1.2), "cispo": (0.0, 5.0)}[options["type"]]
+        low, high = (
+            given if given is not None else default
+            for given, default in zip((options["ratio_low"], options["ratio_high"]), usual, strict=True)
+        )
+        return (low or None), high
+
+    def prepared(self, step: Step, options: Options, correction: Any) -> Run:
+        """The current policy is all there is."""
+        current = "current_log_probs" if step.has("current_log_probs") else "train_log_probs"
+        single = self.version != "2026-10" and options["type"] != "icepop"  # those compare log ratios, or exactly
+        return Run(step, options, correction, trained=current, single=single)
+
+    def shown_weights(self, run: Run) -> Array:
+        """The factor of the advantage."""
+        if self.later:
+            return run.weights
+        made: Array = run.raw_weights * run.keep * run.options["adv_tau"]  # inf times 0 is NaN
+        return made.astype(run.step.dtype)
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """REINFORCE weighted with the ratio where it is kept, and the penalty everywhere."""
+        options, kind = run.options, run.options["type"]
+        share = run.each(1 / max(run.tokens, 1))
+        advantages = run.advantages * options["adv_tau"]
+        cap = options.get("max_importance_ratio")
+        if kind == "cispo":
+            return [(surrogates.factor(advantages, run.current, run.weights), share)]
+        if kind == "ppo":
+            low, high = self._bounds(options)
+            x = run.v if cap is None else np.minimum(run.v, np.log(cap))
+            term = surrogates.ppo(advantages, x, low or 0.0, np.inf if high is None else high)
+            if cap is not None and cap == high:  # both sides of the minimum are equal there, one without a gradient
+                term = replace(term, slope=np.where(x < run.v, term.slope / 2, term.slope))
+            return [(term, share)]
+        term = surrogates.weighted(advantages, run.v, cap if kind == "ipo" else None)
+        terms = [(term, share * run.keep)]
+        if options["kl_tau"] and kind != "icepop":
+            terms.append((surrogates.quadratic(run.v, options["kl_tau"]), share))
+        return terms
+
+    def _kl(self, run: Run) -> Array:
+        if self.version != "2026-10":
+            return k3(run.v)
+        return np.minimum(np.expm1(run.v.astype(np.float64)), _LAST) - run.v
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """K3 over tokens, and per sequence of what is dropped and what is not."""
+        kl, options = self._kl(run), run.options
+        logged = {
+            "mismatch_kl/mean": float(np.mean(kl)),
+            "mismatch_kl/median": _lower_median(kl),
+            "mismatch_kl/std": float(np.std(kl, ddof=1)) if len(kl) > 1 else float("nan"),
+            "mismatch_kl/min": float(np.min(kl)),
+            "mismatch_kl/max": float(np.max(kl)),
+        }
+        if options["type"] in ("ppo", "cispo"):
+            return logged | self._clips(run)
+        dropped = ~run.keep
+        parts = {
+            "masked_mismatch_kl": run.row_means(kl, dropped),
+            "unmasked_mismatch_kl": run.row_means(kl, ~dropped),
+            "is_masked": run.row_means(dropped),
+        }
+        if options["type"] == "default":
+            sides = [outcome.rejected for outcome in run.applied.gates]  # first that of positive advantages
+            negative = run.advantages < 0
+            parts |= {"is_masked_low": run.row_means(sides[1] & negative), "is_masked_high": run.row_means(sides[0])}
+            parts["masked_advantage_positive"] = run.row_means(run.advantages > 0, dropped)
+            parts["masked_advantage_negative"] = run.row_means(run.advantages < 0, dropped)
+        return logged | {f"{name}/mean": float(values.mean()) for name, values in parts.items()}
+
+    def _clips(self, run: Run) -> dict[str, float]:
+        low, high = self._bounds(run.options)
+        ratio = exp(run.v)
+        above, below = ratio > (np.inf if high is None else high), ratio < (low or 0.0)
+        flags = (above & (run.advantages > 0)) | (below & (run.advantages < 0))
+        found = {}
+        if run.options["type"] == "cispo":
+            flags = above | below
+        else:
+            found["ratio_capped/mean"] = float(run.row_means(ratio > run.options["max_importance_ratio"]).mean())
+        return {"is_clipped/mean": float(run.row_means(flags).mean())} | found
+
+
+def _rows(file: File) -> Iterator[Row]:
+    for line in file.lines():
+        rank, index = line.get("rank", 0), line.get("export_sequence_idx")
+        yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
+
+
+LAYOUT = Layout(
+    framework="prime-rl",
+    columns={
+        "rollout_log_probs": "inference_logprobs",
+        "train_log_probs": "trainer_logprobs",
+        "response_mask": "loss_mask",
+        "token_ids": "token_ids",
+        "advantages": "advantages",
+        "entropy": "entropy",
+        "micro_batch": "micro_step",
+    },
+    prompt=True,
+    mask="true on sampled tokens that are trained on",
+    patterns=("rank_*.jsonl",),
+    rows=_rows,
+)
+"""`token_exports/step_*/rank_*.jsonl`."""
+
 
 SHELF = shelf_of(PrimeRl, versions=("2026-10", "2026-09", "2026-08"), default="2026-08", layouts=(LAYOUT,))

@@ -1,7 +1,218 @@
 """ROLL of 2026-08 (8eb27cc2dc34)."""
 
-from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.roll.framework import Roll
-from mismatchctl.frameworks.roll.layout import LAYOUT
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Gate, GateOutcome, Weight
+from mismatchctl.correction.gates import adjacent_runs
+from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.options import check_flag, choice
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.surrogates import Array, Term, exp
+
+_WEIGHT: Options = {"enabled": False, "weight_type": "token", "upper_bound": 1.2, "detach": True}
+
+_FILTER: Options = {
+    "enabled": False,
+    "agg_type": "token",
+    "ratio_enabled": True,
+    "ratio_low": 0.8,
+    "ratio_high": 1.2,
+    "diff_enabled": False,
+    "diff_low": -0.2,
+    "diff_high": 0.2,
+}
+
+_LEVELS: dict[str, dict[str, Any]] = {
+    "token": {"level": "token"},
+    "geometric": {"level": "geometric"},
+    "sequence": {"level": "sequence"},
+    "segment": {"level": "geometric", "over": "segment"},
+}
+
+_DIFF_LEVELS: dict[str, dict[str, Any]] = {
+    "token": {"level": "token"},
+    "geometric": {"level": "mean"},
+    "sequence": {"level": "sum"},
+    "segment": {"level": "mean", "over": "segment"},
+}
+
+
+def _weight_form(kind: str) -> Any:
+    return lambda low, high: {"is_weight": {"enabled": True, "weight_type": kind, "upper_bound": high}}
+
+
+def _filter_form(kind: str, what: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        chosen = {"enabled": True, "agg_type": kind, "ratio_enabled": what == "ratio", "diff_enabled": what == "diff"}
+        return {"filters": [chosen | {f"{what}_low": low, f"{what}_high": high}]}
+
+    return said
+
+
+class Roll(PlainFramework):
+    """One weight, and filters that do not see each other."""
+
+    name = "roll"
+    signs = r"train_infer_correction|is_weight"
+
+    columns = {"infer_logprobs": "rollout_log_probs", "old_log_probs": "train_log_probs"}
+
+    options = {"is_weight": _WEIGHT, "filters": (), "loss_agg_mode": "seq-mean-token-mean"}
+
+    block = ("train_infer_correction",)
+
+    forms = (
+        lambda low, high: {},
+        *map(_weight_form, _LEVELS),
+        *(_filter_form(kind, what) for what in ("ratio", "diff") for kind in _LEVELS),
+    )
+
+    loss_key = None
+    weighs_always = True
+
+    source = "alibaba/ROLL@8eb27cc2dc34"
+    traps = (
+        Trap(lambda o: o["loss_agg_mode"] == "token-mean" and any(one.get("enabled") for one in o["filters"]),
+             "error", "loss_agg_mode",
+             "with token-mean the loss ignores the mask: filters reject nothing", "use seq-mean-token-mean"),
+        Trap(lambda o: (len({one.get("agg_type", "token") for one in o["filters"] if one.get("enabled")})
+                        < sum(bool(one.get("enabled")) for one in o["filters"])),
+             "warning", "train_infer_correction.filters",
+             "two filters of one agg_type log under one name: the last is seen", "use different agg_types"),
+    )  # fmt: skip
+
+    def _filters(self, options: Options) -> list[Options]:
+        found = []
+        for given in options["filters"]:
+            if unknown := sorted(set(given) - set(_FILTER)):
+                raise ConfigError(f"roll: a filter has no {unknown[0]!r}{suggestion(unknown[0], _FILTER)}")
+            for key, value in given.items():
+                check_flag(value, _FILTER[key], (*self.block, "filters", key), self.title)
+            if (_FILTER | dict(given))["enabled"]:
+                found.append(_FILTER | dict(given))
+        return found
+
+    def rules(self, options: Options) -> Rules:
+        """The weight, bounded from above; a gate for each statistic of each filter."""
+        given, gates = options["is_weight"], []
+        weight = None
+        if given["enabled"]:
+            weight = Weight(truncate=given["upper_bound"], clamp="none", **choice(_LEVELS, given, "weight_type"))
+        for one in self._filters(options):
+            common: dict[str, Any] = {"clamp": "none", "effect": "zero"}
+            if one["ratio_enabled"]:
+                keep = (one["ratio_low"], one["ratio_high"])
+                gates.append(Gate(keep=keep, **choice(_LEVELS, one, "agg_type"), **common))
+            if one["diff_enabled"]:
+                keep = (one["diff_low"], one["diff_high"])
+                gates.append(Gate(statistic="prob_diff", keep=keep, **choice(_DIFF_LEVELS, one, "agg_type"), **common))
+        return weight, tuple(gates)
+
+    def shown_weights(self, run: Run) -> Array:
+        """Weights are apart from filters."""
+        return run.raw_weights
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """PPO; each row's mean is over the tokens that the filters left."""
+        term = surrogates.ppo(run.advantages, run.u, 0.8, 1.2)
+        if run.options["loss_agg_mode"] == "token-mean":
+            return [(term, run.raw_weights / max(run.tokens, 1))]
+        return [(term, run.raw_weights * run.keep * run.by_rows(where=run.keep))]
+
+    def _levels(self, run: Run) -> dict[str, tuple[Array, Array]]:
+        """Ratio and difference of probabilities per token at each level."""
+        spread, total = run.segments.spread, run.segments.sum
+        d = run.d.astype(np.float64)
+        apart = exp(run.train).astype(np.float64) - exp(run.rollout)
+        runs = adjacent_runs(run.batch)
+        return {
+            "token": (np.exp(d), apart),
+            "geometric": (np.exp(spread(run.row_means(d))), spread(run.row_means(apart))),
+            "sequence": (np.exp(spread(total(d))), spread(total(apart))),
+            "segment": (np.exp(runs.spread(runs.mean(d))), runs.spread(runs.mean(apart))),
+        }
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Means at four levels, clips, and pass rates as they are logged: with padding in them."""
+        logged: dict[str, float] = {}
+        for level, (ratio, apart) in self._levels(run).items():
+            logged[f"actor/train_infer_ratio_{level}_mean@sum"] = self._mean(run, ratio)
+            logged[f"actor/train_infer_diff_{level}_mean@sum"] = self._mean(run, apart)
+        given = run.options["is_weight"]
+        if given["enabled"] and given["upper_bound"] is not None and run.applied.weights is not None:
+            flags = run.applied.weights.high
+            logged["actor/is_weight_clipfrac@sum"] = self._clipped(run, flags, given["weight_type"])
+        outcomes = iter(run.applied.gates)
+        for one in self._filters(run.options):
+            for what in ("ratio", "diff"):
+                if one[f"{what}_enabled"]:
+                    outcome = next(outcomes)
+                    passed = ~outcome.rejected
+                    logged[f"actor/train_infer_{one['agg_type']}_{what}_mask_mean@sum"] = self._passed(
+                        run, outcome, passed
+                    )
+        if self._filters(run.options):
+            logged["actor/train_infer_final_mask_mean"] = float(run.keep.sum() / max(run.tokens, 1))
+        return logged
+
+    def _mean(self, run: Run, values: Array) -> float:
+        return float(run.row_means(values).sum() / max((run.lengths > 0).sum(), 1))
+
+    def _clipped(self, run: Run, flags: Any, level: str) -> float:
+        """Masked positions and padding, which has its row's weight, are in the count, not in the denominator."""
+        if level in ("geometric", "sequence"):
+            return float(flags.sum() * run.width / max(run.tokens, 1))
+        masked, bound = self._masked(run, level == "token"), run.options["is_weight"]["upper_bound"]
+        return float((flags.sum() + (np.exp(masked[1] - masked[0]) > bound).sum()) / max(run.tokens, 1))
+
+    @staticmethod
+    def _masked(run: Run, own: bool) -> tuple[Array, Array]:
+        """Rollout and train log-probs of what is not valid: a masked token's own, or zeros as of padding."""
+        padding = np.zeros(len(run.step) * run.width - (len(run.step.mask) if own else run.tokens))
+        if not own:
+            return padding, padding
+        sides = (run.step.everywhere(f"{name}_log_probs")[~run.step.mask] for name in ("rollout", "train"))
+        rollout, train = (np.concatenate([values.astype(np.float64), padding]) for values in sides)
+        return rollout, train
+
+    def _passed(self, run: Run, outcome: GateOutcome, passed: Any) -> float:
+        """Masked positions and padding are judged too, and are not counted in the denominator."""
+        gate = outcome.gate
+        if gate.level != "token" and gate.over == "sequence":
+            rows = ~(outcome.low.sequences | outcome.high.sequences)
+            return float(rows.sum() * run.width / max(run.tokens, 1))
+        rollout, train = self._masked(run, own=gate.over != "segment")
+        values = np.exp(train - rollout) if gate.statistic == "ratio" else np.exp(train) - np.exp(rollout)
+        low, high = gate.bounds
+        inside = ((values >= low) & (values <= high)).sum()
+        return float((passed.sum() + inside) / max(run.tokens, 1))
+
+
+LAYOUT: Layout = Layout(
+    framework="roll",
+    columns={
+        "rollout_log_probs": "infer_logprobs",
+        "train_log_probs": "old_log_probs",
+        "response_mask": "response_mask",
+        "token_ids": "input_ids",
+        "advantages": "advantages",
+    },
+    prompt=True,
+    padding="right",
+    mask="1 on sampled tokens",
+    patterns=("*.pt",),
+    rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
+    next_token=frozenset({"rollout_log_probs", "train_log_probs", "advantages"}),
+    recognizes=lambda file: file.holds("infer_logprobs", "old_log_probs"),
+)
+"""Tensors of a batch, saved with torch.save."""
+
 
 SHELF = shelf_of(Roll, versions=("2026-08",), layouts=(LAYOUT,))

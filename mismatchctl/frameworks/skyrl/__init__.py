@@ -1,7 +1,392 @@
 """SkyRL of 2026-08 (a9564572eb8e)."""
 
-from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.skyrl.framework import SkyRl
-from mismatchctl.frameworks.skyrl.layout import LAYOUT
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Gate, GateOutcome, Weight
+from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.frameworks.layout import File, Layout, Row, array
+from mismatchctl.frameworks.options import choice
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.surrogates import Array, Term, exp
+
+_BLOCK: Options = {
+    "tis_ratio_type": None,
+    "token_tis_ratio_clip_high": 2.0,
+    "sequence_tis_ratio_clip_high": 5.0,
+    "sequence_mask_metric": None,
+    "geo_mask_low": 0.99,
+    "geo_mask_high": 1.01,
+    "product_mask_low": 0.5,
+    "product_mask_high": 2.0,
+    "outlier_token_is_threshold_low": None,
+    "outlier_token_is_threshold_high": None,
+    "token_mask_is_threshold_low": None,
+    "token_mask_is_threshold_high": None,
+}
+
+_LOSSES = ("regular", "dual_clip", "gspo", "sapo", "cispo", "rollout_is", "dppo", "importance_sampling")
+
+
+def _form(**names: str) -> Any:
+    fixed = {key: value for key, value in names.items() if key not in ("low", "high")}
+
+    def said(low: Any, high: Any) -> Options:
+        bounds = {names[side]: value for side, value in (("low", low), ("high", high)) if side in names}
+        return {"off_policy_correction": {**fixed, **bounds}}
+
+    return said
+
+
+def _rollout_is(low: Any, high: Any) -> Options:
+    ends = {"eps_clip_low": None if low is None else 1 - low, "eps_clip_high": None if high is None else high - 1}
+    return {"policy_loss_type": "rollout_is"} | {
+        name: None if value is None else round(value, 12) for name, value in ends.items()
+    }
+
+
+def _dppo_form(kind: str, side: str) -> Any:
+    def said(low: Any, high: Any) -> Options:
+        delta = high if kind == "binary_kl" or side == "high" else None if low is None else -low
+        return {"policy_loss_type": "dppo", "dppo": {"dppo_type": kind, f"delta_{side}": delta}}
+
+    return said
+
+
+class SkyRl(PlainFramework):
+    """A fixed stack: veto, mask of tokens, weight, mask of sequences, each on what is left; denominators stay."""
+
+    name = "skyrl"
+    signs = (
+        r"off_policy_correction|tis_ratio_type|policy_loss_type|\w+_tis_ratio_clip_high"
+        r"|sequence_mask_metric|outlier_token_is_threshold_\w+|use_tis|tis_imp_ratio_cap"
+    )
+
+    columns = {
+        "rollout_logprobs": "rollout_log_probs",
+        "action_log_probs": "train_log_probs",
+        "base_action_log_probs": "ref_log_probs",
+        "loss_mask": "response_mask",
+    }
+
+    options = {
+        "off_policy_correction": _BLOCK,
+        "use_tis": False,
+        "tis_imp_ratio_cap": -1.0,
+        "policy_loss_type": "regular",
+        "eps_clip_low": 0.2,
+        "eps_clip_high": 0.2,
+        "clip_ratio_c": 3.0,
+        "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
+        "cispo": {"cispo_eps_clip_low": 1.0, "cispo_eps_clip_high": 4.0, "cispo_anchor": "old"},
+        "dppo": {"dppo_type": "binary_tv", "delta_low": 0.2, "delta_high": 0.2},
+    }
+
+    block = ("trainer", "algorithm")
+
+    forms = (
+        lambda low, high: {},
+        _form(tis_ratio_type="token", high="token_tis_ratio_clip_high"),
+        _form(tis_ratio_type="sequence", high="sequence_tis_ratio_clip_high"),
+        _form(sequence_mask_metric="geometric", low="geo_mask_low", high="geo_mask_high"),
+        _form(sequence_mask_metric="product", low="product_mask_low", high="product_mask_high"),
+        _form(low="token_mask_is_threshold_low", high="token_mask_is_threshold_high"),
+        _form(low="outlier_token_is_threshold_low", high="outlier_token_is_threshold_high"),
+        _rollout_is,
+        *(_dppo_form(kind, side) for kind in ("binary_tv", "binary_kl") for side in ("low", "high")),
+    )
+
+    weighs_always = True
+
+    source = "NovaSky-AI/SkyRL@a9564572eb8e"
+    traps = (
+        Trap(lambda o: (o["off_policy_correction"]["outlier_token_is_threshold_high"] is not None
+                        and o["off_policy_correction"]["outlier_token_is_threshold_low"] is None),
+             "info", "off_policy_correction.outlier_token_is_threshold_low",
+             "only ratios above the bound veto", "give 1e-4 as the lower one"),
+        Trap(lambda o: sum(o["off_policy_correction"][f"token_mask_is_threshold_{side}"] is None
+                           for side in ("low", "high")) == 1,
+             "error", "off_policy_correction.token_mask_is_threshold_low",
+             "the mask of tokens needs both bounds: with one it does nothing", "give both"),
+    )  # fmt: skip
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """As every shelf, and what use_tis stands for, which is deprecated."""
+        options = super().read(native)
+        if options["use_tis"]:
+            tis = {"tis_ratio_type": "token", "token_tis_ratio_clip_high": options["tis_imp_ratio_cap"]}
+            options |= {"off_policy_correction": options["off_policy_correction"] | tis, "use_tis": False}
+        return options
+
+    def rules(self, options: Options) -> Rules:
+        """The stack in its order; or the mask of a loss that brings its own."""
+        given = options["off_policy_correction"]
+        kind = options["policy_loss_type"]
+        if kind not in _LOSSES:
+            raise ConfigError(f"skyrl knows the losses {', '.join(_LOSSES)}, not {kind!r}")
+        common: dict[str, Any] = {"clamp": "token", "effect": "zero"}
+        gates: list[Gate] = []
+        low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
+        if low is not None:
+            gates.append(Gate(level="min", keep=(low, None), nonfinite="keep", **common))
+        if high is not None:
+            gates.append(Gate(level="max", keep=(None, high), nonfinite="keep", **common))
+        keep = given["token_mask_is_threshold_low"], given["token_mask_is_threshold_high"]
+        if None not in keep:
+            gates.append(Gate(keep=keep, **common))
+        weight = None
+        if given["tis_ratio_type"] is not None:
+            sequences = choice({"token": False, "sequence": True}, given, "tis_ratio_type")
+            bound = given["sequence_tis_ratio_clip_high" if sequences else "token_tis_ratio_clip_high"]
+            rule: dict[str, Any] = {"level": "sequence", "sees": "remaining"} if sequences else {}
+            weight = Weight(truncate=bound, **rule)
+        metric = given["sequence_mask_metric"]
+        if metric is not None:
+            level: Any = choice({"geometric": "geometric", "product": "sequence"}, given, "sequence_mask_metric")
+            prefix = {"geometric": "geo", "product": "product"}[metric]
+            keep = given[f"{prefix}_mask_low"], given[f"{prefix}_mask_high"]
+            seen: dict[str, Any] = {"sees": "remaining", "clamp": "aggregate", "nonfinite": "keep", "effect": "zero"}
+            gates.append(Gate(level=level, keep=keep, **seen))
+        if kind == "rollout_is":
+            keep = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+            gates.append(Gate(source="current/rollout", keep=keep, inclusive=(False, False), **common))
+        return weight, (*gates, *self._dppo(options, common))
+
+    @staticmethod
+    def _dppo(options: Options, common: dict[str, Any]) -> tuple[Gate, ...]:
+        if options["policy_loss_type"] != "dppo":
+            return ()
+        dppo: Options = options["dppo"]
+        moves = dppo["dppo_type"] == "binary_tv"  # by how far the probability moved, or by its KL
+        statistic: Any = "prob_diff" if moves else "binary_kl"
+        rise, fall = (None, dppo["delta_high"]), (-dppo["delta_low"], None) if moves else (None, dppo["delta_low"])
+        sides: Any = (("positive_advantage", rise), ("negative_advantage", fall))
+        common = {"source": "current/rollout", "nonfinite": "keep", **common}
+        return tuple(Gate(statistic=statistic, keep=keep, when=when, **common) for when, keep in sides)
+
+    def _mask(self, run: Run) -> tuple[GateOutcome, ...]:
+        """What the correction's own gates reject, apart from the loss's."""
+        return tuple(outcome for outcome in run.applied.gates if outcome.gate.source == "train/rollout")
+
+    def _loss_drops(self, run: Run) -> Any:
+        """What a loss with a mask of its own leaves out: DPPO only where the ratio moves that way."""
+        drops = np.zeros(run.tokens, np.bool_)
+        for outcome in run.applied.gates:
+            if outcome.gate.source != "current/rollout":
+                continue
+            flags = outcome.rejected
+            if outcome.gate.statistic == "binary_kl":
+                moved = run.v > 0 if outcome.gate.when == "positive_advantage" else run.v < 0
+                flags = flags & moved & ~np.isneginf(run.rollout)  # 0 times an infinite log-prob is NaN
+            drops |= flags
+        return drops
+
+    def shown_keep(self, run: Run) -> Any:
+        """The loss mask; what a loss of its own drops stays in it."""
+        return run.passed(lambda gate: gate.source == "train/rollout")
+
+    def shown_weights(self, run: Run) -> Array:
+        """Bounded weights, those of rejected tokens too."""
+        return self._weighed(run).raw_weights
+
+    @staticmethod
+    def _weighed(run: Run) -> Run:
+        """As it stands when weights are made: the mask of sequences comes after."""
+        rules = run.correction
+        early = tuple(gate for gate in rules.gates if gate.sees == "original")
+        return replace(run, correction=Correction(weight=rules.weight, gates=early, loss=rules.loss))
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """The surrogate of policy_loss_type."""
+        options, kind = run.options, run.options["policy_loss_type"]
+        low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+        share, left = run.each(1.0), self.shown_keep(run)  # the reduction stands in the advantages
+        advantages, x, both = run.advantages, run.u.clip(-20, 20), run.v.clip(-20, 20)
+        if kind in ("rollout_is", "dppo"):  # with a mask of their own, without weights
+            of_ratio = surrogates.weighted(advantages, both)
+            term = of_ratio if kind == "dppo" else surrogates.factor(advantages, run.current, exp(both))
+            return [(term, share * (~self._loss_drops(run) & left))]
+        if kind == "cispo":
+            bounds = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
+            term = surrogates.cispo(advantages, self._cispo(run), run.current, *bounds)
+        elif kind == "sapo":
+            term = surrogates.sapo(advantages, run.u, options["sapo"]["tau_pos"], options["sapo"]["tau_neg"])
+        elif kind == "importance_sampling":
+            term = surrogates.weighted(advantages, run.u)
+        else:
+            if kind == "gspo":
+                x = run.segments.spread(run.row_means(run.u, left)).clip(-20, 10)
+            dual = options["clip_ratio_c"] if kind == "dual_clip" else None
+            term = surrogates.ppo(advantages, x, low, high, dual=dual)
+        return [(term, share * self.shown_weights(run) * left)]
+
+    def _cispo(self, run: Run) -> Array:
+        return (run.v if run.options["cispo"]["cispo_anchor"] == "rollout" else run.u).clip(-20, 20)
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Ratios with padding's zeros, what each stage rejects, and differences of log-probs."""
+        given = run.options["off_policy_correction"]
+        stages = self._stages(run, given) if self._is_on(given) else {}
+        logged = dict(stages)
+        if run.has_loss:
+            logged |= {f"loss_metrics/{name}": value for name, value in (self._loss_metrics(run) | stages).items()}
+        apart = np.abs(run.d)
+        prefix = "policy/rollout_train_logprobs_abs_diff_"
+        logged |= {
+            prefix + "max": float(apart.max(initial=0)),
+            prefix + "min": float(apart.min(initial=np.inf)),
+            prefix + "mean": run.mean(apart),
+            prefix + "std": float(np.std(apart, ddof=1)) if len(apart) > 1 else np.nan,
+        }
+        if run.has_loss:
+            moved, prefix = np.abs(run.v), "minibatch_rollout_logprobs_abs_diff_"
+            padded = len(run.step) * run.width > run.tokens  # masked entries are zeros
+            logged |= {
+                prefix + "mean": run.mean(moved),
+                prefix + "sq_mean": run.mean(moved * moved),
+                prefix + "max": float(moved.max(initial=0)),
+                prefix + "min": 0.0 if padded and not np.isnan(moved).any() else float(moved.min(initial=np.inf)),
+            }
+        return logged
+
+    @staticmethod
+    def _is_on(given: Options) -> bool:
+        outliers = [given[f"outlier_token_is_threshold_{side}"] for side in ("low", "high")]
+        masks = [given[f"token_mask_is_threshold_{side}"] for side in ("low", "high")]
+        stated = given["tis_ratio_type"] is not None or given["sequence_mask_metric"] is not None
+        return stated or outliers != [None, None] or None not in masks
+
+    def _stages(self, run: Run, given: Options) -> dict[str, float]:
+        rows = len(run.step)
+        ratio = exp(run.d.clip(-20, 20)).astype(np.float64)
+        padded = np.concatenate([ratio, np.zeros(rows * run.width - run.tokens)])
+        mean = run.mean(ratio)
+        logged = {
+            "is_ratio_mean": mean,
+            "is_ratio_std": float(np.std(padded, ddof=1)),
+            "is_ratio_max": float(padded.max()),
+            "is_ratio_min": float(padded.min()),
+        }
+        low, high = given["outlier_token_is_threshold_low"], given["outlier_token_is_threshold_high"]
+        if low is not None or high is not None:
+            sums = run.segments.sum
+            below = sums(ratio < low) > 0 if low is not None else np.zeros(rows, np.bool_)
+            above = sums(ratio > high) > 0 if high is not None else np.zeros(rows, np.bool_)
+            logged |= {
+                "outlier_seq_masked_ratio": float((below | above).mean()),
+                "outlier_seq_over_high_ratio": float(above.mean()),
+                "outlier_seq_under_low_ratio": float(below.mean()),
+            }
+        left = np.ones(run.tokens, np.bool_)
+        for outcome in self._mask(run):
+            flags = outcome.rejected
+            if outcome.gate.level == "token":
+                logged["token_mask_ratio"] = run.mean(flags, left)
+            left &= ~flags
+        weights = self._weighed(run).applied.weights
+        if weights is not None and given["tis_ratio_type"] == "token":
+            before = run.passed(lambda gate: gate.source == "train/rollout" and gate.sees == "original")
+            logged["tis_token_clip_high_ratio"] = run.mean(weights.high, before)
+        elif weights is not None:
+            logged["tis_seq_clip_high_ratio"] = float(weights.high.mean())
+        if given["sequence_mask_metric"] is not None:
+            outcome = self._mask(run)[-1]
+            name = {"geometric": "geo", "product": "product"}[given["sequence_mask_metric"]] + "_sequence_mask_"
+            above, below = outcome.high.sequences, outcome.low.sequences
+            logged |= {
+                name + "masked_ratio": float((above | below).mean()),
+                name + "over_high_ratio": float(above.mean()),
+                name + "under_low_ratio": float(below.mean()),
+            }
+        return logged
+
+    def _loss_metrics(self, run: Run) -> dict[str, float]:
+        options, kind = run.options, run.options["policy_loss_type"]
+        left = self.shown_keep(run)
+        if kind == "cispo":
+            ratio = exp(self._cispo(run))
+            low, high = 1 - options["cispo"]["cispo_eps_clip_low"], 1 + options["cispo"]["cispo_eps_clip_high"]
+            bounded = ratio.clip(low, high)
+            return {
+                "clip_ratio": run.mean((ratio < low) | (ratio > high), left),
+                "cispo/ratio_mean": run.mean(ratio, left),
+                "cispo/ratio_clamped_mean": run.mean(bounded, left),
+                "cispo/ratio_max": float(ratio.max()),
+                "cispo/ratio_min": float(ratio.min()),
+            }
+        if kind in ("rollout_is", "dppo"):
+            return {"clip_ratio": run.mean(self._loss_drops(run), left)}
+        if kind in ("sapo", "importance_sampling"):
+            return {"clip_ratio": 0.0}
+        x = run.segments.spread(run.row_means(run.u, left)) if kind == "gspo" else run.u
+        ratio = exp(x)
+        low, high = 1 - options["eps_clip_low"], 1 + options["eps_clip_high"]
+        return {"clip_ratio": run.mean(-run.advantages * ratio.clip(low, high) > -run.advantages * ratio)}
+
+
+_MODULE = "skyrl.backends.skyrl_train.training_batch"
+CLASSES = {
+    (_MODULE, "_rebuild_tensor_batch"): lambda cls, state: state,
+    (_MODULE, "TrainingInputBatch"): None,
+}
+
+
+def _tensor(file: File, name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("format", "numpy")
+    try:
+        if kind == "torch":  # what numpy has no type for: bfloat16
+            return array(file.torch(value["data"]))
+        if kind != "numpy":
+            raise DataError(f"is saved as {kind!r}, not as one tensor", file=str(file.path), column=name)
+        return file.array(value["data"], value["dtype"], value["shape"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"is no array: {error}", file=str(file.path), column=name) from error
+
+
+def _rows(file: File) -> Iterator[Row]:
+    state = file.pickle(CLASSES)
+    if not isinstance(state, dict) or not isinstance(state.get("batch_dict"), dict):
+        raise DataError("holds no TrainingInputBatch", file=str(file.path))
+    wanted = {*LAYOUT.columns.values(), "sequences"}
+    columns = {name: _tensor(file, name, value) for name, value in state["batch_dict"].items() if name in wanted}
+    if columns.get("loss_mask") is None:
+        raise DataError("there is no such value", file=str(file.path), column="loss_mask")
+    rows, width = columns["loss_mask"].shape
+    metadata = state.get("metadata")
+    padded = metadata.get("pad_size") if isinstance(metadata, dict) else 0
+    for number in range(rows - int(padded or 0)):
+        row: Row = {name: None if value is None else value[number] for name, value in columns.items()}
+        if row.get("sequences") is not None:
+            row["response_ids"] = row["sequences"][-width:]
+        yield {**row, "step": file.step}
+
+
+LAYOUT = Layout(
+    framework="skyrl",
+    columns={
+        "rollout_log_probs": "rollout_logprobs",
+        "train_log_probs": "action_log_probs",
+        "response_mask": "loss_mask",
+        "token_ids": "response_ids",
+        "ref_log_probs": "base_action_log_probs",
+        "advantages": "advantages",
+    },
+    padding="left",
+    mask="above 0 on sampled tokens that are trained on; the last pad_size rows are copies and left out",
+    patterns=("*_training_input.pkl",),
+    rows=_rows,
+    missing=(-9999.0,),
+)
+"""`dumped_data/global_step_*_training_input.pkl`."""
+
 
 SHELF = shelf_of(SkyRl, versions=("2026-08",), layouts=(LAYOUT,))

@@ -58,8 +58,6 @@ LAYOUT = Layout(
         "reward": "rewards",
         "rollout_ids": "rollout_ids",
     },
-    prompt=False,
-    padding="none",
     mask="1 on sampled tokens, 0 on tool tokens and removed samples",
     patterns=("[0-9]*.pt",),
     rows=_rows,

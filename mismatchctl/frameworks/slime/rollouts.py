@@ -41,8 +41,6 @@ LAYOUT = Layout(
         "reward": "reward",
         "rollout_version": "rollout_version",
     },
-    prompt=False,
-    padding="none",
     mask="1 on sampled tokens, 0 on tool tokens and removed samples; none saved: all 1",
     patterns=("[0-9]*.pt",),
     rows=_rows,

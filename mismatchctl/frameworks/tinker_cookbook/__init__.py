@@ -1,7 +1,140 @@
 """tinker-cookbook of 2026-08 (9dfcc3a2cf44): losses run on the server, the client measures."""
 
-from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.tinker_cookbook.framework import CLASS, TinkerCookbook, keys_of
-from mismatchctl.frameworks.tinker_cookbook.layout import LAYOUT
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mismatchctl import surrogates
+from mismatchctl.correction import Correction, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.frameworks.step import Step
+from mismatchctl.surrogates import Array, Term
+from mismatchctl.texts.python_text import Call
+
+CLASS = "Config"
+"""What is called in Python, as `train.Config`, with the loss beside everything else."""
+_SAID = ("loss_fn", "loss_fn_config")
+_BESIDE = {"model_name", "log_path", "dataset_builder", "max_tokens"}
+"""Of what else it cannot do without: many things are called Config, and have a loss."""
+_CLIPS = {"ppo": (0.8, 1.2), "cispo": (0.0, 1.2)}
+
+
+class TinkerCookbook(PlainFramework):
+    """The ratio of the current policy to the sampler, unbounded unless the loss bounds it."""
+
+    name = "tinker-cookbook"
+    signs = r"clip_(low|high)_threshold|loss_fn_config|loss_fn=(importance_sampling|ppo|dro)"
+    blocks = (("loss_fn_config",),)
+
+    own_columns = {"logprobs": "rollout_log_probs", "mask": "response_mask"}
+
+    options = {
+        "loss_fn": "importance_sampling",
+        "clip_low_threshold": None,
+        "clip_high_threshold": None,
+        "training": "current_log_probs",
+    }
+
+    forms = (
+        lambda low, high: {"loss_fn": "importance_sampling"},
+        lambda low, high: {"loss_fn": "cispo", "clip_low_threshold": low or 0.0, "clip_high_threshold": high},
+    )
+
+    loss_key = None
+
+    source = "thinking-machines-lab/tinker-cookbook@9dfcc3a2cf44"
+    traps = (
+        Trap(lambda o: o["loss_fn"] == "importance_sampling", "info", "loss_fn",
+             "importance_sampling bounds no ratio", "use ppo or cispo for a bound"),
+    )  # fmt: skip
+
+    def rules(self, options: Options) -> Rules:
+        """REINFORCE weighted with the ratio to the sampler."""
+        kind = options["loss_fn"]
+        if kind not in ("importance_sampling", "ppo", "cispo"):
+            raise ConfigError(f"tinker-cookbook: the loss {kind!r} runs on a server and is not known here")
+        if kind == "ppo":
+            return None, ()
+        low, high = self._clips(options) if kind == "cispo" else (None, None)
+        clip = None if high is None else (low or None, high)
+        return Weight(source="current/rollout", clamp="none", clip=clip), ()
+
+    def _clips(self, options: Options) -> tuple[float, float]:
+        low, high = _CLIPS[options["loss_fn"]]
+        given = options["clip_low_threshold"], options["clip_high_threshold"]
+        return (low if given[0] is None else given[0]), (high if given[1] is None else given[1])
+
+    def prepared(self, step: Step, options: Options, correction: Correction) -> Run:
+        """The policy that it holds against the sampler."""
+        wanted = options["training"]
+        return Run(step, options, correction, trained=wanted if step.has(wanted) else "train_log_probs")
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """Sums over tokens, as the server takes them."""
+        kind, ones = run.options["loss_fn"], run.each(1.0)
+        if kind == "importance_sampling":
+            return [(surrogates.weighted(run.advantages, run.v), ones)]
+        low, high = self._clips(run.options)
+        if kind == "ppo":
+            return [(surrogates.ppo(run.advantages, run.v, low, high), ones)]
+        return [(surrogates.cispo(run.advantages, run.v, run.current, low, high), ones)]
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Two KL estimates and the sampler's entropy, flat over tokens."""
+        return {
+            "optim/kl_sample_train_v1": run.mean(-run.d),
+            "optim/kl_sample_train_v2": 0.5 * run.mean(run.d * run.d),
+            "optim/entropy": run.mean(-run.rollout),
+        }
+
+
+def keys_of(call: Call) -> dict[str, Any] | None:
+    """The options that a call of its class says; None if it says no loss, or is another's.
+
+    Raises:
+        ConfigError: one of them is computed.
+    """
+    if _BESIDE.isdisjoint((*call.given, *call.computed)):
+        return None
+    for name in call.computed:
+        if name in _SAID:
+            raise ConfigError(f"line {call.line}: {name} is no plain value")
+    return call.given if not call.function and not call.given.keys().isdisjoint(_SAID) else None
+
+
+def _values(tensor: Any) -> Any:
+    """Of TensorData its values; plain lists as they are."""
+    return tensor["data"] if isinstance(tensor, dict) else tensor
+
+
+def _rows(file: File) -> Iterator[Row]:
+    for line in file.lines():
+        row: Row = {"step": file.step}
+        for part in ("loss_fn_inputs", "loss_fn_outputs"):
+            row |= {f"{part}.{name}": _values(tensor) for name, tensor in line[part].items()}
+        yield row
+
+
+LAYOUT = Layout(
+    framework="tinker",
+    columns={
+        "rollout_log_probs": "loss_fn_inputs.logprobs",
+        "train_log_probs": "loss_fn_outputs.logprobs",
+        "response_mask": "loss_fn_inputs.mask",
+        "token_ids": "loss_fn_inputs.target_tokens",
+        "advantages": "loss_fn_inputs.advantages",
+    },
+    prompt=True,
+    mask="1 on sampled tokens; it is removed before a datum is sent, so save the datum before that",
+    patterns=("datums_step*.jsonl",),
+    rows=_rows,
+    next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "token_ids", "advantages"}),
+)
+"""`datums_step*.jsonl`, one Datum of forward_backward and what it returned per line."""
+
 
 SHELF = shelf_of(TinkerCookbook, versions=("2026-08",), layouts=(LAYOUT,), classes={CLASS: keys_of})

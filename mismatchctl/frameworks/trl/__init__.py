@@ -1,7 +1,255 @@
 """TRL's GRPO trainer, 1.10 (2026-07, f2cd57710ae3)."""
 
-from mismatchctl.frameworks.plain import shelf_of
-from mismatchctl.frameworks.trl.framework import CLASS, Trl, keys_of
-from mismatchctl.frameworks.trl.layout import COMPLETIONS, LAYOUT
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mismatchctl import surrogates
+from mismatchctl.batch import Bools
+from mismatchctl.correction import Gate, Weight
+from mismatchctl.errors import ConfigError
+from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, off_policy_mask, shelf_of
+from mismatchctl.frameworks.run import Options, Run
+from mismatchctl.surrogates import Array, Term, exp
+from mismatchctl.texts.python_text import NOT_BROUGHT, Call
+
+CLASS = "GRPOConfig"
+"""What is called in Python, with its options beside those of the training."""
+
+_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+_LOG_LEAST = float(np.log(1e-8))
+
+
+class Trl(PlainFramework):
+    """Product of ratios at sequence level, masks that leave the denominators alone."""
+
+    name = "trl"
+    signs = r"vllm_importance_sampling_\w+|off_policy_mask_threshold"
+
+    columns = {
+        "sampling_per_token_logps": "rollout_log_probs",
+        "old_per_token_logps": "train_log_probs",
+        "ref_per_token_logps": "ref_log_probs",
+        # Tool tokens are valid in it: a dump with tools needs completion_mask * tool_mask.
+        "completion_mask": "response_mask",
+        "completion_ids": "token_ids",
+    }
+
+    options = {
+        "mode": "sequence_mask",
+        "cmin": None,
+        "cmax": 3.0,
+        "correct": True,
+        "opsm": None,
+        "level": "token",
+        "loss_type": "dapo",
+        "eps": (0.2, 0.2),
+        "epsilon": None,
+        "epsilon_high": None,
+        "delta": None,
+        "use_vllm": True,
+        "sapo": (1.0, 1.05),
+        "vespo": {"positive": (2.0, 3.0), "negative": (3.0, 2.0)},
+    }
+
+    aliases = {
+        "vllm_importance_sampling_mode": "mode",
+        "vllm_importance_sampling_clip_min": "cmin",
+        "vllm_importance_sampling_clip_max": "cmax",
+        "vllm_importance_sampling_cap": "cmax",
+        "vllm_importance_sampling_correction": "correct",
+        "off_policy_mask_threshold": "opsm",
+        "importance_sampling_level": "level",
+    }
+
+    forms = tuple(
+        (lambda low, high, mode=mode: {"correct": True, "mode": mode, "cmin": low, "cmax": high}) for mode in _MODES
+    ) + ((lambda low, high: {"correct": False}),)
+
+    source = "huggingface/trl@f2cd57710ae3"
+    traps = (
+        Trap(lambda o: bool(o["correct"]) and str(o["mode"]).startswith("sequence"), "info",
+             "vllm_importance_sampling_mode",
+             "a sequence's ratio is the product over its tokens, not a mean: it leaves any interval as responses grow",
+             "use token_truncate or token_mask for long responses"),
+        Trap(lambda o: o["loss_type"] == "cispo" and o["eps"][1] < 1, "warning", "epsilon_high",
+             "CISPO bounds the ratio by epsilon_high itself, not by 1 + epsilon_high: with 0.2 every larger ratio "
+             "becomes 0.2",
+             "give the bound itself, such as 5.0"),
+        Trap(lambda o: bool(o["correct"]) and not o["use_vllm"], "warning", "use_vllm",
+             "without vLLM nothing is corrected, whatever vllm_importance_sampling_mode says", "set use_vllm true"),
+    )  # fmt: skip
+
+    switch = Switch(
+        "use_vllm",
+        "use_vllm",
+        "without it TRL does not sample with vLLM and corrects nothing, whatever vllm_importance_sampling_mode says",
+        "give use_vllm true, as it is taken to be given here",
+    )
+
+    def read(self, native: Mapping[str, Any]) -> Options:
+        """As every shelf; epsilon stands for both of its bounds unless epsilon_high is given."""
+        options = super().read(native)
+        low = options["epsilon"]
+        if low is not None or options["epsilon_high"] is not None:
+            usual = options["eps"]
+            high = options["epsilon_high"]
+            low = usual[0] if low is None else low
+            options |= {"eps": (low, low if high is None else high), "epsilon": None, "epsilon_high": None}
+        return options
+
+    def rules(self, options: Options) -> Rules:
+        """One weight, and a mask of tokens or sequences that keeps denominators; OPSM after it."""
+        gates: list[Gate] = []
+        weight = None
+        if options["correct"] and options["use_vllm"]:
+            mode, keep = options["mode"], (options["cmin"], options["cmax"])
+            if mode not in _MODES:
+                raise ConfigError(f"trl knows the modes {', '.join(_MODES)}, not {mode!r}")
+            if mode.endswith("truncate") and keep == (None, None):
+                raise ConfigError(f"{mode} needs vllm_importance_sampling_clip_max or _clip_min")
+            level: Any = mode.partition("_")[0]
+            weight = Weight(level=level, clamp="none", clip=keep if mode.endswith("truncate") else None)
+            if mode.endswith("mask"):
+                gates.append(Gate(level=level, keep=keep, clamp="none", effect="zero", nonfinite="keep"))
+        if options["opsm"] is not None:
+            gates.append(off_policy_mask(options["opsm"], effect="zero"))
+        return weight, tuple(gates)
+
+    def shown_keep(self, run: Run) -> Any:
+        """OPSM is a mask of its own there: only the importance sampling's is shown."""
+        return self._passed(run) & (self.shown_weights(run) != 0)
+
+    @staticmethod
+    def _passed(run: Run) -> Bools:
+        return run.passed(lambda gate: gate.statistic == "ratio")
+
+    def shown_weights(self, run: Run) -> Array:
+        """What the mode makes of the ratio."""
+        return np.where(self._passed(run), run.raw_weights, 0).astype(run.step.dtype)
+
+    def _x(self, run: Run) -> Array:
+        return run.u if run.options["level"] == "token" else run.segments.spread(run.row_means(run.u))
+
+    def terms(self, run: Run) -> list[tuple[Term, Array]]:
+        """The surrogate of loss_type, times the weights."""
+        options, kind = run.options, run.options["loss_type"]
+        low, high = options["eps"]
+        sequences = None if options["level"] == "token" else run.segments
+        x, factors = self._x(run), run.weights
+        if kind == "cispo":
+            term = surrogates.cispo(run.advantages, x, run.current, -np.inf, high)
+        elif kind == "sapo":
+            term = surrogates.sapo(run.advantages, x, options["sapo"][0], options["sapo"][1], sequences)
+        elif kind == "vespo":
+            phi = run.segments.spread(self._phi(run)).astype(run.step.dtype)
+            term, factors = surrogates.factor(run.advantages, run.current, phi), run.keep.astype(float)
+        else:
+            term = surrogates.ppo(run.advantages, x, 1 - low, 1 + high, cap=options["delta"], mean_over=sequences)
+        shares = run.by_rows() if kind in ("grpo", "sapo") else run.each(1 / max(run.tokens, 1))
+        return [(term, factors * shares)]
+
+    def _phi(self, run: Run) -> Array:
+        vespo = run.options["vespo"]
+        ratio = np.clip(np.log(np.maximum(self.shown_weights(run), 1e-300)), _LOG_LEAST, 20)
+        log_weight = np.clip(run.segments.sum(np.clip(run.u, -20, 20)) + run.segments.sum(ratio), _LOG_LEAST, 20)
+        first = run.row_means(run.advantages)
+        ups, downs = (surrogates.vespo_gate(log_weight, *vespo[side]) for side in ("positive", "negative"))
+        return np.nan_to_num(np.where(first >= 0, ups, downs), posinf=0.0)
+
+    def metrics(self, run: Run) -> dict[str, float]:
+        """Differences of log-probs, weights after they were bounded, and clips."""
+        apart = np.abs(run.d)
+        logged = {
+            "sampling/sampling_logp_difference/mean": run.mean(apart),
+            "sampling/sampling_logp_difference/max": float(apart.max(initial=0)),
+        }
+        weights = self.shown_weights(run)
+        if run.correction.weight is not None and run.correction.weight.level == "sequence":
+            firsts = np.ones(len(run.step))
+            some = run.lengths > 0
+            firsts[some] = weights[run.segments.offsets[:-1][some]]
+            weights = firsts
+        if run.correction.weight is not None:
+            for how, value in (("min", weights.min()), ("mean", weights.mean()), ("max", weights.max())):
+                logged[f"sampling/importance_sampling_ratio/{how}"] = float(value)
+        logged["entropy"] = 0.0
+        if not run.has_loss:
+            return logged
+        kind, (low, high) = run.options["loss_type"], run.options["eps"]
+        ratio = exp(self._x(run))
+        if kind == "cispo":
+            logged["cispo_clip_ratio"] = run.mean((ratio > high) & (run.advantages > 0))
+        elif kind == "vespo":
+            logged["vespo/phi_seq_mean"] = float(self._phi(run).mean())
+        elif kind != "sapo":
+            below, above = (ratio < 1 - low) & (run.advantages < 0), (ratio > 1 + high) & (run.advantages > 0)
+            token = run.options["level"] == "token"
+            if not token:
+                below, above = (run.segments.max(flags.astype(float)) > 0 for flags in (below, above))
+            lows, highs = float(np.mean(below)), float(np.mean(above))
+            ends = [run.row_means(flags) if token else flags for flags in (below, above)]
+            logged |= {
+                "clip_ratio/low_mean": lows,
+                "clip_ratio/high_mean": highs,
+                "clip_ratio/region_mean": lows + highs,
+            }
+            logged |= {"clip_ratio/low_min": ends[0].min(), "clip_ratio/high_max": ends[1].max()}
+        return logged
+
+
+def keys_of(call: Call) -> dict[str, Any]:
+    """The options that a call of its class says.
+
+    Raises:
+        ConfigError: one of them is computed.
+    """
+    for name in call.computed:
+        if name in Trl.aliases:
+            raise ConfigError(f"line {call.line}: {name} is no plain value")
+    if call.brings_more and call.given.keys().isdisjoint(Trl.aliases):
+        raise ConfigError(f"line {call.line}: {NOT_BROUGHT}")
+    return call.given
+
+
+def _rows(file: File) -> Iterator[Row]:
+    for row in file.batch({*LAYOUT.columns.values(), "completion_mask", "tool_mask"}):
+        mask = np.asarray(row["completion_mask"])
+        tools = row.get("tool_mask")  # its padding is 1
+        yield {**row, "mask": mask if tools is None else mask * np.asarray(tools)}
+
+
+LAYOUT = Layout(
+    framework="trl",
+    columns={
+        "rollout_log_probs": "sampling_per_token_logps",
+        "train_log_probs": "old_per_token_logps",
+        "response_mask": "mask",
+        "token_ids": "completion_ids",
+        "advantages": "advantages",
+    },
+    padding="right",
+    mask="1 on completion tokens that no tool wrote",
+    patterns=("*.pt",),
+    rows=_rows,
+    recognizes=lambda file: file.holds("sampling_per_token_logps", "completion_mask"),
+)
+"""The dict of `_generate_and_score_completions`, saved with torch.save."""
+
+
+COMPLETIONS = Layout(
+    framework="trl-completions",
+    columns={},
+    mask="none",
+    patterns=("completions/completions_[0-9]*.parquet",),
+    rows=lambda path: iter(()),
+)
+"""Its own completions, which are text only."""
+
 
 SHELF = shelf_of(Trl, versions=("2026-08",), layouts=(LAYOUT, COMPLETIONS), classes={CLASS: keys_of})

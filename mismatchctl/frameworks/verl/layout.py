@@ -26,7 +26,6 @@ LAYOUT = Layout(
         "ref_log_probs": "ref_log_prob",
         "advantages": "advantages",
     },
-    prompt=False,
     padding="right",
     mask="1 on sampled tokens; rejection sampling writes its result into response_mask, not into loss_mask",
     patterns=("*.dp", "tq_batch.pt"),
