@@ -12,10 +12,9 @@ from mismatchctl.advise.words import against_yours
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.forms import is_yaml
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, Finding
-from mismatchctl.frameworks.native import read_written
+from mismatchctl.frameworks.native import is_yaml, read_written
 from mismatchctl.result import RunResult
 from mismatchctl.result.story import is_hopeless
 from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar

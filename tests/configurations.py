@@ -11,5 +11,5 @@ from mismatchctl.frameworks.native import read_configurations
 
 def read_native(path: str | Path, framework: str = "") -> tuple[Framework, Correction]:
     """The first configuration of a file, and the framework that it is of."""
-    found = read_configurations(path, framework)[0]
-    return found.framework, found.correction
+    written, correction = read_configurations(path, framework)[0]
+    return written.framework, correction

@@ -40,10 +40,9 @@ def text(folder: Path) -> Callable[[bytes], None]:
     from mismatchctl.gate.rules import rules_from_text
     from mismatchctl.sweep.study import Axis
     from mismatchctl.texts import TextError
-    from mismatchctl.texts.json_text import parse_json
+    from mismatchctl.texts.parsers import parse_json, parse_toml
     from mismatchctl.texts.python_text import python_calls
     from mismatchctl.texts.shell_text import parse_shell
-    from mismatchctl.texts.toml_text import parse_toml
     from mismatchctl.texts.yaml_text import parse_yaml
     from mismatchctl.texts.yaml_written import dump_yaml
 

@@ -40,7 +40,7 @@ from mismatchctl.dumps.parquet import Parquet
 from mismatchctl.engines.pack import UnpackableError, pack, unpack
 from mismatchctl.errors import MismatchctlError
 from mismatchctl.texts import TextError, parse_json
-from mismatchctl.texts.toml_text import parse_toml
+from mismatchctl.texts.parsers import parse_toml
 from mismatchctl.texts.yaml_text import parse_yaml
 
 COLUMNAR = ("pages", "footer", "arrow")

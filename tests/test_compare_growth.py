@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatchctl.compare.growth import growth
+from mismatchctl.compare.changes import growth
 from mismatchctl.compare.words import growth_sentences
 from mismatchctl.result import Groups, Series, growth_of
 

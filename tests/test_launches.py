@@ -420,7 +420,7 @@ def test_what_a_file_says_in_two_ways_stands_side_by_side(
     name: str, text: str, made: dict[str, tuple[str, float]], tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
-    found = [one.correction for one in read_configurations(tmp_path / name)]
+    found = [correction for _, correction in read_configurations(tmp_path / name)]
     bounds = {one.name: (one.weight.level, one.weight.bounds[1]) for one in found if one.weight}
     assert bounds == made
     dump = Path(__file__).parent.parent / "sample_data" / "dense"
@@ -458,7 +458,7 @@ def test_what_says_nothing_of_a_correction_is_read_where_it_is_known_whose_it_is
     name: str, text: str, framework: str, made: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
-    found = [one.correction for one in read_configurations(tmp_path / name, framework)]
+    found = [correction for _, correction in read_configurations(tmp_path / name, framework)]
     assert {one.name: one.weight.level for one in found if one.weight} == made
 
 

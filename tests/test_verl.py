@@ -15,7 +15,7 @@ from mismatchctl.correction import Correction, Gate, Weight, apply
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load, preset, presets
 from mismatchctl.frameworks.framework import ReplayOptions
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Step
 from mismatchctl.ratios import Ratios
 
 

@@ -126,15 +126,15 @@ def _configured(path: str, framework: str, quiet: bool) -> list[Correction]:
 
     configurations = read_configurations(path, framework)
     said = []
-    for found in configurations:
+    for written, _ in configurations:
         if "@" not in framework:
-            said.append(f"read as {found.framework.dated}; --framework says otherwise")
-        if found.unread:
-            said.append(f"nothing of a correction reads {', '.join(found.unread)}")
-    corrections = [found.correction for found in configurations]
+            said.append(f"read as {written.framework.dated}; --framework says otherwise")
+        if written.unread:
+            said.append(f"nothing of a correction reads {', '.join(written.unread)}")
+    corrections = [correction for _, correction in configurations]
     if len(corrections) > 1:
         said.append(f"its branches or calls differ: {', '.join(one.name for one in corrections)} stand side by side")
-        said += [f"{one.correction.name} takes {_branches(one.beside)} too" for one in configurations if one.beside]
+        said += [f"{one.name} takes {_branches(one.beside)} too" for one, _ in configurations if one.beside]
     for what in dict.fromkeys(said):
         say(f"{path}: {what}", quiet)
     return corrections

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from mismatchctl.analyze import analyze
-from mismatchctl.compare.changes import Tested, adjusted, metric_changes
+from mismatchctl.compare.changes import Tested, adjusted, growth, metric_changes
 from mismatchctl.compare.decompose import by_bin, by_steps, by_values
-from mismatchctl.compare.growth import growth
 from mismatchctl.compare.model import (
     CONFIDENCE,
     Cell,

@@ -1,4 +1,4 @@
-"""Every metric of one side against the reference: difference, interval, significance."""
+"""Every metric of one side against the reference: difference, interval, significance; and how both grow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.compare.model import CONFIDENCE, Change, Interval
+from mismatchctl.compare.model import CONFIDENCE, Change, GrowthContrast, Interval
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.finite import finite
@@ -26,7 +26,9 @@ from mismatchctl.resample import (
     resample,
     shares_above,
 )
-from mismatchctl.result import Value
+from mismatchctl.result import Growth, RunResult, Value, growth_of
+from mismatchctl.result.growth import Label
+from mismatchctl.result.story import growth_of_run
 
 HEADLINE = "k3"
 """Judged as a family of its own, so that the many others do not drown it."""
@@ -159,3 +161,43 @@ def _is_better(metric: Metric, reference: float, other: float) -> bool | None:
 def _interval(draws: Draws) -> Interval | None:
     found = interval(draws, CONFIDENCE)
     return found if found is not None and all(map(math.isfinite, found)) else None
+
+
+_Step = tuple[float, float]
+"""K3 at a step, and its standard error over it."""
+
+
+def growth(reference: RunResult, other: RunResult) -> GrowthContrast:
+    """The growth of K3 on both sides, and of the other's over the reference's at the steps that both have."""
+    sides = [growth_of_run(run) for run in (reference, other)]
+    before, after = (_steps(run) for run in (reference, other))
+    common = [label for label in before if label in after]
+    pairs = [(before[label], after[label]) for label in common]
+    quotients = [value / base for (base, _), (value, _) in pairs]
+    errors = [
+        quotient * math.hypot(first, second)
+        for quotient, ((_, first), (_, second)) in zip(quotients, pairs, strict=True)
+    ]
+    return GrowthContrast(
+        reference=sides[0], other=sides[1], quotient=growth_of(common, quotients, errors),
+        onsets_differ=_apart(*sides),
+    )  # fmt: skip
+
+
+def _steps(run: RunResult) -> dict[Label, _Step]:
+    """The steps at which K3 is above 0."""
+    series = run.groups.metrics.get("k3")
+    if series is None:
+        return {}
+    errors = series.se or [None] * len(series.value)
+    found = zip(run.groups.labels, series.value, errors, strict=True)
+    return {label: (value, (error or 0.0) / value) for label, value, error in found if value is not None and value > 0}
+
+
+def _apart(first: Growth, second: Growth) -> bool | None:
+    """Whether no step may be the onset of both; None where one does not grow, or steps have no numbers."""
+    ends = [growth.onset_interval for growth in (first, second) if growth.verdict == "grew"]
+    known = [(low, high) for low, high in filter(None, ends) if not isinstance(low, str) and not isinstance(high, str)]
+    if len(known) < 2:
+        return None
+    return max(low for low, _ in known) > min(high for _, high in known)

@@ -2,38 +2,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
-from mismatchctl.frameworks.forms import Said, keys_in
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.said import is_same
+from mismatchctl.texts import TextError, read_data, read_text
 from mismatchctl.texts.pointers import resolved
+from mismatchctl.texts.python_text import python_calls
+from mismatchctl.texts.shell_text import looks_like_shell, parse_shell
 from mismatchctl.validation import takes
+
+Form = Literal["data", "shell", "python"]
+_BY_SUFFIX: dict[str, Form] = {".json": "data", ".toml": "data", ".sh": "shell", ".bash": "shell", ".py": "python"}
+PYTHON_CLASSES = {name: (shelf.name, keys_of) for shelf in SHELVES for name, keys_of in shelf.classes.items()}
+"""Classes whose calls say a configuration: whose, and the keys of one."""
+_CALLED = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(PYTHON_CLASSES)})[.(]", re.MULTILINE)
+
+
+def form_of(path: Path) -> Form:
+    """What a file holds: as its suffix says, else as its lines begin."""
+    if path.suffix in _BY_SUFFIX:
+        return _BY_SUFFIX[path.suffix]
+    text = read_text(path)
+    return "python" if _CALLED.search(text) else "shell" if looks_like_shell(text) else "data"
+
+
+def is_yaml(path: Path) -> bool:
+    """Whether a file is read as YAML."""
+    return form_of(path) == "data" and path.suffix not in _BY_SUFFIX
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """A configuration as its framework reads it.
+class Said:
+    """What stands in a file: the keys of a configuration, whatever the form.
 
     Attributes:
-        framework: whose it is, at the version that it was written for.
-        correction: what it does.
-        unread: its keys that nothing here reads, dotted.
-        beside: lines of a script where branches begin that are taken all, beside the one that it is named after.
+        name: of the correction that it makes.
+        keys: and their values.
+        whose: the framework whose class is called; empty where only the keys can tell.
+        line: where it begins, counted from 1, or, negated, a branch that it leaves out; 0 where it is all of the file.
+        beside: where further branches begin that it takes all.
     """
 
-    framework: Framework
-    correction: Correction
-    unread: tuple[str, ...]
+    name: str
+    keys: dict[str, Any]
+    whose: str = ""
+    line: int = 0
     beside: tuple[int, ...] = ()
+
+
+def keys_in(path: Path) -> list[Said]:
+    """The keys of each configuration in a file.
+
+    Raises:
+        ConfigError: it cannot be read, or holds none.
+    """
+    form, name = form_of(path), path.stem[:80]
+    try:
+        if form == "python":
+            return _called(path, name)
+        if form == "shell":
+            return [Said(name, one.keys, line=one.line, beside=one.beside) for one in parse_shell(read_text(path))]
+        return [Said(name, _mapping(path))]
+    except TextError as error:
+        raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
+
+
+def _called(path: Path, name: str) -> list[Said]:
+    """What the calls of a framework's class say; each may be called after its function."""
+    text = read_text(path)
+    calls = [(call, *known) for owner, known in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
+    try:
+        said = [(call, keys_of(call), whose) for call, whose, keys_of in calls]
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    found = [Said(call.function or name, keys, whose, call.line) for call, keys, whose in said if keys is not None]
+    if not found:
+        classes = ", ".join(PYTHON_CLASSES)
+        raise ConfigError(f"{path}: no call of {classes} says a correction: that is what is read of Python")
+    return found
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    data = read_data(path)
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{path}: expected keys and values; name a configuration of a framework")
+    return dict(data)
 
 
 @dataclass(frozen=True)
@@ -45,7 +108,7 @@ class Written:
         framework: whose it is, at the version that it was written for.
         keys: all of it, what it includes and points to put in.
         line: where it begins, or, negated, a branch that it leaves out; 0 where it is all of the file.
-        beside: as of a `Configuration`.
+        beside: lines of a script where branches begin that are taken all, beside the one that it is named after.
     """
 
     name: str
@@ -53,6 +116,11 @@ class Written:
     keys: dict[str, Any]
     line: int = 0
     beside: tuple[int, ...] = ()
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Its keys that nothing here reads, dotted."""
+        return tuple(".".join(item.place) for item in self.framework.unread(self.keys))
 
     @property
     def is_readable(self) -> bool:
@@ -72,8 +140,8 @@ class Written:
         return is_same(ours, theirs)
 
 
-def read_configurations(path: str | Path, framework: str = "") -> list[Configuration]:
-    """The configurations of a file in a framework's own keys: one, or those that calls or branches of it differ in.
+def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Written, Correction]]:
+    """The configurations of a file in a framework's own keys, and what each does: those that calls or branches say.
 
     Args:
         path: YAML, JSON or TOML; a shell script with flags or Hydra overrides; Python that calls a framework's class.
@@ -82,7 +150,7 @@ def read_configurations(path: str | Path, framework: str = "") -> list[Configura
     Raises:
         ConfigError: the file cannot be read, is of no framework here or of another one, or is rejected there.
     """
-    return [_read(Path(path), written) for written in read_written(path, framework)]
+    return [(written, _read(Path(path), written)) for written in read_written(path, framework)]
 
 
 def read_written(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[Written]:
@@ -141,7 +209,7 @@ def _whose(path: Path, said: Said, framework: str, of_any: bool) -> Framework:
     return load(guessed)
 
 
-def _read(path: Path, written: Written) -> Configuration:
+def _read(path: Path, written: Written) -> Correction:
     chosen = written.framework
     try:
         found = chosen.correction(written.keys)
@@ -152,9 +220,7 @@ def _read(path: Path, written: Written) -> Configuration:
     about = found.about or f"{path.name}, as {chosen.title} reads it"
     named = found.model_copy(update={"name": written.name, "about": about})
     _check_judgeable(named, path, chosen)
-    return Configuration(
-        chosen, named, tuple(".".join(item.place) for item in chosen.unread(written.keys)), written.beside
-    )
+    return named
 
 
 def _check_judgeable(correction: Correction, path: Path, framework: Framework) -> None:

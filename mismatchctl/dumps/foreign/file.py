@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,11 +12,37 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.dumps.foreign.lines import json_lines
 from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
 from mismatchctl.dumps.foreign.standins import DamagedError, from_bytes, plain_dtype
 from mismatchctl.errors import DataError
 from mismatchctl.frameworks.layout import Row, array
+from mismatchctl.texts import decoded, parse_json
+
+BYTES_READ: ContextVar[Callable[[int], None] | None] = ContextVar("BYTES_READ", default=None)
+"""Is told the bytes of each line, for a progress bar."""
+
+
+def json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file, one per line; memory holds one line.
+
+    Raises:
+        DataError: a line that is no JSON object.
+    """
+    watch = BYTES_READ.get()
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            if watch is not None:
+                watch(len(line))
+            if not line.strip():
+                continue
+            try:
+                value = parse_json(decoded(line), as_python_writes=True)
+            except ValueError as error:
+                remedy = "the file was cut off or damaged: remove the line"
+                raise DataError(f"no JSON: {error}", file=str(path), row=number, remedy=remedy) from error
+            if not isinstance(value, dict):
+                raise DataError("the line is no JSON object", file=str(path), row=number)
+            yield value
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.dumps.foreign.alignment import LAGS, alignment_sums, check_alignment
 from mismatchctl.dumps.foreign.batches import raw_batches
-from mismatchctl.dumps.foreign.lines import BYTES_READ
+from mismatchctl.dumps.foreign.file import BYTES_READ
 from mismatchctl.dumps.foreign.registry import LAYOUTS, recognize
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch

@@ -16,8 +16,7 @@ from mismatchctl.frameworks.areal.statistics import before, since
 from mismatchctl.frameworks.layout import File, Layout, Row
 from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term
 
 _GONE = re.compile(r"behave?_imp_weight_(cap|mode)")

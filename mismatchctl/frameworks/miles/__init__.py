@@ -1,12 +1,77 @@
 """Miles, which forked slime and runs the same correction: what is its own; the rest is slime's."""
 
-from pathlib import Path
+from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatchctl.errors import DataError
+from mismatchctl.footer import check_footer
 from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.miles.layout import DASHBOARD, LAYOUT
+from mismatchctl.frameworks.layout import File, Layout, Row, array
 from mismatchctl.frameworks.slime.arguments import recognize
+from mismatchctl.frameworks.slime.layout import response_of
 from mismatchctl.frameworks.slime.replay import Slime
 from mismatchctl.frameworks.slime.versions import find_version, months
+from mismatchctl.frameworks.slime.zigzag import check_whole
+
+
+def _rows(file: File) -> Iterator[Row]:
+    content = file.torch()
+    for number, sample in enumerate(content["samples"]):
+        row = {name: array(value) for name, value in sample.items()}
+        have, remedy = len(row["old_log_probs"]), "convert train_data instead, which is put together"
+        check_whole(file, number, have, int(row["response_length"]), remedy)
+        # The file names no samples: tensor-parallel copies have the same values, data-parallel ranks have others.
+        values = crc32(row["old_log_probs"].tobytes())
+        name = f"{content['call']}:{row['index']}:{values:08x}"
+        yield {**row, "sequence_id": name, "micro_batch": f"{content['rank']}:{content['call']}"}
+
+
+LAYOUT = Layout(
+    framework="miles-policy-loss",
+    columns={
+        "rollout_log_probs": "rollout_log_probs",
+        "train_log_probs": "old_log_probs",
+        "current_log_probs": "train_log_probs",
+        "response_mask": "local_loss_mask",
+        "advantages": "advantages",
+        "micro_batch": "micro_batch",
+    },
+    mask="1 on sampled tokens, 0 on tool tokens and removed samples",
+    patterns=("rank_*_call_*.pt",),
+    rows=_rows,
+    duplicates=True,
+    recognizes=lambda file: file.holds("call", "samples"),
+)
+
+
+def _dashboard_rows(file: File) -> Iterator[Row]:
+    if file.path.name.startswith("rollout_eval_"):
+        return  # nothing is trained on it
+    try:
+        with pa.OSFile(str(file.path)) as place:
+            check_footer(place)
+            for batch in pq.ParquetFile(place).iter_batches(256):
+                for row in batch.to_pylist():
+                    response = response_of(row["tokens"], row["response_length"], row["loss_mask"])
+                    yield {**row, **response, "step": file.step, "sequence_id": row["sample_index"]}
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
+
+
+DASHBOARD = Layout(
+    framework="miles-dashboard",
+    columns={"rollout_log_probs": "rollout_log_probs", "response_mask": "mask", "token_ids": "response_ids"},
+    mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",
+    patterns=("dashboard_columns/rollout_*.parquet",),
+    rows=_dashboard_rows,
+)
+
 
 SHELF = Shelf(
     name="miles",

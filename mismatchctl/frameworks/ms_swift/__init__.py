@@ -10,8 +10,7 @@ from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, off_policy_mask, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term, exp
 
 _MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")

@@ -12,8 +12,7 @@ from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.layout import File, Layout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term, exp
 
 

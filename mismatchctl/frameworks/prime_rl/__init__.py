@@ -16,8 +16,7 @@ from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.layout import File, Layout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
-from mismatchctl.frameworks.run import Options, Run, k3
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Options, Run, Step, k3
 from mismatchctl.surrogates import Array, Term, exp
 
 _LATER = ("eps", "max_importance_ratio", "score_centering", "ratio_low", "ratio_high")

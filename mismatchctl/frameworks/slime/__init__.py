@@ -4,18 +4,17 @@ versions    the releases, and in what they differ
 arguments   slime's arguments, checked as slime checks them; dialect: arguments <-> Correction
 lint        traps of its arguments
 call        one micro-batch: weights and kept tokens; loss: its policy loss
-metrics     the logged names; names: their meanings in words; reduce: from tokens to the scalar of a step
+metrics     the logged names and their meanings in words; reduce: from tokens to the scalar of a step
 replay      column names, replay and loss of a step
-layout, rollouts, zigzag: their files
+layout, zigzag: their files
 """
 
 from pathlib import Path
 
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.slime.arguments import recognize
-from mismatchctl.frameworks.slime.layout import LAYOUT
+from mismatchctl.frameworks.slime.layout import LAYOUT, ROLLOUTS
 from mismatchctl.frameworks.slime.replay import Slime
-from mismatchctl.frameworks.slime.rollouts import LAYOUT as ROLLOUTS
 from mismatchctl.frameworks.slime.versions import find_version, months
 
 SHELF = Shelf(

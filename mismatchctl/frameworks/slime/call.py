@@ -6,6 +6,7 @@ rounded to it before they are compared, and ties fall as they fell there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +16,33 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments
 from mismatchctl.frameworks.slime.arguments import Arguments
-from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_segments
 from mismatchctl.ratios import LOG_RATIO_BOUND
 from mismatchctl.surrogates import exp
+
+
+def sum_segments(values: NDArray[Any], segments: Segments) -> Floats:
+    """Sum over each segment [S], rounded to the dtype of `values`; flags are counted, in float32 as torch does."""
+    return segments.sum(values).astype(_summed_as(values.dtype))
+
+
+def sum_stacked(values: Sequence[NDArray[Any]], segments: Segments) -> Floats:
+    """`sum_segments` of several values of the same dtype [M, S]."""
+    if len(values) == 1:
+        return sum_segments(values[0], segments)[None]
+    stacked = np.stack(values, dtype=np.float64, casting="safe")
+    return segments.sum(stacked).astype(_summed_as(values[0].dtype))
+
+
+def sum_in_order(values: Floats) -> Any:
+    """Sum of `values` [..., S] one after the other in their dtype, as Python's `sum` adds tensors."""
+    if not values.shape[-1]:
+        return np.zeros(values.shape[:-1], values.dtype)
+    return np.cumsum(values, axis=-1)[..., -1]
+
+
+def _summed_as(dtype: np.dtype[Any]) -> Any:
+    return np.float32 if dtype == np.bool_ else dtype
+
 
 _SMALLEST_FACTOR = 1e-8  # a mean weight up to this is not divided by
 

@@ -9,14 +9,15 @@ from typing import Any
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.advice import advice, with_gate
 from mismatchctl.frameworks.lint import (
     Finding,
     Level,
+    advice,
     bound_findings,
     decimal,
     is_text_of_number,
     named_key,
+    with_gate,
 )
 from mismatchctl.frameworks.slime.arguments import (
     DOCUMENTED_ONLY,

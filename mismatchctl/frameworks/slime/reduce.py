@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Floats
-from mismatchctl.frameworks.slime.call import Call
+from mismatchctl.frameworks.slime.call import Call, sum_in_order, sum_stacked
 from mismatchctl.frameworks.slime.metrics import LoggedMetric
-from mismatchctl.frameworks.slime.numerics import sum_in_order, sum_stacked
 from mismatchctl.frameworks.slime.versions import Version
 
 _STACKED = 1 << 20

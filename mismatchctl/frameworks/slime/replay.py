@@ -16,16 +16,15 @@ from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions
 from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.slime.arguments import Arguments, arguments, unread, with_custom_config
 from mismatchctl.frameworks.slime.call import Call, Policies
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.lint import RULES, Written
 from mismatchctl.frameworks.slime.loss import LossCall
-from mismatchctl.frameworks.slime.metrics import METRICS
-from mismatchctl.frameworks.slime.names import meanings
+from mismatchctl.frameworks.slime.metrics import METRICS, meanings
 from mismatchctl.frameworks.slime.reduce import Reducer
 from mismatchctl.frameworks.slime.versions import Version
-from mismatchctl.frameworks.step import Step
 from mismatchctl.frameworks.unread import Unread
 
 _ROLLOUTS = ("rollout_ids", "rollout_id")

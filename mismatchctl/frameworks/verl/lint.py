@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.advice import advice, with_gate
-from mismatchctl.frameworks.lint import Finding, bound_findings, decimal, named_key
+from mismatchctl.frameworks.lint import Finding, advice, bound_findings, decimal, named_key, with_gate
 from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, unread
 from mismatchctl.frameworks.verl.plan import option_of
 from mismatchctl.frameworks.verl.versions import VERSIONS, Version

@@ -11,7 +11,7 @@ import numpy as np
 from mismatchctl.batch import Bools, Float64s, Floats, Segments
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.verl.helper import Computed
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import clamp, mean

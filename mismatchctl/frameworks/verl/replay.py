@@ -14,7 +14,7 @@ from mismatchctl.correction.presets import BYPASS
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions
 from mismatchctl.frameworks.lint import Finding
-from mismatchctl.frameworks.step import Step
+from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.unread import Unread
 from mismatchctl.frameworks.verl import dialect, losses
 from mismatchctl.frameworks.verl import plan as planning

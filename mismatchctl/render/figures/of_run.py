@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields
 
 from mismatchctl.render.figures.beside import beside_figures
 from mismatchctl.render.figures.breakdowns import breakdown_figure
-from mismatchctl.render.figures.distributions import distribution_figure
+from mismatchctl.render.figures.distributions import distribution_figure, joint_figure
 from mismatchctl.render.figures.dots import COMPARED, KEPT_AGAINST_REJECTED, dots_figure
 from mismatchctl.render.figures.figure import Figure
-from mismatchctl.render.figures.joints import joint_figure
 from mismatchctl.render.figures.trends import (
     CHARTS,
     DRIFT_CHARTS,

@@ -27,7 +27,6 @@ from mismatchctl.render.document import (
     Tile,
     Tiles,
 )
-from mismatchctl.render.pages import run_log
 from mismatchctl.render.pages import run_tables as tables
 from mismatchctl.render.pages.correction_tables import (
     corrections_table,
@@ -83,8 +82,8 @@ def document(result: Result, objectives: tuple[Sequence[str], Sequence[str]] = (
         made.add(*next(sections))
     for index, (name, run) in enumerate(runs.items()):
         shown, id = clean(name) if several else "it", f"run-{index}"
-        made.add(run_log.objectives(run, shown, id, *objectives) if any(objectives) else None)
-        made.add(run_log.against(run, clean(name), id, origin))
+        made.add(tables.objectives(run, shown, id, *objectives) if any(objectives) else None)
+        made.add(tables.against(run, clean(name), id, origin))
     made.add(Section("", "notes", terminal=True).add(*called))
     made.add(provenance(origin.version, origin.inputs, origin.left_out, result.corrections))
     made.glossary = lambda: [
