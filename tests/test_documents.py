@@ -22,7 +22,7 @@ from configurations import read_native
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset, presets, shelf
-from mismatchctl.frameworks.said import is_same, said
+from mismatchctl.frameworks.native import is_same, said
 from mismatchctl.recorder import Recorder
 
 EXAMPLES = Path(__file__).parent / "documents"

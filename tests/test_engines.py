@@ -20,9 +20,9 @@ from command import run
 from mismatchctl.analyze import analyze
 from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Unit, open_dump
-from mismatchctl.engines import Local, memory, ray, shards_of, work
+from mismatchctl.engines import Local, local, ray, shards_of, work
 from mismatchctl.engines.cache import Cached
-from mismatchctl.engines.memory import parse_size, unit_bytes
+from mismatchctl.engines.local import parse_size, unit_bytes
 from mismatchctl.engines.ray import Ray
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load, preset
@@ -124,7 +124,7 @@ def test_sizes() -> None:
 @pytest.mark.parametrize("allowed", [1, 2, 3])
 def test_a_limit_of_memory_is_a_limit_of_units_at_once(allowed: int, grouped: str) -> None:
     dump = open_dump([grouped])
-    limit = memory.PROCESS_BYTES + allowed * max(map(unit_bytes, dump.units)) + 1
+    limit = local.PROCESS_BYTES + allowed * max(map(unit_bytes, dump.units)) + 1
     running, most, lock, met = 0, 0, threading.Lock(), threading.Barrier(allowed)
 
     class Counting(Note):

@@ -25,8 +25,7 @@ from mismatchctl.gate import Check, Verdict
 from mismatchctl.gate.words import apart
 from mismatchctl.recorder import Recorder
 from mismatchctl.render.pages.gate import document
-from mismatchctl.render.to.github import workflow_commands
-from mismatchctl.render.to.junit import junit
+from mismatchctl.render.to.ci import junit, workflow_commands
 from mismatchctl.render.to.markdown import markdown as as_markdown
 
 ROOT = Path(__file__).parent.parent

@@ -23,7 +23,7 @@ from mismatchctl.correction.methods import METHODS, rule_of
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import SHELVES, load, preset, presets, recognize, settings, shelf
 from mismatchctl.frameworks.meanings import find_meanings
-from mismatchctl.frameworks.said import is_same, said
+from mismatchctl.frameworks.native import is_same, said
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = {name: item for name, item in presets().items() if item.framework}
@@ -202,7 +202,7 @@ import json
 import mismatchctl.frameworks as f
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.frameworks.meanings import find_meanings
-from mismatchctl.frameworks.said import said
+from mismatchctl.frameworks.native import said
 import pyarrow as pa
 rows = pa.table({"rollout_log_probs": [[-1.0, -1.0]], "train_log_probs": [[-1.0, 4.0]]})
 own = f.load("stub-rl")

@@ -22,7 +22,7 @@ from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, p
 from mismatchctl.dumps.blocks import Block, assemble
 from mismatchctl.engines import Local, shards_of
 from mismatchctl.engines.cache import Cached, tool
-from mismatchctl.engines.memory import BYTES_PER_TOKEN, PROCESS_BYTES
+from mismatchctl.engines.local import BYTES_PER_TOKEN, PROCESS_BYTES
 from mismatchctl.engines.ray import made_there
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset

@@ -13,9 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from mismatchctl.render.glyphs import Glyphs
-from mismatchctl.render.grid import Column, broken, matrix, print_grid
 from mismatchctl.render.pages.analyze import document
-from mismatchctl.render.to.terminal import show
+from mismatchctl.render.to.terminal import Column, broken, matrix, print_grid, show
 from mismatchctl.result import Result, Value
 
 WIDTHS = (80, 140)

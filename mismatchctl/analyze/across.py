@@ -10,7 +10,7 @@ from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.methods import METHODS, rule_of
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.frameworks import load, presets, shelf
-from mismatchctl.frameworks.said import said
+from mismatchctl.frameworks.native import said
 
 SHOWN = ("rejected_tokens", "rejected_sequences", "weight_mean", "ess_token", "loss_scale")
 """Metrics of a correction that tell presets apart."""

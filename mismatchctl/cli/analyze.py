@@ -13,8 +13,7 @@ import typer
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import RuleFlags, chosen_corrections, replaying
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import output_option
-from mismatchctl.cli.groups import flat
+from mismatchctl.cli.flags import flat, output_option
 from mismatchctl.cli.output import (
     open_page,
     outputs,

@@ -11,8 +11,7 @@ import typer
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import chosen_corrections
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import output_option
-from mismatchctl.cli.groups import flat
+from mismatchctl.cli.flags import flat, output_option
 from mismatchctl.cli.output import outputs, page_of, progress_bar, show, warn, write
 from mismatchctl.cli.places import check_places, or_stdout
 

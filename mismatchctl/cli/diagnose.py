@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mismatchctl.cli import flags
-from mismatchctl.cli.groups import flat
+from mismatchctl.cli.flags import flat
 from mismatchctl.cli.output import json_text, outputs, page_files, print_json, progress_bar, show, signed, warn, write
 from mismatchctl.cli.places import check_places, or_stdout
 from mismatchctl.numbers import counted

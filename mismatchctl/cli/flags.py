@@ -1,17 +1,42 @@
-"""Flags that several verbs share, spelled once."""
+"""Flags that several verbs share, spelled once; those that belong together are one parameter of a verb."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mismatchctl.cli.places import on_disk
 from mismatchctl.errors import ConfigError
+
+Verb = Callable[..., None]
+
+
+def flat(verb: Verb) -> Verb:
+    """The verb as typer reads it: each field of a parameter that is a dataclass is a parameter of its own."""
+    own = signature(verb, eval_str=True)
+    made: dict[str, Any] = {
+        name: one.annotation for name, one in own.parameters.items() if is_dataclass(one.annotation)
+    }
+    groups = {name: list(signature(group, eval_str=True).parameters.values()) for name, group in made.items()}
+
+    @wraps(verb)
+    def flattened(**given: Any) -> None:
+        for name, fields in groups.items():
+            given[name] = made[name](*(given.pop(field.name) for field in fields))
+        verb(**given)
+
+    parameters = [field for name, one in own.parameters.items() for field in groups.get(name, [one])]
+    spelled = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    flattened.__signature__ = own.replace(parameters=spelled)  # type: ignore[attr-defined]
+    flattened.__annotations__ = {one.name: one.annotation for one in spelled}
+    return flattened
+
 
 if TYPE_CHECKING:
     from mismatchctl.engines import Engine
@@ -92,7 +117,7 @@ class EngineFlags:
         if self.address is not None:
             raise ConfigError("--address is that of a Ray cluster: it needs --engine ray")
         from mismatchctl.engines import Local
-        from mismatchctl.engines.memory import parse_size
+        from mismatchctl.engines.local import parse_size
 
         return Local(self.threads, None if self.memory_limit is None else parse_size(self.memory_limit))
 

@@ -13,8 +13,7 @@ import typer
 
 from mismatchctl.cli import flags
 from mismatchctl.cli.corrections import chosen_corrections
-from mismatchctl.cli.flags import output_option
-from mismatchctl.cli.groups import flat
+from mismatchctl.cli.flags import flat, output_option
 from mismatchctl.cli.output import (
     outputs,
     page_files,
@@ -157,17 +156,17 @@ def _rules(texts: Sequence[str], expect_bitwise: bool) -> list[Rule]:
 
 def _write(verdict: Verdict, junit: Path | None, markdown: Path | None, html: Path | None) -> None:
     from mismatchctl.render.pages.gate import document
-    from mismatchctl.render.to import junit as xml
+    from mismatchctl.render.to.ci import junit as as_xml
 
     if junit is not None:
-        write([(junit, xml.junit(verdict))])
+        write([(junit, as_xml(verdict))])
     write(page_files(lambda: document(verdict), html, markdown))
 
 
 def _show(verdict: Verdict, as_markdown: bool, *, quiet: bool, json: bool) -> None:
     """Print the verdict; what GitHub reads is written where GitHub says that it reads."""
     from mismatchctl.render.pages.gate import document
-    from mismatchctl.render.to.github import workflow_commands
+    from mismatchctl.render.to.ci import workflow_commands
     from mismatchctl.render.to.markdown import markdown
 
     page = document(verdict)

@@ -94,7 +94,7 @@ def show(
     from mismatchctl.cli.corrections import named_corrections
     from mismatchctl.correction.presets import Preset
     from mismatchctl.frameworks import load, presets
-    from mismatchctl.frameworks.said import native_yaml, preset_yaml
+    from mismatchctl.frameworks.native import native_yaml, preset_yaml
 
     for correction in named_corrections(name):
         known = presets().get(name, Preset(correction))

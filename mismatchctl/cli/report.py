@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatchctl.cli.figures import FigureFlags
-from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet, output_option
-from mismatchctl.cli.groups import flat
+from mismatchctl.cli.flags import Force, Html, Markdown, Open, Quiet, flat, output_option
 from mismatchctl.cli.output import open_page, outputs, page_files, print_markdown, show, write
 from mismatchctl.cli.places import check_places, or_printed
 

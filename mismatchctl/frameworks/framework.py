@@ -1,10 +1,12 @@
-"""What every framework module offers: its configurations as Corrections, its numbers, its losses."""
+"""What every framework module offers: its configurations as Corrections, what it leaves unread, numbers, losses."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +15,46 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
+from mismatchctl.errors import suggestion
 from mismatchctl.frameworks.layout import Layout
 from mismatchctl.frameworks.lint import Finding
-from mismatchctl.frameworks.unread import Unread
 from mismatchctl.measure.metrics import Measure, Quantity
 from mismatchctl.texts.python_text import Call
+
+_OF_CORRECTIONS = re.compile(
+    r"rollout_(is|rs|corr|correction|token_veto)(_.*)?|(tis|rs|mis)_.*|use_(tis|rs|mis|mask|rollout_correction)"
+    r"|bypass_(mode|old_logprob_for_rollout)"
+)
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A key that nothing reads.
+
+    Attributes:
+        place: the keys that lead to it, and itself.
+        hint: what reads it, or what was meant, as a clause to append to a sentence; empty where nobody can tell.
+        refused: it would have corrected something: whoever wrote it expects that it does. The rest is only told.
+    """
+
+    place: tuple[str, ...]
+    hint: str
+    refused: bool
+
+    @property
+    def key(self) -> str:
+        """Its last key."""
+        return self.place[-1]
+
+
+def is_of_corrections(key: str) -> bool:
+    """Whether a name can only be meant for a correction, in whatever framework."""
+    return _OF_CORRECTIONS.fullmatch(key) is not None
+
+
+nearest = partial(suggestion, cutoff=0.8)
+"""The known key that was certainly misspelt: many others of a configuration are somebody else's."""
+
 
 Dtype = Literal["float32", "float64"]
 

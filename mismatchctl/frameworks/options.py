@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.framework import Unread, nearest
 from mismatchctl.frameworks.run import Options
-from mismatchctl.frameworks.unread import Unread, nearest
 
 Meant = TypeVar("Meant")
 Place = tuple[str, ...]

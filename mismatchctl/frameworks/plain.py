@@ -20,11 +20,20 @@ from pydantic import PrivateAttr, ValidationError
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Shelf
+from mismatchctl.frameworks.framework import (
+    AS_USUAL,
+    Dtype,
+    Framework,
+    Loss,
+    Meaning,
+    Replay,
+    ReplayOptions,
+    Shelf,
+    Unread,
+)
 from mismatchctl.frameworks.lint import Finding, Level, bound_findings
 from mismatchctl.frameworks.options import Place, Spelling, merged
 from mismatchctl.frameworks.run import Options, Run, Step
-from mismatchctl.frameworks.unread import Unread
 from mismatchctl.surrogates import Array, Term, total
 from mismatchctl.texts import read_data
 from mismatchctl.validation import explained

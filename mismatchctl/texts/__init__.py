@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import read_regular
-from mismatchctl.texts.errors import TextError
 from mismatchctl.texts.parsers import parse_json, parse_toml
-from mismatchctl.texts.scalars import is_text_in_yaml_1_1, number, scalar
+from mismatchctl.texts.scalars import TextError, is_text_in_yaml_1_1, number, scalar
 
 if TYPE_CHECKING:
     from mismatchctl.texts.yaml_text import Scalar

@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mismatchctl.texts.errors import TextError
-from mismatchctl.texts.scalars import finite, whole
+from mismatchctl.texts.scalars import TextError, finite, whole
 
 
 def parse_json(text: str, *, as_python_writes: bool = False, number: Callable[[str], Any] | None = None) -> Any:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from mismatchctl.texts.errors import TextError
+from mismatchctl.texts.scalars import TextError
 
 NOT_BROUGHT = "what ** brings is not read; write its options in the call"
 

@@ -1,4 +1,4 @@
-"""What an unquoted word is: a number, a truth value, nothing, or text.
+"""What is wrong with a text, and what an unquoted word is: a number, a truth value, nothing, or text.
 
 YAML 1.1, as OmegaConf reads it, since that is how configurations for Hydra are read: `1e-4` is a number, which YAML 1.1
 alone takes for text, and a date is text.
@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 import re
 
-from mismatchctl.texts.errors import TextError
+
+class TextError(ValueError):
+    """One sentence: line and column, counted from 1, where they are known, and what is wrong there."""
+
+    def __init__(self, problem: str, line: int | None = None, column: int | None = None) -> None:
+        place = "" if line is None else f"line {line}, column {column}: "
+        super().__init__(place + " ".join(problem.split()))
+
 
 Plain = str | int | float | bool | None
 

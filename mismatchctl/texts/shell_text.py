@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatchctl.texts.errors import TextError
-from mismatchctl.texts.scalars import scalar
+from mismatchctl.texts.scalars import TextError, scalar
 from mismatchctl.texts.shell_words import VARIABLE, Word, beside, choices, followed, words
 
 _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)

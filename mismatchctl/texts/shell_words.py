@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from mismatchctl.texts.errors import TextError
+from mismatchctl.texts.scalars import TextError
 
 _BEGINS = re.compile(r"(?<!<)<<-?\s*([\"']?)([A-Za-z_]\w*)\1")
 _COMMENT = re.compile(r"(?:^|\s)#.*")

@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-from mismatchctl.texts.errors import TextError
-from mismatchctl.texts.scalars import Plain, scalar
+from mismatchctl.texts.scalars import Plain, TextError, scalar
 
 MOST_DEPTH = 64
 """Mappings and lists inside each other."""

@@ -4,8 +4,8 @@ versions    the releases, and in what they differ
 arguments   slime's arguments, checked as slime checks them; dialect: arguments <-> Correction
 lint        traps of its arguments
 call        one micro-batch: weights and kept tokens; loss: its policy loss
-metrics     the logged names and their meanings in words; reduce: from tokens to the scalar of a step
-replay      column names, replay and loss of a step
+metrics     the logged names and their meanings in words
+replay      column names, replay and loss of a step, from tokens to its scalars
 layout, zigzag: their files
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError, suggestion
+from mismatchctl.frameworks.framework import Unread, is_of_corrections, nearest
 from mismatchctl.frameworks.lint import is_text_of_number
-from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
 from mismatchctl.texts import read_data
 
 Function = Literal["none", "vanilla", "icepop", "mis"]

@@ -4,26 +4,79 @@ versions    which releases differ, and in what
 keys        where its keys stand, and which nothing reads
 dialect     its keys and threshold syntax -> Correction; plan: a Correction -> what verl does with it, and its keys
 lint        traps of its configurations; written: a configuration as somebody wrote it
-recognize   which release a configuration was written for
 sample      the two policies, in verl's dtype; subjects: the quantities made of them
 metrics     the logged names, each a quantity, what it is taken over, and a reduction; names: the same in words
-helper      weights, mask and logged values of a batch; debug: training/rollout_*; losses: with verl's denominators
+helper      weights, mask and logged values of a batch; losses: with verl's denominators
 replay      its column names, and what a version computes and logs for the rows of a step
 factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml: the same with their defaults
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from mismatchctl.errors import DataError
+from mismatchctl.correction import Correction
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.verl.dialect import read
 from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
-from mismatchctl.frameworks.verl.recognize import recognize
+from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find
 from mismatchctl.frameworks.verl.replay import Verl
-from mismatchctl.frameworks.verl.versions import VERSIONS, find_version
+from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, Version, find_version
+
+_COMMON = {"loss_type"}
+"""Keys outside of a block by which nobody is recognized: other frameworks have the word."""
+
+
+def recognize(native: Mapping[str, Any]) -> str | None:
+    """The version of a configuration; None where nothing in it is of rollout correction.
+
+    Of the versions that know most of its keys, the newest in which it does something; else the newest that takes it;
+    else the newest, whose error it then gets.
+    """
+    section, versions = _section(native)
+    elsewhere = isinstance(find(native, *ACTOR_BLOCK), Mapping) or find(native, *ACTOR_CAP) is not None
+    if elsewhere and not section.keys() & KEYS:
+        return VERSIONS[-1].name
+    if section is native and section.keys() & KEYS <= _COMMON:
+        return None
+    known = {version.name: len(section.keys() & version.keys.keys()) for version in versions}
+    most = max(known.values(), default=0)
+    if not most and BLOCK not in _outer(native):
+        return None
+    candidates = [version for version in reversed(versions) if known[version.name] == most]
+    return max(candidates, key=lambda version: _takes(native, version)).name  # the first of several is the newest
+
+
+def _takes(native: Mapping[str, Any], version: Version) -> int:
+    """0 rejected, 1 taken, 2 taken and something comes of it."""
+    try:
+        correction = read(native, version)
+    except ConfigError:
+        return 0
+    return 1 + (correction != Correction(name=correction.name, about=correction.about))
+
+
+def _outer(native: Mapping[str, Any]) -> Mapping[str, Any]:
+    algorithm = native.get("algorithm")
+    return algorithm if isinstance(algorithm, Mapping) else native
+
+
+def _section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Version]]:
+    """The keys of rollout correction among others, and the versions that look for them there."""
+    outer = _outer(native)
+    blocks = [version for version in VERSIONS if version.dialect != "flat"]
+    flat = [version for version in VERSIONS if version.dialect == "flat"]
+    if BLOCK in outer:
+        block = outer[BLOCK]
+        return (block if isinstance(block, Mapping) else {}), blocks
+    if outer is not native:
+        return outer, flat
+    level = native.get("rollout_is", True)  # a switch in the flat keys, a level or null in all others
+    return native, [*(flat if isinstance(level, bool) else []), *blocks]
 
 
 def _rows(file: File) -> Iterator[Row]:

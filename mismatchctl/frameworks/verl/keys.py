@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.unread import Unread, is_of_corrections, nearest
+from mismatchctl.frameworks.framework import Unread, is_of_corrections, nearest
 from mismatchctl.frameworks.verl.versions import KEYS, Version, knowing
 
 BLOCK = "rollout_correction"

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.verl import metrics
-from mismatchctl.frameworks.verl.debug import DEBUG
 from mismatchctl.frameworks.verl.dialect import RS_OPTIONS
 from mismatchctl.frameworks.verl.losses import LOSS
-from mismatchctl.frameworks.verl.metrics import Logged, Measured
+from mismatchctl.frameworks.verl.metrics import DEBUG, Logged, Measured
 from mismatchctl.frameworks.verl.versions import Version
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, SEQUENCES, TOKENS
 

@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import BYPASS
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Unread
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.frameworks.run import Step
-from mismatchctl.frameworks.unread import Unread
 from mismatchctl.frameworks.verl import dialect, losses
 from mismatchctl.frameworks.verl import plan as planning
-from mismatchctl.frameworks.verl.debug import debug_metrics
 from mismatchctl.frameworks.verl.helper import Computed, compute_correction, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.lint import RULES
-from mismatchctl.frameworks.verl.metrics import compute
+from mismatchctl.frameworks.verl.metrics import compute, debug_metrics
 from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import Plan
 from mismatchctl.frameworks.verl.sample import Sample

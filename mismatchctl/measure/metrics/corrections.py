@@ -8,9 +8,17 @@ import numpy as np
 
 from mismatchctl.correction import Correction
 from mismatchctl.measure.facts import COMPARED
-from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
 from mismatchctl.measure.metrics.intervals import CHI2, ESS
-from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Totals
+from mismatchctl.measure.metrics.metric import (
+    AGGREGATIONS,
+    NO_TOKEN,
+    SUFFIXES,
+    WORDS,
+    Metric,
+    Number,
+    Totals,
+    aggregated,
+)
 from mismatchctl.measure.metrics.mismatch import NOT_COUNTED, chi2, largest, per_sequence, per_token, std
 from mismatchctl.measure.metrics.quantity import (
     ALL_GATES,

@@ -8,8 +8,17 @@ from typing import Any, Literal
 import numpy as np
 
 from mismatchctl.measure.facets import BEYOND, KL, ROUTING, SPREAD, TOP, VERSIONS, WIDTHS
-from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES, WORDS, aggregated
-from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
+from mismatchctl.measure.metrics.metric import (
+    AGGREGATIONS,
+    NO_TOKEN,
+    SUFFIXES,
+    WORDS,
+    Metric,
+    Number,
+    Tails,
+    Totals,
+    aggregated,
+)
 from mismatchctl.measure.metrics.mismatch import per_sequence, per_token
 from mismatchctl.ratios import BAND, TAUS, k3_of
 from mismatchctl.surrogates import KL_KINDS

@@ -1,4 +1,4 @@
-"""What a metric is: a definition in words, and how its value follows from sums."""
+"""What a metric is: a definition in words, and how its value follows from sums; of losses, how these are aggregated."""
 
 from __future__ import annotations
 
@@ -143,3 +143,23 @@ class Metric:
     def scale(self) -> Scale:
         """Where its interval is symmetric."""
         return self.own_scale or (ODDS if self.unit == "fraction" else LINEAR)
+
+
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
+"""How a loss per token becomes one number, as configurations name it."""
+SUFFIXES = dict(zip(AGGREGATIONS, ("", "_seq_sum", "_seq_mean"), strict=True))
+"""What the key of a metric ends in under each."""
+WORDS = {
+    "token-mean": "mean over tokens",
+    "seq-mean-token-sum": "sum over tokens of a sequence, mean over sequences with a token",
+    "seq-mean-token-mean": "mean over tokens of a sequence, mean over sequences with a token",
+}
+"""The same in words."""
+
+
+def aggregated(name: str, tokens: str, sequences: str, aggregation: str) -> Callable[[Totals], Number]:
+    """A sum over tokens aggregated: of column `name`, of which `name_mean` holds the means of sequences."""
+    if aggregation == "token-mean":
+        return lambda t: t[name] / t[tokens]
+    column = name if aggregation == "seq-mean-token-sum" else f"{name}_mean"
+    return lambda t: t[column] / t[sequences]

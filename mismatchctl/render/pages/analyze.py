@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from mismatchctl.measure.metrics.ranges import DENSE_RANGE, MOE_RANGE
+from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import DASH, counted, estimate, heavy_tail, number
 from mismatchctl.render.document import (
     BRIEF,
@@ -35,9 +35,8 @@ from mismatchctl.render.pages.correction_tables import (
     loss_table,
     selection_table,
 )
-from mismatchctl.render.pages.findings import card
+from mismatchctl.render.pages.findings import card, sides_section
 from mismatchctl.render.pages.provenance import provenance
-from mismatchctl.render.pages.sides import sides_section
 from mismatchctl.render.tables import Registry, measured, words
 from mismatchctl.render.text import clean
 from mismatchctl.result import NOT_RECORDED, Finding, Result, RunResult, Value, story_of

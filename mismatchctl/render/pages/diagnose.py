@@ -22,8 +22,7 @@ from mismatchctl.render.document import (
     Section,
     Table,
 )
-from mismatchctl.render.pages.findings import card, folder_of
-from mismatchctl.render.pages.sides import sides_section
+from mismatchctl.render.pages.findings import card, folder_of, sides_section
 from mismatchctl.result import Finding
 from mismatchctl.result.story import percent
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from mismatchctl.correction import Correction
 from mismatchctl.measure import PAIRS
 from mismatchctl.measure.metrics import Metric, pair_metrics
-from mismatchctl.measure.metrics.aggregation import AGGREGATIONS, SUFFIXES
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS, kl_key
+from mismatchctl.measure.metrics.metric import AGGREGATIONS, SUFFIXES
 from mismatchctl.numbers import DASH, number
 from mismatchctl.render.document import USUAL, Cell, Columns, Head, Note, Part, Section, Table
 from mismatchctl.render.tables import Registry, amount, group_table, measured, words

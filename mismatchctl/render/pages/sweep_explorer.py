@@ -9,7 +9,7 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
 from mismatchctl.frameworks import SHELVES, Framework
-from mismatchctl.frameworks.said import native_yaml, preset_yaml
+from mismatchctl.frameworks.native import native_yaml, preset_yaml
 from mismatchctl.numbers import estimate_or_reason
 from mismatchctl.render.pages.sweep_study import Studied
 from mismatchctl.render.tables import Registry

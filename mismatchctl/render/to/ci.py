@@ -1,4 +1,4 @@
-"""A verdict as JUnit XML, as CI systems read it: a suite per run, a case per check."""
+"""A verdict as CI systems read it: JUnit XML, a suite per run, a case per check; annotations of GitHub Actions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections import Counter
 from itertools import groupby
 from xml.etree import ElementTree as Xml
 
+from mismatchctl.escape import github
 from mismatchctl.escape import xml as clean
 from mismatchctl.gate import Check, Verdict
-from mismatchctl.gate.words import basis, sentence
+from mismatchctl.gate.words import basis, by_rule, chosen, sentence
 
 _ELEMENTS = {"failed": "failure", "undecided": "error"}
 """What cannot be judged is an error in JUnit's words: it is not the code that failed."""
@@ -44,3 +45,17 @@ def _case(suite: Xml.Element, check: Check) -> None:
         Xml.SubElement(case, _ELEMENTS[check.outcome], words).text = basis(check)
     else:
         Xml.SubElement(case, "system-out").text = f"{sentence(check)}\n{basis(check)}"
+
+
+def workflow_commands(verdict: Verdict) -> list[str]:
+    """Workflow commands of GitHub Actions: an error per failed check, a warning per undecided one, notes."""
+    words = {"failed": "error", "undecided": "warning"}
+    notes = [f"::notice title=mismatch::{github(note)}" for note in verdict.notes]
+    judged = [
+        f"::{words[check.outcome]} title={github(f'mismatch: {check.rule}', of_property=True)}::"
+        f"{github(f'{check.run}: {sentence(check)}')}"
+        for _, checks in by_rule(verdict.checks)
+        for check in chosen(checks)[0]
+        if check.outcome in words
+    ]
+    return judged + notes
