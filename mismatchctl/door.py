@@ -28,7 +28,7 @@ from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.frameworks.lint import Finding
 from mismatchctl.gate import DEFAULT_RULES, Verdict, judge, open_result, read_against, rules_from_text
-from mismatchctl.options import checked, in_python, several, texts
+from mismatchctl.options import checked, in_python, several, spoken, texts
 from mismatchctl.result import Result, read_result
 from mismatchctl.sweep import Axis, Study, Sweep
 from mismatchctl.sweep import sweep as sweep_paths
@@ -105,7 +105,8 @@ def gate(
             raise ConfigError(f"one baseline is wanted, not {len(accepted)}")
         against = read_against(accepted[0])
         made = open_result(opened.paths(sources), chosen, corrections_of(corrections))
-        return judge(made, chosen, against, **checked(options))
+        verdict: Verdict = spoken(judge(made, chosen, against, **checked(options)), "says", "notes")
+    return verdict.model_copy(update={"checks": [spoken(check, "reason", "says") for check in verdict.checks]})
 
 
 def diagnose(sources: Any, **options: Any) -> Diagnosed:
@@ -119,7 +120,8 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
     if "corrections" in options:
         options["corrections"] = corrections_of(options["corrections"])
     with _Sources() as opened:
-        return advise_paths(opened.paths(sources), **checked(options, framework=str))
+        advised = advise_paths(opened.paths(sources), **checked(options, framework=str))
+    return {run: spoken(advice, "notes") for run, advice in advised.items()}
 
 
 def lint(config: Any, dumps: Any = (), **options: Any) -> list[Finding]:
@@ -234,7 +236,8 @@ def _table(source: Any) -> pl.DataFrame:
     try:
         table = _read_table(source)
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        why = str(error.args[-1]).partition("\n")[0]  # pyarrow's last one names the column
+        said = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
+        why = str(said).partition("\n")[0]
         raise ConfigError(f"no table can be made of {kind_of(source)}: {why}") from None
     if not isinstance(table, pl.DataFrame):
         wanted = "a path, a table of polars, pandas or Arrow, or a mapping of columns"
@@ -264,7 +267,10 @@ def _read_table(source: Any) -> Any:
         if len(set(rows.values())) > 1:
             raise ConfigError(f"columns have the same rows: {', '.join(f'{n} has {k}' for n, k in rows.items())}")
         return pl.DataFrame(columns)
-    return pl.DataFrame(source) if hasattr(source, "__arrow_c_stream__") else source
+    if hasattr(source, "with_format"):  # of datasets
+        return pl.from_arrow(source.with_format("arrow")[:])
+    is_table = hasattr(source, "__arrow_c_stream__") and not isinstance(source, pl.Series)
+    return pl.DataFrame(source) if is_table else source
 
 
 def _text_names(columns: Iterable[Any]) -> None:

@@ -88,6 +88,10 @@ _FLAGS = (
     (r"with --on-bad skip", "with on_bad='skip' of mm.analyze"),
     (r"--micro-batch-size N", "micro_batch_size=N"),
     (r"--batch N", "batch=N"),
+    (r"save one with --save-baseline FILE --accept", "give a Result, or the file of one, as baseline"),
+    (r"--max-skipped\b", "max_skipped"),
+    (r"--framework ([^\s:,;)]+)", r"framework='\1'"),
+    (r"--fixed ", "fixed: "),
     (r"--rule ", "rules: "),
     (r"--correction\b", "corrections"),
     (r"--column\b", "rename"),
@@ -100,3 +104,10 @@ def in_python(words: str) -> str:
     for flag, option in _FLAGS:
         words = re.sub(flag, option, words)
     return words
+
+
+def spoken(made: Any, *names: str) -> Any:
+    """What a verb made, with options in place of flags in its fields of these names: texts, or lists of them."""
+    said = {name: getattr(made, name) for name in names}
+    told = {name: in_python(one) if isinstance(one, str) else list(map(in_python, one)) for name, one in said.items()}
+    return made.model_copy(update=told)

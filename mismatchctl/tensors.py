@@ -126,8 +126,14 @@ def _like(sample: Any, values: NDArray[Any]) -> Any:
 
 
 def _array(row: Any) -> NDArray[Any]:
-    """A row as numpy, out of the graph and off the device."""
+    """A row as numpy, out of the graph and off the device.
+
+    Raises:
+        ConfigError: a tensor without values.
+    """
     if hasattr(row, "detach"):
+        if row.is_meta:
+            raise ConfigError("a tensor on the device meta holds no values: give the one that was computed")
         row = row.detach().cpu()
         row = row.to_dense() if row.is_sparse else row
         row = (row.float() if row.is_floating_point() and row.element_size() < 4 else row).numpy()

@@ -68,6 +68,7 @@ class Watch:
         cache: where the parts of files are kept; None: in a temporary folder.
         sleep: how to wait.
         clock: seconds, rising.
+        unfinished: files that the last look found still being written.
     """
 
     paths: Sequence[str]
@@ -81,6 +82,7 @@ class Watch:
     threads: int | None = None
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
+    unfinished: tuple[str, ...] = field(default=(), init=False)
 
     def looks(self) -> Iterator[Look | None]:
         """Each look that found something new; None when there is nothing to read yet, once."""
@@ -93,6 +95,7 @@ class Watch:
         since, told = self.clock(), False
         while True:
             whole, waiting = files.look(self.paths)
+            self.unfinished = tuple(waiting)
             if whole and whole != before:
                 try:
                     look = memory.look(self._result(engine, waiting), waiting, self)

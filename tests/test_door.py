@@ -33,6 +33,25 @@ TRAIN = np.where(MASK, np.minimum(ROLLOUT + RNG.normal(0, 0.3, MASK.shape), 0.0)
 RATIO = np.exp(TRAIN[MASK] - ROLLOUT[MASK])
 
 
+class Unreadable:
+    def __arrow_c_stream__(self, schema: object = None) -> None:
+        raise ValueError
+
+
+class Formatted:
+    """A Dataset of Hugging Face's datasets, as far as it is looked at: its rows stand in no order but its own."""
+
+    def __init__(self, table: pa.Table, form: str = "") -> None:
+        self.table, self.form = table, form
+
+    def with_format(self, form: str) -> Formatted:
+        return Formatted(self.table, form)
+
+    def __getitem__(self, rows: slice) -> pa.Table:
+        assert self.form == "arrow"
+        return self.table[rows]
+
+
 def listed(values: Any) -> list[Any]:
     return [row[flags].tolist() for row, flags in zip(values, MASK, strict=True)]
 
@@ -185,6 +204,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "no table can be made of a dict: ",
     ),
     "a value of Arrow": (lambda: mm.analyze(pa.scalar(1)), "no table can be made of an Int64Scalar: "),
+    "a series of structs": (
+        lambda: mm.analyze(pl.DataFrame({"rollout": ROW, "train": ROW}).to_struct()),
+        "a source is a path, .*, not a Series$",
+    ),
+    "a tensor without values": (
+        lambda: mm.k3(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2, device="meta")),
+        "on the device meta holds no values",
+    ),
+    "a library's error without words": (lambda: mm.analyze(Unreadable()), "be made of an Unreadable: ValueError$"),
     "the second table": (
         lambda: mm.analyze([{"rollout": ROW, "train": ROW}, {"rollout": ROW, "train": [[0.5]]}]),
         "^table 2 in memory, row 0, column train_log_probs: ",
@@ -312,6 +340,29 @@ def test_tables_of_arrow_come_as_columns_and_as_streams() -> None:
 
     for source in (Stream(), dict(zip(frame.columns, frame.to_arrow().columns, strict=True))):
         assert mm.analyze(source)["memory"].groups.labels == [1, 2]  # type: ignore[operator]
+
+
+def test_a_dataset_is_read_as_the_table_of_its_rows() -> None:
+    table = pa.table({"rollout_log_probs": listed(ROLLOUT), "train_log_probs": listed(TRAIN)})
+    read, held = (mm.analyze(source).runs["memory"] for source in (Formatted(table), table))  # type: ignore[operator]
+    assert read.overall == held.overall
+
+
+def test_what_verbs_say_is_said_in_python() -> None:
+    rollout = -RNG.exponential(1.0, (160, 8)) - 1
+    table = {
+        "rollout": rollout,
+        "train": rollout + RNG.normal(0, 0.01, rollout.shape),
+        "advantages": RNG.normal(size=160),
+    }
+    (advice,) = mm.advise(table).values()
+    assert any(note.endswith("the sequences of one update: say batch=N") for note in advice.notes)
+    (check,) = mm.gate(table, rules="k3:increase=10%").checks
+    assert check.reason == "there is no baseline: give a Result, or the file of one, as baseline"
+    bad = pa.table({"rollout_log_probs": [[-1.0], [1.0]], "train_log_probs": [[-1.0], [-1.0]]})
+    verdict = mm.gate(mm.analyze(bad, on_bad="skip"), rules="k3:max=1")
+    assert any(check.reason.endswith("correct the dump, or give max_skipped") for check in verdict.checks)
+    assert "--" not in verdict.model_dump_json() and "--" not in advice.model_dump_json()
 
 
 def test_a_table_without_a_row_says_so() -> None:

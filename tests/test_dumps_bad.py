@@ -13,6 +13,7 @@ from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Problems, open_dump
 from mismatchctl.dumps.arrow import Arrow
 from mismatchctl.dumps.check import check
+from mismatchctl.dumps.convert import convert
 from mismatchctl.dumps.problems import Fault
 from mismatchctl.errors import ConfigError, DataError
 
@@ -84,6 +85,20 @@ def test_bad_values(tmp_path, column, bad, reason, words, group):
     assert problems.examples[where, why].row == 2
     if column in ("current_log_probs", "advantages"):
         assert len(read(path)["rollout"]) == 4  # not wanted, not checked
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"), [([-1, -2], "has 2 elements and rollout_log_probs has 3"), (None, "is null")]
+)
+@pytest.mark.parametrize("column", [TRAIN, MASK, "current_log_probs", "advantages"])
+def test_rows_that_no_verb_reads_are_not_converted(tmp_path, column, bad, words):
+    good = [1, 1, 0] if column == MASK else GOOD
+    columns = {ROLLOUT: lists([GOOD] * 600), TRAIN: lists([GOOD] * 600)}
+    path = write(tmp_path / "a.parquet", {**columns, column: lists([*[good] * 599, bad])}, rows=512)
+    with pytest.raises(DataError, match=words) as error:
+        convert(path, tmp_path / "out.parquet")
+    assert (error.value.file, error.value.row, error.value.column) == (path, 599, column)
+    assert "--on-bad skip" in error.value.remedy and not (tmp_path / "out.parquet").exists()
 
 
 def test_first_bad_value_in_the_order_of_the_file(tmp_path):

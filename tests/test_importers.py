@@ -212,6 +212,16 @@ def test_log_probs_that_were_not_recomputed_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_a_line_of_two_samples_is_refused(tmp_path: Path) -> None:
+    line = {"input_lengths": [2, 2], "token_loss_mask": [[0, 1]] * 2, "sample_loss_mask": [1.0, 1.0]}
+    line |= {"generation_logprobs": [[0.0, -1.0]] * 2, "prev_logprobs": [[0.0, -1.5]] * 2}
+    (tmp_path / "train_data_step3.jsonl").write_text(json.dumps(line))
+    with pytest.raises(
+        DataError, match="row 0, column token_loss_mask: holds 2 samples in one line, and a line is one"
+    ):
+        convert(tmp_path / "train_data_step3.jsonl", tmp_path / "out.parquet")
+
+
 def test_a_sequence_without_a_response_is_no_skipped_recomputation(tmp_path: Path) -> None:
     line = {"input_lengths": [1], "token_loss_mask": [[0, 0]], "sample_loss_mask": [1.0], "rewards": [1.0]}
     line |= {"generation_logprobs": [[0.0, 0.0]], "prev_logprobs": [[0.0, 0.0]]}

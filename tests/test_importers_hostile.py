@@ -282,6 +282,7 @@ LINES: dict[str, tuple[str, str]] = {
     "a step as text": (json.dumps(GOOD | {"step": "1"}), "row 1, column step: holds what is no number: '1'"),
     "no mask": (json.dumps(GOOD | {"loss_mask": None}), "row 1, column loss_mask: there is no such value"),
     "a short mask": (json.dumps(GOOD | {"loss_mask": [True]}), "row 1, column loss_mask: lists differ in length"),
+    "a later version": (json.dumps(GOOD | {"schema_version": 2}), "row 1, column schema_version: is of version 2, of"),
     "a long mask": (json.dumps(GOOD | {"loss_mask": [False] * 3}), "row 1, column loss_mask: lists differ in length"),
 }
 

@@ -201,6 +201,10 @@ CASES: dict[str, tuple[str, str, str, dict[str, Any] | None, list[dict[str, Any]
         "run.sh", "ARGS=(--use-tis)\nARGS+=(--tis-clip 3)\nMORE='--tis-clip-low 0.5'\n"
         "python3 train.py ${ARGS[@]} $MORE --lr 1\n", "slime", {"level": "token", "clip": (0.5, 3.0)}, [],
     ),
+    "verl, files of its own groups": (
+        "run.sh", "t.py algorithm@algorithm.rollout_correction=rollout_correction model@critic.model=hf_model \\\n"
+        "  algorithm.rollout_correction.rollout_is=token\n", "verl", {"level": "token", "truncate": 2.0}, [],
+    ),
     "verl, nothing of its algorithm": ("run.yaml", VERL_ACTOR, "verl", None, []),
     "trl, its defaults in Python": (
         "train.py", "cfg = Config(loss_fn=mine)\nargs = GRPOConfig(output_dir='x', use_vllm=True)\n",
@@ -286,6 +290,16 @@ def test_a_launch_is_read_as_it_was_meant(case: str, tmp_path: Path) -> None:
             "filters.enabled takes true or false, not the text 'true'",
         ),
         ("other.py", "other.Config(seed=3)", "no call of RolloutCorrectionConfig, GRPOConfig, Config says"),
+        (
+            "verl.sh",
+            "t.py algorithm/rollout_correction=mine algorithm.rollout_correction.rollout_is_threshold=2",
+            "algorithm/rollout_correction=mine: the keys in that file are not read",
+        ),
+        (
+            "verl.yaml",
+            "defaults: [{algorithm@algorithm.rollout_correction: mine}]\nalgorithm: {rollout_correction: {}}",
+            "algorithm@algorithm.rollout_correction=mine: the keys in that file are not read",
+        ),
         ("verl.yaml", "rollout_is: geometric", r"geometric. Must be one of {'sequence', 'token'}"),
     ],
 )

@@ -53,6 +53,8 @@ VERL = [
      ["log rollout/train", "fraction_high counts ratios below"]),
     ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\ntrainer: {}", "error",
      "algorithm.rollout_correction.bypass_mode", ["V1 trainer", "ignores"]),
+    ("d", "defaults: [{algorithm@algorithm.rollout_correction: mine}, _self_]\nalgorithm: {rollout_correction: {}}",
+     "error", "algorithm@algorithm.rollout_correction", ["the file mine", "not judged"]),
     ("d", "bypass_mode: true", "warning", "bypass_mode", ["V1 trainer"]),
     ("d", "algorithm: {rollout_correction: {bypass_mode: true}}\n"
      "actor_rollout_ref: {actor: {policy_loss: {loss_mode: bypass_mode}}}", "error",

@@ -106,6 +106,16 @@ def test_a_watch_that_saw_nothing_has_judged_nothing(tmp_path: Path, rule: list[
     assert "not there: nothing to read came in 0.2s; name what the run writes" in done.stderr
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_files_that_never_became_whole_are_named(beside: bool, tmp_path: Path, files: list[bytes]) -> None:
+    (tmp_path / "a.parquet").write_bytes(files[0][:-50])
+    if beside:
+        (tmp_path / "b.parquet").write_bytes(files[1])
+    done = command.run("watch", tmp_path, "--every", "0.1s", "--until-idle", "0.2s", code=0 if beside else 4)
+    assert f"warning: left out {tmp_path / 'a.parquet'}: it never became whole" in done.stderr
+    assert "b.parquet" not in done.stderr
+
+
 def test_the_command_prints_lines_and_the_answer_and_keeps_the_page(tmp_path: Path, files: list[bytes]) -> None:
     (tmp_path / "dump").mkdir()
     (tmp_path / "dump" / "a.parquet").write_bytes(files[0])

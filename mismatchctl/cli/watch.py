@@ -98,6 +98,7 @@ def watch(
         if exec_ is not None and fresh:
             known.update(fresh)
             _run(exec_, fresh)
+    warn([f"left out {place}: it never became whole" for place in watched.unfinished], quiet)
     if first:
         raise DataError(
             f"nothing to read came in {until_idle}", file=", ".join(paths), remedy="name what the run writes"

@@ -70,7 +70,7 @@ def wide_block(
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
     lists = {column: lists[column] for column in dict.fromkeys((*REQUIRED, *lists))}
-    faults = list(_mismatched(file, lists, rows))
+    faults = list(mismatched(file, lists, rows))
     keep: Bools | None = None
     if faults:
         keep = ~np.isin(rows, np.concatenate([fault.sequences for fault in faults]))
@@ -119,7 +119,7 @@ def _watched(column: str, lists: Lists, keep: Bools | None, lengths: Ints) -> pa
     return lists.values.take(pa.array(index, mask=np.repeat(~fits, lengths)))
 
 
-def _mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:
+def mismatched(file: DumpFile, lists: dict[str, Lists], rows: Ints) -> Iterator[Fault]:
     """Null lists, and lists longer or shorter than the row's first required one that is not null."""
     reference = lists[REQUIRED[0]]
     for column, mine in lists.items():

@@ -18,6 +18,8 @@ from mismatchctl.texts.shell_words import VARIABLE, Word, beside, choices, follo
 _FLAG_LINE = re.compile(r"^\s*(?:[A-Za-z_]\w*\+?=\(|--[A-Za-z][\w.-]*(?:[\s=]|$))", re.MULTILINE)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
+_CHOICE = re.compile(r"\+?([A-Za-z_][\w.]*(?:[/@][\w.]+)+)=([^\s/]*)")
+"""Of a file of a group, in Hydra's words: `algorithm/rollout_correction=mine`, `group@place=mine`."""
 _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 """What the script itself is given."""
 _USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
@@ -75,7 +77,7 @@ def parse_shell(text: str) -> list[Reading]:
 def _sets(word: str) -> bool:
     """Whether a word may set something."""
     variable = VARIABLE.fullmatch(word)
-    return not _is_given(variable) if variable else bool(_FLAG.fullmatch(word) or _OVERRIDE.fullmatch(word))
+    return not _is_given(variable) if variable else any(kind.fullmatch(word) for kind in (_FLAG, _OVERRIDE, _CHOICE))
 
 
 def _is_given(variable: re.Match[str]) -> bool:
@@ -96,6 +98,9 @@ def _keys_of(found: Sequence[Word]) -> dict[str, Any]:
             flag = flag if named[2] is None else []
         elif override := _OVERRIDE.fullmatch(given):
             _put(keys, override[1].split("."), _value(override[2]))
+            flag = []
+        elif choice := _CHOICE.fullmatch(given):
+            keys[choice[1]] = choice[2]
             flag = []
         elif variable := VARIABLE.fullmatch(given):
             before = variables.get(variable[1], "") if variable[2] else ""

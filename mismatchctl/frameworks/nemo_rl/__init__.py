@@ -250,10 +250,22 @@ def _unwrapped(name: str, value: Any) -> Any:
     return value[0]
 
 
+def _holds_several(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 1 and isinstance(value[0], list)
+
+
 def _rows(file: File) -> Iterator[Row]:
     step = re.search(r"step(\d+)", file.path.name)
     for number, line in enumerate(file.lines()):
         row = {name: _unwrapped(name, value) for name, value in line.items()}
+        if several := next((name for name in PADDED if _holds_several(row.get(name))), None):
+            raise DataError(
+                f"holds {len(row[several])} samples in one line, and a line is one",
+                file=str(file.path),
+                row=number,
+                column=several,
+                remedy="write a line for each",
+            )
         for name in PADDED:
             if isinstance(row.get(name), list):
                 row[name] = row[name][: row.get("input_lengths")]

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
-from mismatchctl.errors import ConfigError
+from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.layout import File, Layout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, Step, k3
@@ -218,8 +218,21 @@ class PrimeRl(PlainFramework):
         return {"is_clipped/mean": float(run.row_means(flags).mean())} | found
 
 
+_VERSION = 1
+"""Of the lines, as they are laid out here."""
+
+
 def _rows(file: File) -> Iterator[Row]:
-    for line in file.lines():
+    for number, line in enumerate(file.lines()):
+        version = line.get("schema_version", _VERSION)
+        if version != _VERSION:
+            raise DataError(
+                f"is of version {version!r}, of which nothing is known: {_VERSION} is read",
+                file=str(file.path),
+                row=number,
+                column="schema_version",
+                remedy="update mismatchctl, or record a dump",
+            )
         rank, index = line.get("rank", 0), line.get("export_sequence_idx")
         yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,9 @@ _ALGORITHM = frozenset(
     {"_target_", "adv_estimator", "filter_groups", "gamma", "kl_ctrl", "kl_penalty", "lam", "norm_adv_by_std_in_grpo"}
     | {"pf_ppo", "use_kl_in_reward", "use_pf_ppo"}
 )
+
+_CHOICE = re.compile("[/@]")
+"""What the choice of a file for a group has in its key, in Hydra's words."""
 
 _REPLACED = {
     "rollout_token_veto_threshold": "verl has dropped the veto; nearest to it is rollout_rs seq_max_k2 with "
@@ -70,6 +74,8 @@ def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
     found = find(native, *path_of(native, version))
     if not isinstance(found, Mapping | None):
         raise ConfigError(f"{BLOCK} must hold keys and values, found {found!r}")
+    for key, file in chosen(native):
+        raise ConfigError(f"{key}={file}: the keys in that file are not read: write them out in place of it")
     for item in unread(native, version):
         if item.refused:
             raise ConfigError(f"verl@{version.name} knows no {item.key!r}{item.hint}")
@@ -87,7 +93,7 @@ def unread(native: Mapping[str, Any], version: Version) -> Iterator[Unread]:
         where = path[:depth]
         for key, value in level.items():
             word = str(key)
-            if (inside and word in version.keys) or (not inside and word == path[depth]):
+            if _CHOICE.search(word) or (inside and word in version.keys) or (not inside and word == path[depth]):
                 continue
             if (inside and version.dialect != "flat") or is_of_corrections(word) or word in KEYS:
                 yield Unread((*where, word), _hint(word, version), refused=True)
@@ -98,6 +104,15 @@ def unread(native: Mapping[str, Any], version: Version) -> Iterator[Unread]:
             else:
                 yield Unread((*where, word), "", refused=False)
         level = level if inside else level.get(path[depth])
+
+
+def chosen(native: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Files that a launch or a list of defaults puts in place of verl's own, in which all is off: key and name."""
+    listed = native.get("defaults")
+    blocks = [native, *(one for one in listed if isinstance(one, Mapping))] if isinstance(listed, list) else [native]
+    for key, file in ((str(key), file) for block in blocks for key, file in block.items()):
+        if _CHOICE.search(key) and BLOCK in _CHOICE.split(key.replace(".", "/")) and file != BLOCK:
+            yield key, file
 
 
 def _deeper(where: tuple[str, ...], level: Any) -> Iterator[Unread]:

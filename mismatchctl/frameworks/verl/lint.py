@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import Finding, advice, bound_findings, decimal, named_key, with_gate
-from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, unread
+from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, chosen, unread
 from mismatchctl.frameworks.verl.plan import option_of
 from mismatchctl.frameworks.verl.versions import VERSIONS, Version
 from mismatchctl.frameworks.verl.written import Written
@@ -22,13 +22,15 @@ def _unknown_keys(written: Written) -> Iterator[Finding]:
     if not isinstance(written.block, Mapping | None):
         reason = f"must hold keys and values, found {written.block!r}"
         yield written.finding("error", "", reason, "write rollout_is and the rest under it")
+    for key, file in chosen(written.root):
+        consequence = f"takes keys from the file {file}, which is not read: what they do is not judged"
+        yield written.finding("error", "", consequence, "write them out in place of it", key)
     for item in unread(written.root, version):
         what = "knows no such key" + (" and does not start" if version.dialect != "flat" else ": nothing reads it")
         fix = f"leave it out{item.hint}"
         if item.refused:
             yield written.finding("error", "", f"verl@{version.name} {what}", fix, ".".join(item.place))
-    others = [".".join(item.place) for item in unread(written.root, version) if not item.refused]
-    if others:
+    if others := [".".join(item.place) for item in unread(written.root, version) if not item.refused]:
         consequence = f"nothing that is known of verl's corrections reads {', '.join(others)}"
         yield written.finding("info", "", consequence, "leave it out, unless your own code reads it", others[0])
 

@@ -288,7 +288,7 @@ PAIR: tuple[Metric, ...] = (
         "khat_token", "Pareto k-hat of tokens", "-",
         "shape of the generalized Pareto fitted to the largest token ratios, khat_token_tail of them, "
         "as far as they exceed the next one",
-        "Above khat_token_limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
+        "Above its limit, means of token ratios cannot be trusted at this size.", "Vehtari et al. 2024, PSIS",
         "fewer than five ratios in the tail, or above the next one", tail=_tail_of("tokens"),
     ),
     Metric(
@@ -304,7 +304,7 @@ PAIR: tuple[Metric, ...] = (
     Metric(
         "khat_sequence", "Pareto k-hat of sequences", "-",
         "as khat_token, over the products of sequences: the largest khat_sequence_tail of them",
-        "Above khat_sequence_limit, sequence importance sampling does not converge in practice.",
+        "Above its limit, sequence importance sampling does not converge in practice.",
         "Vehtari et al. 2024, PSIS", "fewer than five ratios in the tail, or above the next one",
         tail=_tail_of("sequences"),
     ),
