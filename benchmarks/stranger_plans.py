@@ -77,15 +77,6 @@ SEEN = (
     Architecture(
         "convolved-prose", words=True, prose=True, positions="none", convolved=True, layers=4, steps=700, seed=41
     ),
-)
-"""The models that rules were tried on."""
-UNSEEN = (
-    Architecture(
-        "mqa-parallel", words=True, common=1500, layers=3, heads=8, shared=8, parallel=True, steps=600, seed=31
-    ),
-    Architecture(
-        "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
-    ),
     Architecture(
         "convolved-moe",
         words=False,
@@ -99,6 +90,30 @@ UNSEEN = (
         steps=450,
         seed=42,
     ),
+    Architecture(
+        "mqa-parallel", words=True, common=1500, layers=3, heads=8, shared=8, parallel=True, steps=600, seed=31
+    ),
+    Architecture(
+        "alibi-gqa-moe", words=False, positions="alibi", width=48, shared=2, experts=10, chosen=2, steps=700, seed=32
+    ),
+)
+"""The models that rules were tried on."""
+UNSEEN = (
+    Architecture(
+        "prose-moe",
+        words=True,
+        prose=True,
+        common=500,
+        width=48,
+        layers=5,
+        heads=6,
+        convolved=True,
+        experts=5,
+        chosen=2,
+        steps=550,
+        seed=53,
+    ),
+    Architecture("alibi-wide", words=False, positions="alibi", width=96, layers=3, shared=2, steps=400, seed=54),
 )
 """The models that figures are stated on."""
 FRESH = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ _FREE = 12
 """Degrees of freedom below which slopes of length and doubt are not told from chance."""
 _KNOWN_STEPS, _USUAL_SCATTER = 8, 0.1
 """The level of a healthy run's steps scatters by so much, as sure as if so many steps had been seen."""
+_MANY_WAYS = 500.0
+"""As a logarithm."""
 LEAST_ROWS = 4
 """Sequences below which a group says nothing of its own level."""
 Cells = dict[tuple[Value, Value], Float64s]
@@ -71,7 +74,7 @@ def _within(table: Float64s, groups: Any) -> tuple[Float64s, float]:
     number = int(groups.max()) + 1 if len(groups) else 0
     summed = np.zeros((number, table.shape[1]))
     np.add.at(summed, groups, table)
-    k = len(LEVEL_TERMS)
+    k = math.isqrt(2 * table.shape[1]) - 1  # of 1 + k + k (k + 1) / 2 columns
     found = np.zeros((k, k))
     column = 1 + k
     for i in range(k):
@@ -195,34 +198,63 @@ def series(case: Case) -> Series:
 def slope(cells: Mapping[tuple[Value, Value], Float64s]) -> tuple[float, float]:
     """Slope of the level by a number (a version lag), and its z.
 
-    Within steps where the number varies there; else between steps, whose own scatter then counts.
+    Within steps where the number varies there: by least squares on it, length and doubt at once, so that what these
+    leave unsure is counted, and no surer than as many ways to deal the numbers out could be, whatever the tails. Else
+    between steps, whose own scatter then counts.
     """
+    names: dict[Value, int] = {}
+    groups = np.array([names.setdefault(step, len(names)) for step, _ in cells], np.int64)
+    table, at = np.array(list(cells.values())), np.array([float(value or 0.0) for _, value in cells])
+    at -= np.average(at, weights=table[:, 0])
+    products, freedom = _within(_joined(table, at), groups)
+    if products[-1, -1] > 0.02 * float((table[:, 0] * at * at).sum()):
+        value, z = _regressed(products, freedom)
+        return value, math.copysign(min(abs(z), _surest(table[:, 0], groups)), z)
     levels = Levels.of(dict(cells))
-    rows = [(step, float(value or 0.0), *levels_of) for step, values in levels.by_step.items()
-            for value, levels_of in values.items()]  # fmt: skip
-    steps = {step: number for number, step in enumerate(dict.fromkeys(row[0] for row in rows))}
-    group = np.array([steps[row[0]] for row in rows])
-    at, count, total = (np.array([row[part] for row in rows], np.float64) for part in (1, 2, 3))
-    y = total / count
-
-    def mean(values: Float64s) -> Float64s:
-        found: Float64s = np.bincount(group, count * values)[group] / np.bincount(group, count)[group]
-        return found
-
-    inside = at - mean(at)
-    if (count * inside * inside).sum() > 0.02 * (count * (at - np.average(at, weights=count)) ** 2).sum():
-        spread = float((count * inside * inside).sum())
-        value = float((count * inside * (y - mean(y))).sum()) / spread
-        return value, as_normal(value * math.sqrt(spread / levels.variance), levels.freedom)
-    shapes = [_across(form, y, levels.variance / count) for form in (at, np.minimum(at - at.min(), 1.0))]
+    totals = np.array([own for values in levels.by_step.values() for own in values.values()])
+    y, error = totals[:, 1] / totals[:, 0], levels.variance / totals[:, 0]
+    shapes = [_across(form, y, error, levels.freedom) for form in (at, np.minimum(at - at.min(), 1.0))]
     (value, z), (_, any_z) = shapes
     return value, max(z, among(any_z, 2), key=abs)
 
 
-def _across(at: Float64s, y: Float64s, error: Float64s) -> tuple[float, float]:
+def _joined(table: Float64s, at: Float64s) -> Float64s:
+    """Sums over the sequences of cells with one more term, which is a number of the cell's own."""
+    terms = len(LEVEL_TERMS)
+    sums = np.column_stack([table[:, : 1 + terms], table[:, 0] * at])
+    rows, column = [sums], 1 + terms
+    for index in range(terms):
+        rows += [table[:, column : column + terms - index], sums[:, [1 + index]] * at[:, None]]
+        column += terms - index
+    return np.column_stack([*rows, table[:, 0] * at * at])
+
+
+def _regressed(products: Float64s, freedom: float) -> tuple[float, float]:
+    """Slope of the first term by the last one, beside the others where there is enough to tell theirs; its z."""
+    last = len(products) - 1
+    others = np.arange(1, last) if freedom >= _FREE else np.zeros(0, np.int64)
+    ends = np.array([0, last])
+    taken = np.linalg.lstsq(products[np.ix_(others, others)], products[np.ix_(others, ends)], rcond=1e-6)[0]
+    left = products[np.ix_(ends, ends)] - products[np.ix_(ends, others)] @ taken
+    freedom -= len(others) + 1
+    if freedom <= 0 or left[1, 1] <= 1e-6 * products[last, last]:
+        return 0.0, 0.0
+    value = float(left[0, 1] / left[1, 1])
+    variance = max(float(left[0, 0]) - value * float(left[0, 1]), 1e-12) / freedom
+    return value, as_normal(value * math.sqrt(float(left[1, 1]) / variance), freedom)
+
+
+def _surest(counts: Float64s, groups: Any) -> float:
+    """The z that is as improbable as one of all ways to deal out the values of cells to the sequences of a group."""
+    ways = sum(map(math.lgamma, np.bincount(groups, counts) + 1)) - sum(map(math.lgamma, counts + 1))
+    return -NormalDist().inv_cdf(math.exp(-ways)) if ways < _MANY_WAYS else math.inf
+
+
+def _across(at: Float64s, y: Float64s, error: Float64s, freedom: float) -> tuple[float, float]:
     """Slope of the level `y` of steps by a number, and its z: steps scatter, beyond their sequences, on their own.
 
-    How much is known before any step is seen: little, about 10 % in a healthy run.
+    How much is known before any step is seen: little, about 10 % in a healthy run. The scatter of sequences is known
+    in so many degrees of `freedom`; where steps say more of it than sequences do, theirs alone counts.
     """
     weights = 1 / error
     across = at - np.average(at, weights=weights)
@@ -230,10 +262,14 @@ def _across(at: Float64s, y: Float64s, error: Float64s) -> tuple[float, float]:
         return 0.0, 0.0
     value = float((weights * across * y).sum() / (weights * across * across).sum())
     left = y - np.average(y, weights=weights) - value * across
-    freedom = len(at) - 2
-    extra = max(0.0, float((left * left).sum()) / freedom - float(error.mean())) * freedom
-    known = _KNOWN_STEPS + freedom
-    weights = 1 / (error + (extra + _KNOWN_STEPS * _USUAL_SCATTER**2) / known)
+    between = float(len(at) - 2)
+    scatter = float((left * left).sum()) / between
+    extra = max(0.0, scatter - float(error.mean())) * between
+    known: float = _KNOWN_STEPS + between
+    if freedom < between:
+        weights, known = np.full(len(at), 1 / max(scatter, 1e-12)), between
+    else:
+        weights, known = 1 / (error + (extra + _KNOWN_STEPS * _USUAL_SCATTER**2) / known), min(known, freedom)
     across = at - np.average(at, weights=weights)
     spread = float((weights * across * across).sum())
     value = float((weights * across * y).sum()) / spread
