@@ -27,9 +27,7 @@ CONFIDENCE = (
     "was measured by training small models (`benchmarks/strangers.py`), sampling from them with an engine that decodes",
     "in bfloat16 with a cache, scoring the same tokens truly with one prefill, and planting one cause in each dump",
     "(`benchmarks/stranger_dumps.py`). The models below were trained for this measure alone, and no rule was changed",
-    "after a look at them, but for one limit: that noise below 1.25 times bfloat16's makes no cache and no other",
-    "weights likely by itself was chosen with the fp8 cache of `mqa-parallel` in view. Of that model it is the first",
-    "42 causes, of `convolved-moe` all of them; all figures are of today's rules.",
+    "after a look at them.",
     "",
 )
 
@@ -61,11 +59,6 @@ ESTIMATED = (
 """Why estimates are what they are."""
 
 BEFORE = (
-    "What these two miss: a temperature in 32 rows of a model of many words is other weights at medium, in 8 rows",
-    "`unexplained`; in 8 and 32 rows a prefix cache kept over updates is noise and a stale worker `unexplained`; int8",
-    "weights and the noise of a router are hardly seen. One clean draw of 48 with 512 rows was a stale policy",
-    "at high: version numbers drawn at random, on a mixture whose few large log ratios fell on the older ones.",
-    "",
     "Models that were strangers once showed what the next may do before a rule followed it: one that hardly attends to",
     "its context had 75 % true at high and 54 % at medium; one that is sure of itself, with experts that flip, 36 % at",
     "medium, and alarms in up to 38 % of its clean dumps; greedy samples were called another vocabulary; noise of 1.14",
