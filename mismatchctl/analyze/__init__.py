@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, step_tables
-from mismatchctl.analyze.micro_batches import are_within, by_turns, numbered, warn_of_steps
+from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
 from mismatchctl.analyze.reading import Batches, Reading
 from mismatchctl.analyze.sequences import SequenceFile
+from mismatchctl.analyze.turns import are_within, by_turns
 from mismatchctl.contract import PARTIAL, TURN
 from mismatchctl.correction import Correction
 from mismatchctl.correction.losses import loss_numbers

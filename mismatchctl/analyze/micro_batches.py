@@ -1,20 +1,16 @@
-"""Micro-batches of a dump that names none: so many consecutive rows of each step. And turns of a response."""
+"""Micro-batches of a dump that names none: so many consecutive rows of each step."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
-from mismatchctl.contract import TURN
+from mismatchctl.batch import Ints, TokenBatch
 from mismatchctl.correction import Correction
-from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.dumps import Dump, Problems
-from mismatchctl.errors import ConfigError
-from mismatchctl.measure.hashes import cluster_hashes
 from mismatchctl.result import Result
 
 UNNAMED = "the dump has no column micro_batch"
@@ -80,38 +76,3 @@ def warn_of_steps(result: Result, corrections: Iterable[Correction]) -> None:
     result.warnings.append(
         f"{taken_for_steps(corrections)}: {divided}with one row in each, the mean weight of every sequence becomes 1"
     )
-
-
-def are_within(dump: Dump) -> bool:
-    """Whether turns are parts of sequences, and not something that the dump says of each whole sequence.
-
-    Raises:
-        ConfigError: its column `turn` holds something else.
-    """
-    for file in dump.files:
-        if TURN in file.ignored:
-            problem = f"--by turn: the column turn {file.ignored[TURN]} in {file.path}"
-            raise ConfigError(f"{problem}; give turns as numbers, or the column another name")
-    return all(
-        TURN not in file.partition and (TURN not in file.columns or file.is_per_token(TURN)) for file in dump.files
-    )
-
-
-def by_turns(batch: TokenBatch) -> TokenBatch:
-    """A sequence of its own for each turn, which its column `turn` names, in the cluster of the whole one."""
-    told, offsets = batch.others.get(TURN), batch.segments.offsets
-    turns = adjacent_runs(batch).offsets if told is None else np.union1d(_changes(told), offsets)
-    starts = turns[:-1]
-    sequence = np.searchsorted(offsets, starts, side="right") - 1
-    number = np.arange(len(starts)) - np.searchsorted(sequence, sequence) + 1 if told is None else told[starts]
-    columns = {name: values[sequence] for name, values in batch.columns.items() if name != "sequence_id"}
-    columns |= {TURN: number, "prompt_id": cluster_hashes(batch)[sequence]}
-    return replace(
-        batch, segments=Segments(turns), columns=columns, file=batch.file[sequence], rows=batch.rows[sequence]
-    )
-
-
-def _changes(values: Float64s) -> Ints:
-    """Tokens whose value differs from that of the one before, NaN being a value."""
-    before, after = values[:-1], values[1:]
-    return np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1

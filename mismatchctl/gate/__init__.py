@@ -12,8 +12,9 @@ from mismatchctl.engines import Engine
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
+from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.judge import LEVEL, Against, judge
-from mismatchctl.gate.measure import matching_run, places
+from mismatchctl.gate.measure import places
 from mismatchctl.gate.names import PLAINEST, find_target
 from mismatchctl.gate.need import Need, needed
 from mismatchctl.gate.rules import (

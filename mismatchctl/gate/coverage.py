@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.gate.measure import matching_run
+from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.rules import Rule, target_of
 from mismatchctl.gate.verdict import Check
 from mismatchctl.resample import Sample, sample_of_run

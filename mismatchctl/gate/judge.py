@@ -14,9 +14,11 @@ import numpy as np
 
 from mismatchctl import __version__
 from mismatchctl.errors import ConfigError, DataError
+from mismatchctl.gate.comparable import first_difference, matching_run
 from mismatchctl.gate.comparison import compare, is_layered
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
-from mismatchctl.gate.measure import Place, counterpart, first_difference, judge_fact, limits_of, matching_run, places
+from mismatchctl.gate.facts import judge_fact, limits_of
+from mismatchctl.gate.measure import Place, counterpart, places
 from mismatchctl.gate.names import Target
 from mismatchctl.gate.nights import LEAST, Change, change
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters

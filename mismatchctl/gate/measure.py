@@ -1,4 +1,4 @@
-"""What is judged: each place of a rule in a run, its value there, that of a baseline if it can be compared, facts."""
+"""What is judged: each place of a rule in a run, its value there, and the same of a baseline."""
 
 from __future__ import annotations
 
@@ -8,46 +8,9 @@ from dataclasses import dataclass
 
 from mismatchctl.errors import DataError
 from mismatchctl.gate.names import Target, logged_sample, logged_values
-from mismatchctl.gate.rules import Allowance, Rule
-from mismatchctl.gate.verdict import LOWER, WITHIN_NOISE, Check, Kind
+from mismatchctl.gate.rules import Rule
 from mismatchctl.resample import Sample, sample_of_run, sample_of_step, sample_of_value
-from mismatchctl.result import Groups, Result, RunResult, Series, Value, storage_of
-
-
-def matching_run(name: str, baseline: Result) -> tuple[str, RunResult] | None:
-    """The baseline's run of that name, or its only one."""
-    if name in baseline.runs:
-        return name, baseline.runs[name]
-    return next(iter(baseline.runs.items())) if len(baseline.runs) == 1 else None
-
-
-def first_difference(target: Target, run: str, result: Result, baseline_run: str, baseline: Result) -> str | None:
-    """The first thing that makes what is judged another quantity in the baseline; None if there is nothing.
-
-    The definitions of metrics belong to the Result's format, which reading it has checked.
-    """
-    stored = storage_of(baseline, baseline_run)
-    for column, here in storage_of(result, run).items():
-        if here != stored[column]:
-            return f"{column} is stored as {here} here, as {stored[column]} in the baseline"
-    if target.correction is not None:
-        found = [
-            next((item for item in each.corrections if item.name == target.correction), None)
-            for each in (result, baseline)
-        ]
-        if found[1] is None:
-            return f"the baseline has no correction {target.correction}"
-        if found[0] != found[1]:
-            return f"correction {target.correction} is defined otherwise in the baseline"
-    version_here, version_there = result.provenance.framework, baseline.provenance.framework
-    if version_here and version_there and version_here != version_there:
-        return f"framework version: {version_here} here, {version_there} in the baseline"
-    if target.logged_by and version_there is None:
-        return f"the baseline holds no numbers as {target.logged_by} logs them: save it from a gate with such a rule"
-    if target.logged_by and result.provenance.replay != baseline.provenance.replay:
-        return f"{target.logged_by} is replayed in another way in the baseline"
-    return None
-
+from mismatchctl.result import Groups, RunResult, Series, Value
 
 Label = str | int | float | bool | None
 
@@ -152,44 +115,3 @@ def counterpart(rule: Rule, target: Target, place: Place, baseline: RunResult) -
         problem = f"the baseline has no {place.name}"
         raise DataError(problem, remedy=f"save one from a gate with a rule per={rule.per}")
     return _place(rule, target, baseline, groups, groups.labels.index(label), label)
-
-
-Limits = tuple[float, float, float]
-"""What a value may reach, and the least and the most that this may truly be."""
-
-
-def limits_of(
-    check: Check, kind: Kind, bound: float | Allowance, baseline: Value | None, *, is_quantile: bool
-) -> Limits | None:
-    """The limits of a recorded value; None where they cannot be told, with the reason in the check."""
-    if not isinstance(bound, Allowance):
-        return bound, bound, bound
-    if not is_quantile:
-        check.reason = check.reason or f"{check.metric} has no known noise to compare with: give it max or min"
-    if baseline is None or check.reason:
-        return None
-    check.baseline, check.baseline_interval, check.baseline_covers = baseline.value, baseline.interval, baseline.covers
-    if baseline.value is None:
-        check.reason = f"the baseline's value: {baseline.status}"
-        return None
-    sign = -1 if kind in LOWER else 1
-    low, high = baseline.interval or (baseline.value, baseline.value)
-    limit, least, most = (
-        end + sign * (abs(end) * bound.relative + bound.absolute) for end in (baseline.value, low, high)
-    )
-    return limit, least, most
-
-
-def judge_fact(check: Check, found: Value, limits: Limits) -> None:
-    """Failed where the value and its interval are beyond the limit, undecided where only the value is."""
-    if found.value is None:
-        check.reason = found.status
-        return
-    limit, least, most = limits
-    low, high = found.interval or (found.value, found.value)
-    beyond, surely = found.value > limit, low > most
-    if check.kind in LOWER:
-        beyond, surely = found.value < limit, high < least
-    check.limit = limit
-    check.outcome = "failed" if beyond and surely else "undecided" if beyond else "passed"
-    check.reason = WITHIN_NOISE if check.outcome == "undecided" else ""

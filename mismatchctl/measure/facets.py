@@ -107,7 +107,7 @@ def kl_columns(block: TokenBatch, ratios: Ratios) -> Columns:
 
 
 def _estimate(log_ratio: Float64s, kind: str, importance: Float64s | None) -> Float64s:
-    """As `losses.kl_estimate`, with every digit; weighted before the bound of low_var."""
+    """As `surrogates.kl_estimate`, with every digit; weighted before the bound of low_var."""
     x = log_ratio
     with np.errstate(over="ignore", invalid="ignore"):  # a mean that is not finite has a status
         exact = x if kind == "k1" else x * x / 2 if kind == "k2" else k3_of(-x)

@@ -17,9 +17,10 @@ from typing import TypeVar
 from mismatchctl.errors import DataError
 from mismatchctl.files import read_regular
 from mismatchctl.stores.clients import SCHEMES, filesystem, forget
+from mismatchctl.stores.disk import Disk
 from mismatchctl.stores.failures import failure
 from mismatchctl.stores.objects import ObjectStore
-from mismatchctl.stores.store import Disk, Store, first_line, printable
+from mismatchctl.stores.store import Store, first_line, printable
 
 __all__ = ["Store", "asked", "first_line", "forget", "normal", "printable", "read_whole", "remote", "store_of"]
 

@@ -1,7 +1,7 @@
 """What slime and Miles log, as a table: names without the `train/` before them, and how each is made.
 
 Every quantity is reduced the same way: summed over each sequence with its mask, divided by the sequence's
-denominator, added up over the micro-batches, divided by the number of sequences or rollouts (`reduce.py`). So all
+denominator, added up over the micro-batches, divided by the number of sequences or rollouts (`replay.py`). So all
 are means over sequences: `mis_is_ratio_max_final` is the mean of the sequences' maxima, `mis_chi2_token` the mean of
 their chi-squares.
 """
