@@ -79,9 +79,10 @@ def ppo(
         free = ratio if cap is None else np.minimum(ratio, cap)
         plain, clipped = -advantages * free, -advantages * np.clip(ratio, low, high)
         losses, over = np.maximum(plain, clipped), None
-        flat = clipped > plain if cap is None else (clipped > plain) | (ratio > cap)
-        inside = (ratio >= low) & (ratio <= high)
-        slope = np.where(flat & ~inside, 0.0, -advantages * ratio)
+        flat = clipped > plain
+        if cap is not None:  # whichever decides may be constant, or may not be
+            flat = np.where(flat, (ratio < low) | (ratio > high), ratio > cap)
+        slope = np.where(flat, 0.0, -advantages * ratio)
         if dual is not None:
             bound = -advantages * dual
             over = (advantages < 0) & (losses > bound)

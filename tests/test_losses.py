@@ -43,6 +43,19 @@ def test_ppo_clips_as_the_surrogate_of_torch(dual: float | None) -> None:
     assert lower.any() == (dual is not None)
 
 
+@pytest.mark.parametrize("cap", [0.95, 1.1, 1.3, 2.0])
+def test_a_cap_on_the_unclipped_ratio_stops_the_gradient_where_it_decides(cap: float) -> None:
+    """Below the upper bound too, where a ratio within the bounds may be beyond the cap."""
+    found = ppo(ADVANTAGES, CURRENT - ANCHOR, 0.9, 1.3, cap=cap)
+    current = t(CURRENT).requires_grad_()
+    ratio = (current - t(ANCHOR)).exp()
+    loss = torch.maximum(-t(ADVANTAGES) * ratio.clamp(max=cap), -t(ADVANTAGES) * ratio.clamp(0.9, 1.3))
+    (slope,) = torch.autograd.grad(loss.sum(), current)
+    np.testing.assert_allclose(found.losses, loss.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(found.slope, slope.numpy(), rtol=1e-12)
+    np.testing.assert_array_equal(found.clipped, slope.numpy() == 0)
+
+
 def test_cispo_weights_reinforce_with_the_clipped_ratio() -> None:
     found = cispo(ADVANTAGES, CURRENT - ANCHOR, CURRENT, 0.9, 1.3)
     current = t(CURRENT).requires_grad_()

@@ -1,4 +1,4 @@
-"""A third column: the tokens of a dump scored once more by a local checkpoint, or written to be: all or some."""
+"""A third column: tokens scored once more, in high precision, by a local checkpoint, or written for whoever can."""
 
 from __future__ import annotations
 
