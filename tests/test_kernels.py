@@ -259,9 +259,12 @@ def test_terms_of_levels(terms: Callable[..., tuple[NDArray[Any], Floats, Floats
         assert certain[index] == pytest.approx(math.fsum(math.exp(min(p, 0.0)) for p, _ in pairs), rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_what_upper_bounds_make_of_weights(seed: int) -> None:
-    """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too."""
+    """Each kernel against every bound by itself; bounds that nothing exceeds or that make 0 of what does, too.
+
+    Half of them have a lower bound beside, and weights that 1 plus their excess gives.
+    """
     rng = np.random.default_rng(seed)
     segments = Segments.of(rng.integers(1, 60, 30))
     weight = np.exp(0.5 * rng.standard_t(3, segments.tokens)) - 1.0 + 1.0
@@ -269,14 +272,15 @@ def test_what_upper_bounds_make_of_weights(seed: int) -> None:
     bounds = edges if seed % 3 else np.zeros_like(edges)
     kept = None if seed % 2 else rng.random(segments.tokens) < 0.8
     of = np.concatenate([np.arange(4), rng.integers(0, 4, 26)])
-    truncate = [
-        kernel.truncate((weight - 1.0, weight), kept, segments, (of, 4), edges, bounds) for kernel in (PLAIN, COMPILED)
-    ]
+    floor = ((0.0, 0.0), (0.7, 0.7 if seed % 3 else 0.0))[seed // 6]
+    given = weight - 1.0, None if seed // 6 else weight
+    truncate = [kernel.truncate(given, kept, segments, (of, 4), edges, bounds, floor) for kernel in (PLAIN, COMPILED)]
     np.testing.assert_allclose(*truncate, rtol=1e-12, atol=1e-12)
     left, n = np.ones(segments.tokens) if kept is None else kept * 1.0, segments.sizes
     for place, (edge, bound) in enumerate(zip(edges, bounds, strict=True)):
-        above = weight >= edge
-        bounded = np.where(above, bound if np.isfinite(bound) else 0.0, weight)
+        raised = np.where(weight < floor[0], floor[1], weight)
+        above = raised >= edge
+        bounded = np.where(above, bound if np.isfinite(bound) else 0.0, raised)
         mean = segments.sum(bounded * left) / n
         excess = segments.sum(bounded - 1.0)
         squares, kept_excess = segments.sum((bounded - 1.0) ** 2), segments.sum((bounded - 1.0) * left)
@@ -303,7 +307,7 @@ def test_a_weight_is_counted_at_every_edge_that_it_is_not_below(edges: Floats) -
     weight, segments, none = excess + 1.0, Segments.of([len(beside)]), np.zeros(1, np.int64)
     with np.errstate(invalid="ignore", over="ignore"):
         for kernel in (PLAIN, COMPILED):
-            found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges))
+            found = kernel.truncate((excess, weight), None, segments, (none, 1), edges, np.ones_like(edges), (0.0, 0.0))
             assert found[0, TRUNCATED.index("weight_high")].tolist() == [np.sum(weight >= edge) for edge in edges]
 
 

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from random_dumps import BOUNDS, RATIO_BOUNDS, Files, Shape, corrections, make_rows, shapes, write
 
 from mismatchctl.analyze import analyze, build
-from mismatchctl.correction import Correction, Weight
+from mismatchctl.correction import Correction, Weight, correction_from_mapping
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.grid.family import families
@@ -246,3 +248,29 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
     ]
     assert all(family.ladder is not None for study in studies for family in families(study.corrections))
     assert check(sweep([str(tmp_path)], studies), brute_force([str(tmp_path)], studies)) > 5_000
+
+
+@pytest.mark.parametrize("effect", ["mask", "zero"])
+def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect: str, tmp_path: Path) -> None:
+    """What a gate on sequences masks is in none, in files without a loss too: a step of which nothing is left has no
+    scale. What it zeroes is in all."""
+    bounds, lengths = np.array([1.5, 3.0, 100.0]), np.array([3, 5, 2, 4, 6, 1])
+    steps, log_products = np.array([0, 0, 1, 1, 2, 2]), np.log([1.0, 2.0, 1.2, 2.0, 4.0, 200.0])
+    for name, own in {"with": slice(0, 2), "without": slice(2, 6)}.items():
+        rollout = [[-9.0] * n for n in lengths[own]]
+        train = [[-9.0 + log / n] * n for log, n in zip(log_products[own], lengths[own], strict=True)]
+        columns = {"rollout_log_probs": rollout, "train_log_probs": train, "step": steps[own]}
+        columns |= {"advantages": np.ones(len(rollout))} | ({"current_log_probs": train} if name == "with" else {})
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    gate = {"level": "sequence", "keep": [None, 1.0], "effect": effect}
+    study = Study(correction_from_mapping({"name": "a", "gates": [gate]}), (Axis("gates.0.keep.1", tuple(bounds)),))
+    found = sweep([str(tmp_path)], [study], threads=1).groups.collect()
+    passes = log_products[:, None] <= np.log(bounds)
+    for step in range(3):
+        own = steps == step
+        kept = lengths[own] @ passes[own]
+        counted = kept if effect == "mask" else np.full(len(bounds), lengths[own].sum())
+        scales = [k / n if n else None for k, n in zip(kept.tolist(), counted.tolist(), strict=True)]
+        rows = found.filter((pl.col("scope") == "group") & (pl.col("group") == step)).sort("point")
+        assert rows["kept_tokens"].to_list() == kept.tolist()
+        assert rows["loss_scale"].to_list() == scales

@@ -1,14 +1,13 @@
 """What every point of a family does to the sequences of a block: the columns of measure/columns.py, along a grid.
 
 Arrays are [S, weights, gate variants ...] with length 1 along axes that do not matter, the axes those of
-`Family.grid`. Gates on tokens are carried out in the arrays; gates on whole sequences stay flags, so that sums over
-sequences are products of matrices: a sequence adds its `passing` value where it passes them all, else its `failing`.
+`Family.grid`. Gates on tokens are carried out in the arrays; gates on whole sequences stay flags.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,94 +16,16 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
+from mismatchctl.measure import Plan
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import Corrected, Side
-from mismatchctl.measure.grid.family import Family
-from mismatchctl.measure.grid.parts import Arrays, Parts
+from mismatchctl.measure.grid.block import BlockColumns
+from mismatchctl.measure.grid.family import Family, WeightLadder
+from mismatchctl.measure.grid.ladders import truncated
+from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
 from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
-
-_FEW = 4
-"""Sequences of a part from which products of matrices are faster than sums over each of them."""
-
-
-@dataclass
-class BlockColumns:
-    """Columns of one block.
-
-    Attributes:
-        parts: the micro-batches of its cells.
-        flags: which sequences pass the gates on whole sequences [S, 1, ..., variants]; None: all do.
-        passing: columns by name where the sequence passes.
-        failing: those that are not 0 where it does not.
-        fixed: columns that do not depend on it.
-        summed: the same of columns that are not kept by cluster, summed over each part [parts, ...].
-        maxima: the largest of each part [parts, weights, 1, ...].
-    """
-
-    parts: Parts
-    flags: Float64s | None = None
-    passing: Arrays = field(default_factory=dict)
-    failing: Arrays = field(default_factory=dict)
-    fixed: Arrays = field(default_factory=dict)
-    summed: Arrays = field(default_factory=dict)
-    maxima: Arrays = field(default_factory=dict)
-
-    def totals(self) -> Arrays:
-        """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
-        return self.summed | self.by([*self.passing, *self.fixed], self.parts)
-
-    def by(self, names: Collection[str], parts: Parts) -> Arrays:
-        """Some columns summed over other parts, [parts, weights, gate variants ...]."""
-        if self.flags is None or not (parts.count == 1 or parts.count * _FEW < len(parts.of)):
-            return {name: parts.sum(self._of_sequences(name)) for name in names}
-        found = {name: parts.sum(self.fixed[name]) for name in names if name in self.fixed}
-        found |= _products(self.flags, {name: self.passing[name] for name in names if name not in found}, parts)
-        rest = _products(1.0 - self.flags, {name: self.failing[name] for name in found if name in self.failing}, parts)
-        for name, sums in rest.items():
-            found[name] += sums
-        return found
-
-    def _of_sequences(self, name: str) -> NDArray[Any]:
-        """One column of every sequence [S, weights, gate variants ...]."""
-        values = self.fixed[name] if name in self.fixed else self.passing[name]
-        if self.flags is None or name in self.fixed:
-            return values
-        with np.errstate(invalid="ignore"):
-            found: NDArray[Any] = values * self.flags
-        if not np.isfinite(found).all():  # 0 times an infinite K3 is nothing, not undefined
-            found = np.where(self.flags == 0, 0.0, found)
-        return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
-
-
-def _products(flags: Float64s, columns: Arrays, parts: Parts) -> Arrays:
-    """Flags times columns, which vary along other axes, summed over the sequences of each part: those alike at once."""
-    alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
-    for name, values in columns.items():
-        alike.setdefault((values.shape[1:], bool(np.isfinite(values).all())), []).append(name)
-    found: Arrays = {}
-    for (shape, is_finite), names in alike.items():
-        along = np.broadcast_shapes(flags.shape[1:], shape)
-        tall = np.stack([columns[name].reshape(len(flags), -1) for name in names], axis=1).reshape(len(flags), -1)
-        sums = _product(flags.reshape(len(flags), -1), tall, parts, is_finite)
-        found |= zip(names, sums.reshape(parts.count, len(names), *along).swapaxes(0, 1), strict=True)
-    return found
-
-
-def _product(flags: Float64s, values: Float64s, parts: Parts, is_finite: bool) -> Float64s:
-    """Values [S, N], all of which may be finite, times flags [S, V]: sums over each part [parts, N, V]."""
-    sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
-    for own, members in parts.alike:
-        some, tall = (each[members].reshape(len(own), -1, each.shape[1]) for each in (flags, values))
-        with np.errstate(invalid="ignore", over="ignore"):
-            if is_finite:
-                sums[own] = tall.swapaxes(1, 2) @ some
-                continue
-            for part, each, passes in zip(own, tall[..., None], some[:, :, None], strict=True):
-                # 0 times an infinite K3 is nothing, not undefined.
-                sums[part] = np.where(passes == 0, 0.0, each * passes).sum(axis=0)
-    return sums
 
 
 def block_columns(
@@ -113,8 +34,7 @@ def block_columns(
     batch: TokenBatch,
     parts: Parts,
     plain: TokenLoss | None,
-    *,
-    losses: bool,
+    base: Plan,
 ) -> BlockColumns:
     """The columns of a block.
 
@@ -124,15 +44,15 @@ def block_columns(
         batch: the block.
         parts: what its sequences are told apart by.
         plain: its loss without any correction, where it is known.
-        losses: whether the dump has current log-probs, so that there are columns of losses.
+        base: tells whether the dump has current log-probs, so that there are columns of losses, and the kernel.
     """
     if not family.is_binned:
-        return _applied(family, ratios, batch, parts, plain, losses)
-    binned = _Binned(family, ratios, batch, parts, plain, losses)
+        return _applied(family, ratios, batch, parts, plain, base.losses)
+    binned = _Binned(family, ratios, batch, parts, plain, base)
     passing, flags = binned.passing(), binned.flags
     made = BlockColumns(parts, flags, summed=binned.summed, maxima=binned.maxima)
     failing = binned.failing(passing)
-    for column in family.columns(losses=losses):
+    for column in family.columns(losses=base.losses):
         if column.merge == "largest" or column.name in made.summed:
             continue
         assert column.make is not None
@@ -180,14 +100,16 @@ class _Binned:
         batch: TokenBatch,
         parts: Parts,
         plain: TokenLoss | None,
-        losses: bool,
+        base: Plan,
     ) -> None:
-        self.family, self.ratios, self.batch, self.parts, self.losses = family, ratios, batch, parts, losses
+        self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
+        self.losses, self.kernel = base.losses, base.kernel
         self.correction = family.correction
         self.segments = batch.segments
         self.length = self._wide(batch.segments.sizes)
+        self.zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
         own = plain if self.correction.loss == "ppo" else token_loss(self.correction.loss, batch)
-        self.loss = None if own is None or plain is None or not losses else (own, plain)
+        self.loss = None if own is None or plain is None or not base.losses else (own, plain)
         gates = [self.correction.gates[gate] for gate in family.order]
         everything = Selection.everything(batch.segments)
         measured = [measure(gate, ratios[gate.source], everything, batch) for gate in gates]
@@ -202,8 +124,7 @@ class _Binned:
         """What the points do to sequences that pass the gates on whole sequences."""
         kept = self._kept_tokens()
         made = self._weights(kept)
-        zeroes = any(gate.effect == "zero" for gate in self.correction.gates)
-        counted = self.length if zeroes else kept["count"]
+        counted = self.length if self.zeroes else kept["count"]
         if self.losses:
             zero, known = np.zeros_like(self.length), float(self.loss is not None)
             made |= {"loss_clipped": kept.get("clipped", zero), "loss_kept": kept["count"] * known}
@@ -229,7 +150,7 @@ class _Binned:
         """The same of sequences that do not: nothing is kept of them, and of their weights nothing else changes."""
         none = np.zeros_like(self.length)
         left, counted = dict.fromkeys(passing.weight_sums, none), none
-        if passing.counted is self.length:
+        if self.zeroes:
             left, counted = left | {"loss_counted": passing.loss_sums.get("loss_counted", none)}, self.length
         return replace(
             passing,
@@ -267,6 +188,8 @@ class _Binned:
 
     def _kept_tokens(self) -> Arrays:
         """Sums over the tokens that gates on tokens keep, weights aside; [S, variants of gates on tokens ...]."""
+        if not self.on_tokens and self.loss is None:
+            return {"count": self.length, "k3": self._wide(self.ratios["train/rollout"].k3_sum)}
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "k3": self.ratios["train/rollout"].k3}
         if self.loss is not None:
             own, plain = self.loss
@@ -294,7 +217,10 @@ class _Binned:
             self.maxima = {"raw_weight": one, "-raw_weight": -one, "weight": one, "-weight": -one}
             return made
         weights = Weights(rule, self.ratios[rule.source])
-        return self._token_weights(weights, zero) if rule.level == "token" else self._sequence_weights(weights, kept)
+        if rule.level != "token":
+            return self._sequence_weights(weights, kept)
+        ladder = None if self.on_tokens or self.losses else self.family.weight_ladder
+        return self._token_weights(weights, zero) if ladder is None else self._truncated(weights, ladder)
 
     @property
     def _linear(self) -> tuple[str, ...]:
@@ -304,10 +230,29 @@ class _Binned:
         """Values [parts] or [parts, W] along the grid."""
         return values.reshape(self.parts.count, -1, *(1,) * (len(self.family.grid) - 1))
 
+    def _truncated(self, weights: Weights, ladder: WeightLadder) -> Arrays:
+        """One weight per token of which nothing varies but the upper bound, and no gate on tokens."""
+        number, places, ratios = len(self.segments), as_slice(ladder.places), weights.ratios
+        found = truncated(weights, ladder, None, self.segments, Parts(np.arange(number), number), self.kernel)
+        low = self.family.bounds.watched.stops.any()
+        self._note_extremes(weights)
+        return {
+            "raw_weight_excess": self._wide(ratios.excess_sum),
+            "squared_raw_weight_excess": self._wide(ratios.squared_excess_sum),
+            "weight_low": self._wide(self.segments.sum(weights.low) if low else np.zeros(number)),
+            **{name: self._wide(values[:, places]) for name, values in found.items()},
+        }
+
+    def _note_extremes(self, weights: Weights) -> None:
+        found = self.family.bounds.maxima(weights, self.segments, self.parts)
+        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+
     def _token_weights(self, weights: Weights, zero: NDArray[Any]) -> Arrays:
         """One weight per token: bins of the weight, and of gates on tokens."""
         bounds = self.family.bounds
-        excess, ratio, weight = weights.raw_excess, weights.raw_excess + 1.0, token_weights(weights)
+        excess, ratio = weights.raw_excess, weights.raw_excess + 1.0
+        exact = token_weights(weights)
+        weight = ratio if exact is None else exact
         wanted: dict[str, NDArray[Any] | None] = {"count": None, "e": excess, "ee": excess * excess, "ww": weight**2}
         if self.loss is not None:
             own, plain = self.loss
@@ -340,8 +285,7 @@ class _Binned:
             power = 2 if name == "squared_gradient" else 1
             known = self.loss is not None
             made[name] = self._kept(left.sum(f"{'w' * power} {name}", name, power=power)) if known else zero
-        found = bounds.maxima(weights, self.segments, self.parts)
-        self.maxima = {name: self._along_weights(values) for name, values in found.items()}
+        self._note_extremes(weights)
         return made
 
     def _narrowed(self, table: NDArray[Any]) -> NDArray[Any]:

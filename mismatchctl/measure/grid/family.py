@@ -154,13 +154,19 @@ class Family:
     @cached_property
     def ladder(self) -> Ladder | WeightLadder | None:
         """Where its points are many variants of a single gate that is no veto, or of the bound of a token weight."""
-        axis, weight = self.longest, self.correction.weight
+        axis = self.longest
         if not self.is_binned or axis - 1 == self.veto or not LONG <= self.grid[axis] == np.prod(self.grid):
             return None
         if axis == 0:
-            of_tokens = weight is not None and weight.level == "token"
-            return WeightLadder.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
+            return self.weight_ladder
         return Ladder.of(self.order[axis - 1], self.thresholds[axis - 1])
+
+    @cached_property
+    def weight_ladder(self) -> WeightLadder | None:
+        """The bounds of its token weights, however few, where they differ in nothing but the upper one."""
+        weight = self.correction.weight
+        of_tokens = weight is not None and weight.level == "token"
+        return WeightLadder.of(self.bounds, weight.bounds[0]) if weight is not None and of_tokens else None
 
     @cached_property
     def loosest(self) -> Correction:

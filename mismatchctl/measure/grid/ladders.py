@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Float64s, Ints, Segments, TokenBatch
+from mismatchctl.batch import Bools, Float64s, Ints, Segments, TokenBatch
 from mismatchctl.correction import Correction, Gate, Selection
 from mismatchctl.correction.apply import Weights, measure
 from mismatchctl.correction.gates import judge
@@ -75,7 +75,9 @@ def ladder_columns(
     summed: Arrays = {}
     if isinstance(ladder, WeightLadder):
         assert weights is not None
-        moved = _truncated(family.correction, weights, ladder, ratios, batch, clusters, kernel)
+        gates = family.correction.gates
+        kept = _left_by(gates, ratios, batch).expanded() if gates else None
+        moved = truncated(weights, ladder, kept, batch.segments, clusters, kernel)
         largest |= family.bounds.maxima(weights, batch.segments, parts)
     else:
         moved, summed = _climbed(family.correction, weights, ladder, ratios, batch, parts, clusters, kernel)
@@ -107,24 +109,13 @@ def _left_by(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBa
     return left
 
 
-def _truncated(
-    correction: Correction,
-    weights: Weights,
-    ladder: WeightLadder,
-    ratios: Mapping[str, Ratios],
-    batch: TokenBatch,
-    clusters: Parts,
-    kernel: Kernel,
+def truncated(
+    weights: Weights, ladder: WeightLadder, kept: Bools | None, segments: Segments, parts: Parts, kernel: Kernel
 ) -> Arrays:
-    """What upper bounds of token weights move, by rung [clusters, rungs]."""
-    excess, weight = weights.raw_excess, token_weights(weights)
-    if ladder.low > 0:
-        below = excess + 1.0 < ladder.low
-        lowest = 0.0 if ladder.zeroes else ladder.low
-        excess, weight = np.where(below, lowest - 1.0, excess), np.where(below, lowest, weight)
-    kept = _left_by(correction.gates, ratios, batch).expanded() if correction.gates else None
-    within = clusters.of, clusters.count
-    moved = kernel.truncate((excess, weight), kept, batch.segments, within, ladder.edges, ladder.high)
+    """What upper bounds of token weights move, by rung [parts, rungs], where gates leave `kept`; None: all."""
+    within, floor = (parts.of, parts.count), (ladder.low, 0.0 if ladder.zeroes else ladder.low)
+    given = weights.raw_excess, token_weights(weights)
+    moved = kernel.truncate(given, kept, segments, within, ladder.edges, ladder.high, floor)
     return {name: moved[:, place] for place, name in enumerate(TRUNCATED)}
 
 

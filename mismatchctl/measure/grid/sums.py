@@ -12,7 +12,8 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import Plan
-from mismatchctl.measure.grid.columns import BlockColumns, block_columns
+from mismatchctl.measure.grid.block import BlockColumns
+from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.estimates import asked_by
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.ladders import LadderColumns, ladder_columns
@@ -285,7 +286,7 @@ def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> I
 def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts, clusters: Parts) -> Columns:
     ladder, batch = plan.ladder(family), block.batch
     if ladder is None:
-        made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, losses=plan.base.losses)
+        made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)
     else:
         made = ladder_columns(family, ladder, block.ratios, batch, parts, clusters, plan.base.kernel)
     shared = {"tokens": batch.segments.sizes, "sequences": batch.segments.nonempty.astype(np.float64)}

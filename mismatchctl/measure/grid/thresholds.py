@@ -200,9 +200,9 @@ class WeightBounds:
         return least, most
 
 
-def token_weights(weights: Weights) -> Float64s:
-    """The weights per token before their bounds."""
-    return weights.raw if _hold_tiny_ones(weights) else weights.raw_excess + 1.0
+def token_weights(weights: Weights) -> Float64s | None:
+    """The weights per token before their bounds; None where 1 + (w - 1) has all their digits."""
+    return weights.raw if _hold_tiny_ones(weights) else None
 
 
 def bounded_weights(weights: Weights) -> Float64s:

@@ -164,22 +164,25 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 
 def truncate(
-    weights: tuple[Float64s, Float64s],
+    weights: tuple[Float64s, Float64s | None],
     kept: Bools | None,
     segments: Segments,
     parts: tuple[Ints, int],
     edges: Float64s,
     bounds: Float64s,
+    floor: tuple[float, float],
 ) -> Float64s:
     """As the interface says."""
     of, count = parts
+    excess, weight = weights
     found = np.zeros((count, len(TRUNCATED), len(edges)))
     order = np.argsort(of, kind="stable")
     all_kept = _EVERY if kept is None else kept
     table, rungs = np.zeros((len(edges) + 1, WRITTEN)), np.zeros((3, len(edges) + 1))
     truncate_sequences(
-        *weights, all_kept, segments.offsets, order, of, edges, cells_of(edges), factors_of(bounds), found, table, rungs
-    )
+        excess, _NO_VALUES if weight is None else weight, all_kept, segments.offsets, order, of, edges, cells_of(edges),
+        factors_of(bounds), floor, found, table, rungs,
+    )  # fmt: skip
     return found
 
 

@@ -143,12 +143,13 @@ class Truncate(Protocol):
 
     def __call__(
         self,
-        weights: tuple[Float64s, Float64s],
+        weights: tuple[Float64s, Float64s | None],
         kept: Bools | None,
         segments: Segments,
         parts: tuple[Ints, int],
         edges: Float64s,
         bounds: Float64s,
+        floor: tuple[float, float],
     ) -> Float64s:
         """TRUNCATED summed over each part at each bound [parts, len, bounds].
 
@@ -156,12 +157,13 @@ class Truncate(Protocol):
         tokens, one upward along the bounds and one downward, so that nothing is subtracted.
 
         Args:
-            weights: minus 1, and as they are [T] each, before these bounds.
+            weights: minus 1, and as they are [T] each, before these bounds; None: the first holds every digit.
             kept: tokens that gates leave [T]; None: all.
             segments: the sequences.
             parts: the part of each sequence [S], and how many there are.
             edges: where the weights begin that a bound does not leave as they are, ascending [bounds].
             bounds: what it makes of those [bounds].
+            floor: a weight below which all are the same under every bound, and what they are.
         """
 
 

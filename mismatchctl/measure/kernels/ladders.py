@@ -91,12 +91,13 @@ def _close(table: Any, top: int, moved: Any, squared: Any, bounds: Any, bounds_s
 @compiled
 def truncate_sequences(
     excess: Any, weight: Any, kept: Any, offsets: Any, order: Any, of: Any, edges: Any, cells: Any, factors: Any,
-    found: Any, table: Any, rungs: Any,
+    floor: Any, found: Any, table: Any, rungs: Any,
 ) -> None:  # fmt: skip
     """Write to `found` [parts, TRUNCATED, bounds] what `plain.truncate` gives, in an `order` by part.
 
     `cells` are those of `kernel.cells_of`; `factors` are what the bounds make of a token, in each column that asks; an
-    empty `kept`: all are. To work in there are zeros: `table` [bounds + 1, WRITTEN] and `rungs` [3, bounds + 1].
+    empty `kept`: all are; an empty `weight`: 1 plus the excess. To work in there are zeros: `table` [bounds + 1,
+    WRITTEN] and `rungs` [3, bounds + 1].
     """
     moved, squared, bounds, bounds_squared = factors[0], factors[1], factors[2], factors[3]
     own, beyond, made = rungs[0], rungs[1], rungs[2]
@@ -106,7 +107,10 @@ def truncate_sequences(
         own_top = 0
         all_sum = square = kept_sum = kept_square = kept_weight = 0.0
         for j in range(offsets[i], offsets[i + 1]):
-            e, w = excess[j], weight[j]
+            e = excess[j]
+            w = weight[j] if len(weight) else e + 1.0
+            if e + 1.0 < floor[0]:
+                e, w = floor[1] - 1.0, floor[1]
             k = 1.0 if not len(kept) or kept[j] else 0.0
             if e + 1.0 >= edges[0]:
                 rung = _edges_upto(edges, cells, e + 1.0)

@@ -119,15 +119,19 @@ def beyond(ratios: Ratios, sequences: Ints, low: float, high: float) -> Ints:
 
 
 def truncate(
-    weights: tuple[Float64s, Float64s],
+    weights: tuple[Float64s, Float64s | None],
     kept: Bools | None,
     segments: Segments,
     parts: tuple[Ints, int],
     edges: Float64s,
     bounds: Float64s,
+    floor: tuple[float, float],
 ) -> Float64s:
     """As the interface says."""
-    excess, weight = weights
+    excess = weights[0]
+    weight, below = excess + 1.0 if weights[1] is None else weights[1], excess + 1.0 < floor[0]
+    if below.any():
+        excess, weight = np.where(below, floor[1] - 1.0, excess), np.where(below, floor[1], weight)
     rung, width = np.searchsorted(edges, excess + 1.0, side="right"), len(edges) + 1
     share, left = (
         segments.spread(1 / np.maximum(segments.sizes, 1.0)),
