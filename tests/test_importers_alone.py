@@ -248,3 +248,51 @@ def test_a_sequence_of_several_versions_has_the_oldest(tmp_path: Path) -> None:
     torch.save(content, source / "0.pt")
     rows = converted(SLIME / "train_data", tmp_path, join=source)
     assert [row["rollout_version"] for row in rows] == [place + 9 for place in range(len(rows))]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_packed_files_are_never_passed_over_in_silence(ending: str, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out.parquet"
+    source.mkdir()
+    lines = (PEERS / "nemo_rl/logs/exp_001/train_data_step1.jsonl").read_bytes()
+    packed = source / f"train_data_step1.jsonl{ending}"
+    packed.write_bytes(pa.compress(lines, "gzip" if ending == ".gz" else "zstd", asbytes=True))
+    for words in (["analyze", source], ["convert", source, out], ["convert", packed, out, "--from", "nemo-rl"]):
+        done = run(*words, code=4, COLUMNS="1000")
+        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"
+    (source / "train_data_step2.jsonl").write_bytes(lines)
+    for words in (["analyze", source], ["convert", source, out]):
+        done = run(*words, code=0, COLUMNS="1000")
+        assert f"{packed}: packed, so not read; unpack" in done.stdout + done.stderr
+    (source / "train_data_step1.jsonl").write_bytes(lines)
+    assert "packed" not in run("analyze", source, code=0).stdout
+
+
+@pytest.mark.parametrize(
+    ("framework", "lacks"),
+    [
+        ("areal", "prox_logp"),
+        ("roll", "old_log_probs"),
+        ("openrlhf", "action_mask"),
+        ("trl", "sampling_per_token_logps"),
+    ],
+)
+def test_a_batch_without_what_tells_its_framework_is_told_whose_it_is_like(
+    framework: str, lacks: str, tmp_path: Path
+) -> None:
+    (whole,) = (PEERS / framework).glob("*.pt")
+    content = torch.load(whole, weights_only=True)
+    path = tmp_path / "batch_step2.pt"
+    torch.save({name: value for name, value in content.items() if name != lacks}, path)
+    shutil.copy(whole, tmp_path / "batch_step1.pt")  # beside a whole one it counts too
+    for place in (path, tmp_path):
+        with pytest.raises(DataError, match=f"has most of what files of {framework} have, and no {lacks}") as error:
+            convert(place, tmp_path / "out.parquet")
+        assert error.value.file == str(path) and "convert --from" in str(error.value.remedy)
+
+
+def test_tensors_that_are_like_two_frameworks_are_called_neither(tmp_path: Path) -> None:
+    names = ("old_log_probs", "rollout_log_probs", "responses", "input_ids", "response_mask", "advantages")
+    torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")  # of verl, as a dict
+    with pytest.raises(DataError, match="holds no file that is recognized"):
+        convert(tmp_path, tmp_path / "out.parquet")

@@ -104,6 +104,8 @@ def test_rollouts_are_joined_by_name(kind: str, seed: int, with_step: bool, tmp_
 
 BAD_VALUES: dict[str, tuple[Any, str]] = {
     "text": (["a", "b", "c"], "holds what is no number"),
+    "numbers as text": (["-1.0", "-2.0", "-3.0"], "holds what is no number: a text"),
+    "one number as text": ([1, "1", 1], "holds what is no number: a text"),
     "nested": ([[-1.0], [-2.0], [-3.0]], "holds what is no number"),
     "ragged": ([[-1.0], [-2.0, 1.0], []], "holds what is no number"),
     "one number": (-1.0, "holds one number where a list"),
@@ -136,6 +138,12 @@ def test_bad_values_are_named(column: str, bad: str, tmp_path: Path) -> None:
     [
         ("loss_masks", [1, float("nan"), 1], "the mask holds NaN or null"),
         ("loss_masks", [1, None, 1], "the mask holds NaN or null"),
+        ("loss_masks", [1, 0.5, 1], "a mask is 0 or 1 .*, and this is 0.5"),
+        ("loss_masks", torch.tensor([1, 2, 1]), "a mask is 0 or 1 .*, and this is 2"),
+        ("loss_masks", [1, -1, 1], "a mask is 0 or 1 .*, and this is -1"),
+        ("log_probs", torch.tensor([-1, -2, -3]), r"holds numbers \(int64\) where floats are needed"),
+        ("rollout_log_probs", torch.tensor([-1.0, -2.0, -3.0]).bfloat16().view(torch.uint16), r"numbers \(uint16\)"),
+        ("tokens", [1, 2, "3", 4], "holds what is no number: a text"),
         ("tokens", [1, 2, 10**30, 4], "holds what is no number"),
         ("rewards", "good", "holds what is no number"),
         ("response_lengths", "x", "is not laid out as files of slime are"),

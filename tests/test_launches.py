@@ -336,6 +336,29 @@ def test_words_of_a_script() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("a.b=1 ~a.b", {"a": {}}),
+        ("a.b=1 '~a.b=1' a.c=2", {"a": {"c": 2}}),
+        ("a.b.c=1 a.d=2 ~a.b", {"a": {"d": 2}}),
+        ("~a.b a.b=1", {"a": {"b": 1}}),
+        ("a.b=1 ~a.c ~a.b.c ~x.y ~/home", {"a": {"b": 1}}),
+        ("b=1 ~b", {}),
+        ("a/b=mine ~a/b", {}),
+        ("--a 1 ~a", {"--a": 1}),
+    ],
+)
+def test_what_hydra_removes_is_not_set(words: str, keys: dict[str, Any]) -> None:
+    (reading,) = parse_shell(f"train.py {words}\n")
+    assert reading.keys == keys
+
+
+def test_a_branch_that_removes_something_is_a_reading() -> None:
+    found = parse_shell("A=(a.b=1)\nif x; then\n A+=(~a.b)\nfi\ntrain.py ${A[@]}\n")
+    assert [(one.line, one.keys) for one in found] == [(2, {"a": {}}), (-2, {"a": {"b": 1}})]
+
+
+@pytest.mark.parametrize(
     ("script", "readings"),
     [
         ("if a; then L=1; else\n L=2\nfi\nrun a.b=$L", [(1, "1"), (1, "2")]),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from mismatchctl.dumps.foreign.registry import candidates, rollout_only
+from mismatchctl.dumps.foreign.registry import candidates, packed_note, rollout_only
 from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
@@ -299,6 +299,8 @@ def _hints(arguments: Sequence[_Argument], found: Sequence[Found]) -> Iterator[s
                 f"its own; name the folder {printable(folder or '.')} or quote the pattern for one run"
             )
     for argument in arguments:
+        if argument.foreign:
+            yield from packed_note(Path(argument.shown))
         places: defaultdict[str, set[str]] = defaultdict(set)
         for file in argument.files:
             folder, name = os.path.split(file)

@@ -64,6 +64,7 @@ class Layout:
         columns: column of the contract -> name in the raw rows; what is not declared is not converted. `step` and
             `sequence_id` are taken under these names, and need no declaration.
         mask: what the mask's ones mean.
+        weighted: whether the mask holds weights, of which those above 0 are of valid tokens; else it is 0 or 1.
         patterns: names of its files, with folders above them where these belong to the name.
         rows: what reads one file, as values of the file's own names.
         prompt: whether the token axis begins with the prompt.
@@ -71,7 +72,8 @@ class Layout:
         next_token: columns of the contract whose entry j is about token j + 1; the others are unshifted.
         missing: what stands for a log-prob that there is none of; such tokens are masked out, and counted.
         duplicates: whether several files may hold the same sequence of a step (tensor-parallel ranks).
-        recognizes: whether a file whose name fits one of `patterns` is one of these.
+        keys: of the dict that torch saved, those by which it is one of these.
+        recognizes: whether a file whose name fits one of `patterns`, and that has `keys`, is one of these.
     """
 
     framework: str
@@ -82,8 +84,10 @@ class Layout:
     prompt: bool = False
     padding: Literal["left", "right", "none"] = "none"
     next_token: frozenset[str] = frozenset()
+    weighted: bool = False
     missing: tuple[float, ...] = ()
     duplicates: bool = False
+    keys: tuple[str, ...] = ()
     recognizes: Callable[[File], bool] = field(default=lambda file: True, repr=False)
 
     @property

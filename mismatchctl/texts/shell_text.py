@@ -20,6 +20,8 @@ _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.*)", re.DOTALL)
 _CHOICE = re.compile(r"\+?([A-Za-z_][\w.]*(?:[/@][\w.]+)+)=([^\s/]*)")
 """Of a file of a group, in Hydra's words: `algorithm/rollout_correction=mine`, `group@place=mine`."""
+_REMOVAL = re.compile(r"~([A-Za-z_][\w.]*(?:[/@][\w.]+)*)(?:[=)].*)?", re.DOTALL)
+"""Of what was set or chosen before it, in Hydra's words: `~a.b`, `~a.b=1`, `~group/of=mine`."""
 _POSITIONAL = re.compile(r"\$(?:\d|\{\d+\})")
 """What the script itself is given."""
 _USED = re.compile(r"\$(?:([A-Za-z_]\w*)|\{(\w+)(?::?[-=]([^{}]*))?\})")
@@ -77,7 +79,11 @@ def parse_shell(text: str) -> list[Reading]:
 def _sets(word: str) -> bool:
     """Whether a word may set something."""
     variable = VARIABLE.fullmatch(word)
-    return not _is_given(variable) if variable else any(kind.fullmatch(word) for kind in (_FLAG, _OVERRIDE, _CHOICE))
+    return (
+        not _is_given(variable)
+        if variable
+        else any(kind.fullmatch(word) for kind in (_FLAG, _OVERRIDE, _CHOICE, _REMOVAL))
+    )
 
 
 def _is_given(variable: re.Match[str]) -> bool:
@@ -101,6 +107,11 @@ def _keys_of(found: Sequence[Word]) -> dict[str, Any]:
             flag = []
         elif choice := _CHOICE.fullmatch(given):
             keys[choice[1]] = choice[2]
+            flag = []
+        elif removal := _REMOVAL.fullmatch(given):
+            for given_so_far in (arguments, keys):
+                given_so_far.pop(removal[1], None)
+            _remove(keys, removal[1].split("."))
             flag = []
         elif variable := VARIABLE.fullmatch(given):
             before = variables.get(variable[1], "") if variable[2] else ""
@@ -175,6 +186,15 @@ def _put(found: dict[str, Any], keys: list[str], value: Any) -> None:
         if not isinstance(level, dict):
             raise TextError(f"{'.'.join(keys)} stands below a key that has a value")
     level[keys[-1]] = value
+
+
+def _remove(found: dict[str, Any], keys: list[str]) -> None:
+    level: Any = found
+    for key in keys[:-1]:
+        level = level.get(key)
+        if not isinstance(level, dict):
+            return
+    level.pop(keys[-1], None)
 
 
 def _add(found: dict[str, Any], keys: list[str], value: Any) -> bool:

@@ -14,7 +14,7 @@ from mismatchctl.dumps.convert.joining import Joined, joining
 from mismatchctl.dumps.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.dumps.foreign.batches import fitted, parquet_writer
 from mismatchctl.dumps.foreign.reading import Raw, Source, left_out, watched, workers
-from mismatchctl.dumps.foreign.registry import candidates
+from mismatchctl.dumps.foreign.registry import candidates, packed_note
 from mismatchctl.dumps.paths import holds_dump
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
@@ -32,17 +32,19 @@ class Converted:
         tokens: valid ones.
         missing: tokens masked out since the framework had no log-prob of them.
         copies: sequences left out since another file had them, with the same values.
+        passed_over: files that were not read, in sentences.
     """
 
     rows: int
     tokens: int
     missing: int = 0
     copies: int = 0
+    passed_over: Sequence[str] = ()
 
     @property
     def notes(self) -> list[str]:
         """What was left out, in sentences."""
-        return left_out(self.missing, self.copies)
+        return [*left_out(self.missing, self.copies), *self.passed_over]
 
 
 def convert(
@@ -90,7 +92,7 @@ def convert(
         if joined is not None and not joined.found:
             remedy = "join a file of the same run"
             raise DataError(f"none of its sequences is in {join}", file=named, remedy=remedy)
-    return Converted(rows, tokens, source.missing, source.copies)
+    return Converted(rows, tokens, source.missing, source.copies, packed_note(Path(named), framework) if paths else ())
 
 
 def _read(source: Source, paths: Sequence[Path], raw: Raw) -> Batches:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mismatchctl.dumps.foreign.alignment import LAGS, alignment_sums, check_alignment
 from mismatchctl.dumps.foreign.batches import raw_batches
 from mismatchctl.dumps.foreign.file import BYTES_READ
-from mismatchctl.dumps.foreign.registry import LAYOUTS, recognize
+from mismatchctl.dumps.foreign.registry import LAYOUTS, recognize, refuse_incomplete
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
 from mismatchctl.frameworks.layout import Layout
@@ -75,6 +75,7 @@ class Source:
         """
         layout, batches = raw(path)
         if layout is None:
+            refuse_incomplete(path)
             return
         if layout.rollout_only and not (self._completes and layout.columns):
             self._alone = self._alone or (path, layout)  # no matter, where it lies beside what the trainer wrote

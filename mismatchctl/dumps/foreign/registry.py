@@ -11,8 +11,12 @@ from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import SHELVES
 from mismatchctl.frameworks.layout import Layout
+from mismatchctl.stores import printable
 
 LAYOUTS: dict[str, Layout] = {layout.framework: layout for shelf in SHELVES for layout in shelf.layouts}
+
+
+_PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
 
 def layouts(framework: str = "") -> Sequence[Layout]:
@@ -34,22 +38,53 @@ def candidates(place: Path, framework: str = "") -> list[Path]:
 
     Raises:
         ConfigError: an unknown framework.
+        DataError: a folder that cannot be listed, or of which all such files are packed.
+    """
+    found = [path for path in _called(place, framework) if path.suffix not in _PACKED]
+    if not found and (lost := packed(place, framework)):
+        raise DataError("is packed, and only what is unpacked is read", file=str(lost[0]), remedy="unpack it")
+    return found
+
+
+def packed(place: Path, framework: str = "") -> list[Path]:
+    """The files of a place that may be a framework's once they are unpacked, and do not lie there unpacked too.
+
+    Raises:
+        ConfigError: an unknown framework.
         DataError: a folder that cannot be listed.
     """
+    return [path for path in _called(place, framework) if path.suffix in _PACKED and not _unpacked(path).exists()]
+
+
+def packed_note(place: Path, framework: str = "") -> list[str]:
+    """What to say of the packed files of a place of which others are read; nothing where there are none."""
+    lost = packed(place, framework)
+    more = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+    return [f"{printable(str(lost[0]))}{more}: packed, so not read; unpack what belongs to the run"] if lost else []
+
+
+def _called(place: Path, framework: str) -> list[Path]:
+    """The files of a place with a framework's names, or such names packed."""
     patterns = [pattern for layout in layouts(framework) for pattern in layout.patterns]
 
     def refuse(error: OSError) -> None:
         raise DataError(f"cannot be listed ({error.strerror})", file=str(error.filename))
 
     if place.is_file():
-        return [place] if framework or _named(place, patterns) else []
+        return [place] if framework or _named(_unpacked(place), patterns) else []
     if not place.is_dir():
         return []
     files: list[Path] = []
     for folder, folders, names in os.walk(place, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        files += [Path(folder, name) for name in names if not name.startswith((".", "_"))]
-    return sorted((path for path in files if _named(path, patterns)), key=lambda path: natural_key(str(path)))
+        folders[:] = [one for one in folders if not one.startswith((".", "_"))]
+        files += [Path(folder, one) for one in names if not one.startswith((".", "_"))]
+    return sorted(
+        (path for path in files if _named(_unpacked(path), patterns)), key=lambda path: natural_key(str(path))
+    )
+
+
+def _unpacked(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in _PACKED else path
 
 
 def recognize(path: Path, framework: str = "") -> Layout | None:
@@ -64,10 +99,36 @@ def recognize(path: Path, framework: str = "") -> Layout | None:
     from mismatchctl.dumps.foreign.file import OpenFile
 
     chosen = layouts(framework)[0] if framework else None
-    if chosen is not None and chosen.recognizes(OpenFile(path)):
+    file = OpenFile(path)
+
+    def fits(layout: Layout) -> bool:
+        return (not layout.keys or file.holds(*layout.keys)) and layout.recognizes(file)
+
+    if chosen is not None and fits(chosen):
         return chosen
-    found = next((one for one in layouts() if _named(path, one.patterns) and one.recognizes(OpenFile(path))), None)
+    found = next((one for one in layouts() if _named(path, one.patterns) and fits(one)), None)
     return found if chosen is None else chosen if found is None else None
+
+
+def refuse_incomplete(path: Path) -> None:
+    """Refuse a file that nobody recognizes, where it is most like one framework's that lacks what tells it.
+
+    Raises:
+        DataError: it is.
+    """
+    from mismatchctl.dumps.foreign.file import OpenFile
+
+    if not any(one.keys and _named(path, one.patterns) for one in layouts()):
+        return
+    file = OpenFile(path)
+    names = {name: {*one.keys, *one.columns.values()} for name, one in LAYOUTS.items()}
+    alike = {name: sum(map(file.holds, names[name])) for name in LAYOUTS}
+    most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
+    lacks = [name for name in LAYOUTS[most].keys if not file.holds(name)]
+    if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
+        problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
+        remedy = f"save it too, or name another framework with convert --from: {', '.join(LAYOUTS)}"
+        raise DataError(problem, file=str(path), remedy=remedy)
 
 
 def rollout_only(path: str) -> bool:

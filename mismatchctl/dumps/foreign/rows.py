@@ -45,6 +45,7 @@ TYPES: dict[str, pa.DataType] = {
 """Columns that a converted file may have, in their order there."""
 
 PER_TOKEN = tuple(name for name, kind in TYPES.items() if pa.types.is_list(kind) and name != "prompt_token_ids")
+_LOG_PROBS = tuple(name for name in PER_TOKEN if name.endswith("log_probs"))
 NEEDED = (*REQUIRED, "response_mask")
 """Columns that every row of a source has a value for, where its layout declares them."""
 
@@ -82,8 +83,12 @@ def _row(layout: Layout, path: Path, number: int, raw: Row) -> Row:
 
     row: Row = {}
     for name in schema_of(layout).names:
+        value = raw.get(layout.columns.get(name, name))
+        if name in _LOG_PROBS and isinstance(value, np.ndarray) and value.dtype.kind in "biu":
+            remedy = "save them as float32: the bits of bfloat16 are not its values"
+            raise refuse(f"holds numbers ({value.dtype}) where floats are needed", name, remedy)
         try:
-            row[name] = _value(name, raw.get(layout.columns.get(name, name)))
+            row[name] = _value(name, value)
         except (ArithmeticError, TypeError, ValueError) as error:
             raise refuse(f"holds what is no number: {error}", name) from error
         if row[name] is None and name in NEEDED:
@@ -101,6 +106,10 @@ def _row(layout: Layout, path: Path, number: int, raw: Row) -> Row:
         raise refuse(f"lists differ in length: {lengths}", other, remedy)
     if np.isnan(given["response_mask"]).any():
         raise refuse("the mask holds NaN or null", "response_mask", "save 0 and 1, or false and true")
+    odd = (given["response_mask"] != 0) & (given["response_mask"] != 1)
+    if odd.any() and not layout.weighted:
+        what = f"{given['response_mask'][odd][0]:g}"
+        raise refuse(f"a mask is 0 or 1 (or true or false), and this is {what}", "response_mask", "save 0 and 1")
     given["response_mask"] = mask = given["response_mask"] > 0
     if problem := _misfit(layout, mask, raw.get("attention_mask")):
         raise refuse(problem, "response_mask", "another framework wrote it: name it with convert --from")
@@ -138,6 +147,8 @@ def _value(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name in PER_TOKEN:
+        if _holds_text(value):
+            raise ValueError("a text")
         with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and refused by whoever reads it
             values = np.asarray(value, np.int64 if name == "token_ids" else np.float32)
         if values.ndim > 1:
@@ -152,3 +163,9 @@ def _value(name: str, value: Any) -> Any:
     if int(value) != value:
         raise ValueError(f"{value!r} is not whole")
     return int(np.int64(int(value)))  # refuses what is beyond it
+
+
+def _holds_text(value: Any) -> bool:
+    """Whether numpy would read a text as the number that it spells."""
+    kind = np.asarray(value).dtype.kind
+    return kind in "SU" or (kind == "O" and any(isinstance(one, (str, bytes)) for one in np.ravel(value)))

@@ -247,7 +247,7 @@ LAYOUT = Layout(
     patterns=("*.pt",),
     rows=_rows,
     next_token=frozenset({"train_log_probs"}),
-    recognizes=lambda file: file.holds("prox_logp", "logprobs", "loss_mask"),
+    keys=("prox_logp", "logprobs", "loss_mask"),
 )
 """A trajectory batch before compute_advantages, saved with torch.save."""
 

@@ -46,7 +46,7 @@ LAYOUT = Layout(
     patterns=("rank_*_call_*.pt",),
     rows=_rows,
     duplicates=True,
-    recognizes=lambda file: file.holds("call", "samples"),
+    keys=("call", "samples"),
 )
 
 

@@ -143,7 +143,7 @@ LAYOUT: Layout = Layout(
     patterns=("*.pt",),
     rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
     next_token=frozenset({"rollout_log_probs", "train_log_probs", "response_mask", "advantages"}),
-    recognizes=lambda file: file.holds("action_log_probs", "action_mask", "rollout_log_probs"),
+    keys=("action_log_probs", "action_mask", "rollout_log_probs"),
 )
 """An Experience, saved with torch.save as a dict."""
 

@@ -210,7 +210,7 @@ LAYOUT: Layout = Layout(
     patterns=("*.pt",),
     rows=lambda file: file.batch({*LAYOUT.columns.values(), "attention_mask"}),
     next_token=frozenset({"rollout_log_probs", "train_log_probs", "advantages"}),
-    recognizes=lambda file: file.holds("infer_logprobs", "old_log_probs"),
+    keys=("infer_logprobs", "old_log_probs"),
 )
 """Tensors of a batch, saved with torch.save."""
 

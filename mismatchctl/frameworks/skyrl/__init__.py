@@ -382,6 +382,7 @@ LAYOUT = Layout(
     },
     padding="left",
     mask="above 0 on sampled tokens that are trained on; the last pad_size rows are copies and left out",
+    weighted=True,
     patterns=("*_training_input.pkl",),
     rows=_rows,
     missing=(-9999.0,),

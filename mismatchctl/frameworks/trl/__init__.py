@@ -237,7 +237,7 @@ LAYOUT = Layout(
     mask="1 on completion tokens that no tool wrote",
     patterns=("*.pt",),
     rows=_rows,
-    recognizes=lambda file: file.holds("sampling_per_token_logps", "completion_mask"),
+    keys=("sampling_per_token_logps", "completion_mask"),
 )
 """The dict of `_generate_and_score_completions`, saved with torch.save."""
 
