@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT)]
 from mismatchctl.advise.choose import Choice, choose, stability, widened  # noqa: E402
 from mismatchctl.advise.limits import MOST_REJECTED, Limits  # noqa: E402
 from mismatchctl.advise.rank import _Measured, _measured  # noqa: E402
+from mismatchctl.advise.rows import UNKNOWN  # noqa: E402
 from mismatchctl.advise.sample import read  # noqa: E402
 from mismatchctl.correction import correction_from_mapping  # noqa: E402
 from mismatchctl.diagnose import diagnose  # noqa: E402
@@ -140,8 +141,7 @@ def _bars(groups: dict[str, list[Case]]) -> Iterator[str]:
     cells = (_stable(found) for found in groups.values())
     yield f"| halves of the dump that advise the same | {STABLE:.0%} | {' | '.join(cells)} |"
     for batch in BATCHES:
-        shares = [float(np.mean([case.is_within(batch) for case in found])) for found in groups.values()]
-        cells = (f"{share:.0%}{_missed(share >= WITHIN)}" for share in shares)
+        cells = (_within(found, batch) for found in groups.values())
         yield f"| regret at {batch:,} is within what is said | {WITHIN:.0%} | {' | '.join(cells)} |"
         cells = (", ".join(case.name for case in found if case.is_worse(batch)) or "none" for found in groups.values())
         yield f"| worse than no correction at {batch:,} | none | {' | '.join(cells)} |"
@@ -151,6 +151,13 @@ def _against(wanted: tuple[float, ...], found: Sequence[Case], batch: int) -> st
     values = _summary([case.own_regret(batch) for case in found])
     met = all(value <= bar for value, bar in zip(values, wanted, strict=True))
     return f"{_three(values)}{_missed(met)}"
+
+
+def _within(found: Sequence[Case], batch: int) -> str:
+    """How often what is said of the regret holds, and how often that is only that it may be many times."""
+    share = float(np.mean([case.is_within(batch) for case in found]))
+    many = sum(case.choices[batch].most_regret() >= UNKNOWN for case in found)
+    return f'{share:.0%}, {many} of {len(found)} "many"{_missed(share >= WITHIN)}'
 
 
 def _missed(met: bool) -> str:

@@ -59,6 +59,7 @@ SHORT = ("stale_16", "int4", "flips", "top_p", "bf16", "temperature")
 LONG = ("stale_16", "int8", "flips", "kv")
 OTHER = ("stale_4", "fp8", "kv", "int4")
 NEWER = ("stale_8", "stale_16", "int6", "int4", "kv", "flips")
+NEWEST = ("stale_8", "int4", "int6", "fp8", "kv", "flips")
 PLANS = (
     Plan("dense-32", 3, 1, 28, 40, 128, 40, 400, SHORT),
     Plan("moe-64", 17, 4, 60, 80, 24, 40, 40, SHORT, hidden=128),
@@ -68,6 +69,7 @@ PLANS = (
     Plan("moe-96", 67, 8, 70, 96, 80, 20, 200, OTHER, width=48, layers=3, heads=4, hidden=192),
     Plan("recurrent-80", 71, 1, 60, 80, 64, 20, 320, NEWER, width=40, hidden=96, is_recurrent=True),
     Plan("parallel-48", 73, 1, 36, 48, 96, 20, 240, NEWER, width=48, layers=4, symbols=60, strides=3, is_parallel=True),
+    Plan("moe-56", 79, 5, 42, 56, 96, 20, 240, NEWEST, width=40, layers=3, heads=4, hidden=160, symbols=36, strides=4),
 )
 
 

@@ -401,7 +401,13 @@ class TestEstimators:
         assert not any("which is not sure" in note for note in notes(sample, reference_of(sample), sure, {}))
         neither = choose({name: products[name] for name in ("none", "large")}, 1.0)
         (far,) = (note for note in notes(sample, reference_of(sample), neither, {}) if "of the best" in note)
-        assert "standard errors no correction may have" in far
+        assert "as far as sampling noise goes (95 %), no correction may have" in far
+        biased = {
+            "none": Standard.of(calm).against(calm + random.normal(0.1, 1, calm.shape)),
+            "large": products["large"],
+        }
+        told = notes(sample, reference_of(sample), choose(biased, 1e-4), {})
+        assert any("have many times the error of the best candidate: more" in note for note in told)
 
     def test_how_far_the_advice_is_from_the_best_is_within_what_is_said(self) -> None:
         """Gradients without bias whose variances are known: the best has 0.5625 of no correction's."""
@@ -417,6 +423,46 @@ class TestEstimators:
         assert np.mean(held) >= 0.93 and np.median(said) < 1.3
         products = {name: standard.against(own * np.ones((40, 20))) for name, own in (("none", 2.0), ("half", 1.0))}
         assert choose(products, 1.0).most_regret() == 1.0
+
+    @pytest.mark.parametrize("scale", [1.0, 0.02])
+    @pytest.mark.parametrize(("most_bias", "spread"), [(0.5, -0.4), (0.0, 0.3)])
+    def test_what_is_said_of_the_best_of_many_holds_at_any_size_of_an_update(
+        self, scale: float, most_bias: float, spread: float
+    ) -> None:
+        """Twenty with known biases and variances, whose errors vary together: a large update's is mostly bias, or none.
+
+        Where it is bias, a bound whose noise shrinks with the update holds in a fifth at 0.02.
+        """
+        random, steps = np.random.default_rng(7), np.arange(20) / 20
+        planted = {"none": (0.0, 1.0 if most_bias else 1.3)} | {
+            f"c{place}": (most_bias * step, (0.9 if most_bias else 1.0) + spread * step)
+            for place, step in enumerate(steps)
+        }
+        true = {name: bias**2 + 20 * variance * scale for name, (bias, variance) in planted.items()}
+        held, said = [], []
+        for _ in range(100):
+            reference = random.normal(0, 1, (48, 20))
+            standard = Standard.of(reference)
+            products = {}
+            for name, (bias, variance) in planted.items():
+                noise = 0.9 * reference + np.sqrt(1 - 0.9**2) * random.normal(0, 1, (48, 20))
+                products[name] = standard.against(bias / np.sqrt(20) + np.sqrt(variance) * noise)
+            found = choose(products, scale)
+            said.append(found.most_regret())
+            held.append(true[found.first] / min(true.values()) <= said[-1])
+        assert found.most_regret() == said[-1]
+        assert np.mean(held) >= 0.95 and np.median(said) < (1.2 if scale == 1 else 4)
+
+    def test_estimates_without_a_batch_are_those_of_the_other_batches(self) -> None:
+        random = np.random.default_rng(9)
+        own, reference = random.normal(0, 1, (2, 12, 7))
+        found = Standard.of(reference).against(own).moments()
+        for left_out in range(12):
+            rest, standard = np.delete(own, left_out, axis=0), np.delete(reference, left_out, axis=0)
+            assert found.variance_without[left_out] == pytest.approx(np.cov(rest.T).trace())
+            assert found.bias2_without[left_out] == pytest.approx(
+                np.square((rest - standard).mean(axis=0)).sum() - np.cov((rest - standard).T).trace() / 11
+            )
 
     def test_products_of_some_batches_are_those_of_their_gradients(self) -> None:
         random = np.random.default_rng(3)
@@ -580,7 +626,7 @@ def test_how_far_too_low_biases_may_be(
 ) -> None:
     """bias² 1 and variance 1 against another: where both errors are equal, from 1 on and within ten estimated ones."""
     moments = {
-        name: Moments(bias2, noise * bias2, variance, np.ones(4))
+        name: Moments(bias2, variance, bias2 * (1 + noise * np.array([1, -1]) / np.sqrt(2)), np.zeros(2), np.ones(2))
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from mismatchctl.advise.gradient import Moments, Products, paired
 from mismatchctl.advise.model import Tipping
 from mismatchctl.advise.sample import ENOUGH
-from mismatchctl.batch import Ints
+from mismatchctl.batch import Float64s, Ints
 
 SURE = 2.0
 """Standard errors by which some correction must beat none, batch against batch, for any to be advised."""
@@ -22,6 +22,8 @@ FEWEST = 320
 UNDERRATED = 10.0
 """Times that a squared bias may be larger than estimated: four in five are within it where the truth is known."""
 SPLITS = 20
+_MISSES, _DRAWS = 0.05, 4000
+"""Share of samples on which the most regret may be too little, and draws of their noise."""
 _FEWEST_BATCHES = 8
 _LEAST_GAIN = 1e-3
 """Share of the uncorrected error below which less of it is no reason to correct, however sure it is."""
@@ -59,12 +61,16 @@ class Choice:
         return (1 - self.mse[name] / none if none else 0.0), (error / scale if scale else 0.0)
 
     def most_regret(self) -> float:
-        """Times the error of the best candidate that the first may have, within the noise of the batches."""
-        own, errors = self.mse[self.first], self.moments[self.first].errors
-        spare = max(
-            own - self.mse[name] + self.sure * paired(errors, self.moments[name].errors)[1] * self.scale
-            for name in self.order
-        )
+        """Times the error of the best candidate that the first may have as far as sampling noise goes, at 95 %.
+
+        Of all differences to the first at once, since it was chosen among them. Their noise is that of the estimates
+        without one batch at a time, bias and variance together: only variance shrinks with the size of an update.
+        """
+        found = [self.moments[name] for name in self.order]
+        errors = np.array([own.bias2 + own.variance * self.scale for own in found])
+        without = np.array([own.bias2_without + own.variance_without * self.scale for own in found])
+        own = max(found[0].bias2, 0.0) + found[0].variance * self.scale
+        spare = float((errors[0] - errors + self.sure / SURE * _most_noise(without[0] - without)).max())
         return 1.0 if spare <= 0 else own / (own - spare) if spare < own else math.inf
 
     def tipping(self, counts: float) -> Tipping | None:
@@ -119,6 +125,21 @@ def choose(
         return not stays, mse[name] + _CAUTION * sure * gains[name][1] * scale
 
     return Choice(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
+
+
+def _most_noise(without: Float64s) -> Float64s:
+    """How much of each difference is noise at most, all at once, from those without one batch [differences, batches].
+
+    As many standard errors as the largest of all has in all but a twentieth of draws that give each batch a random
+    sign, so differences that vary together count as few.
+    """
+    count = without.shape[1]
+    noise = (without - without.mean(axis=1, keepdims=True)) * (count - 1)
+    error = noise.std(axis=1, ddof=1) / math.sqrt(count)
+    signs = np.random.default_rng(count).choice((-1.0, 1.0), (count, _DRAWS))
+    drawn = noise @ signs / count
+    beyond = np.divide(drawn, error[:, None], out=np.zeros_like(drawn), where=error[:, None] > 0)
+    return np.asarray(error * np.quantile(beyond.max(axis=0), 1 - _MISSES))
 
 
 def widened(sequences: int) -> float:

@@ -35,15 +35,22 @@ class Moments:
 
     Attributes:
         bias2: squared norm of the difference of the means, without bias of its own (it may be slightly negative).
-        bias2_se: its standard error, by leaving out one batch at a time.
         variance: trace of the covariance of the gradient of one batch.
+        bias2_without: the first [batches] without each of the batches.
+        variance_without: the second [batches] likewise.
         errors: squared distance of each batch's gradient to the reference's mean [batches], for paired comparisons.
     """
 
     bias2: float
-    bias2_se: float
     variance: float
+    bias2_without: Float64s
+    variance_without: Float64s
     errors: Float64s
+
+    @property
+    def bias2_se(self) -> float:
+        """Standard error of the squared bias, by leaving out one batch at a time."""
+        return float(np.sqrt((len(self.bias2_without) - 1) * self.bias2_without.var()))
 
     @property
     def bias2_counted(self) -> float:
@@ -81,11 +88,10 @@ class Products:
 
     def moments(self) -> Moments:
         """Bias and variance against the reference."""
-        bias2, error = _squared_mean(self.apart)
-        count, squares = len(self), np.diag(self.own)
-        variance = (squares.sum() - self.own.sum() / count) / (count - 1)
-        errors = squares - 2 * self.across.mean(axis=1) + self.reference.mean()
-        return Moments(bias2, error, float(variance), errors)
+        bias2, bias2_without = _squared_mean(self.apart)
+        variance, variance_without = _trace(self.own)
+        errors = np.diag(self.own) - 2 * self.across.mean(axis=1) + self.reference.mean()
+        return Moments(bias2, variance, bias2_without, variance_without, errors)
 
 
 @dataclass(frozen=True)
@@ -167,14 +173,21 @@ class Surrogate:
             yield found
 
 
-def _squared_mean(products: Float64s) -> tuple[float, float]:
-    """Squared norm of the mean of rows, from inner products of different rows alone, and its standard error."""
+def _squared_mean(products: Float64s) -> tuple[float, Float64s]:
+    """Squared norm of the mean of rows, from inner products of different rows alone; and without each [rows]."""
     count = len(products)
     own = np.diag(products)
     off = products.sum() - own.sum()
     without = (off - 2 * (products.sum(axis=1) - own)) / ((count - 1) * (count - 2))
-    error = np.sqrt((count - 1) / count * np.square(without - without.mean()).sum())
-    return float(off / (count * (count - 1))), float(error)
+    return float(off / (count * (count - 1))), without
+
+
+def _trace(products: Float64s) -> tuple[float, Float64s]:
+    """Trace of the covariance of rows, from their inner products; and without each [rows]."""
+    count, own, total = len(products), np.diag(products), products.sum()
+    rest = total - 2 * products.sum(axis=1) + own
+    without = (own.sum() - own - rest / (count - 1)) / (count - 2)
+    return float((own.sum() - total / count) / (count - 1)), without
 
 
 def _features(ids: Ints, segments: Segments) -> tuple[int, int, NDArray[np.int32]]:

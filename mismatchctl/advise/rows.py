@@ -129,8 +129,8 @@ def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping
     if regret > TOLD_APART:
         most = f"up to {regret:.2g}" if regret < UNKNOWN else "many"
         found.append(
-            f"within {choice.sure:.2g} standard errors {called(choice.first)} may have {most} times the error of the "
-            "best: more sequences tell them apart"
+            f"as far as sampling noise goes (95 %), {called(choice.first)} may have {most} times the error of the best "
+            "candidate: more sequences tell them apart"
         )
     tipping = choice.tipping(reference.counts)
     if tipping is not None:
