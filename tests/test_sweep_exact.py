@@ -274,3 +274,18 @@ def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect
         rows = found.filter((pl.col("scope") == "group") & (pl.col("group") == step)).sort("point")
         assert rows["kept_tokens"].to_list() == kept.tolist()
         assert rows["loss_scale"].to_list() == scales
+
+
+def test_bounds_above_every_weight_bias_nothing_however_large_weights_are(tmp_path: Path) -> None:
+    """Sums of raw and of bounded weights end in other last digits, which of millions are no difference."""
+    rng = np.random.default_rng(1)
+    sizes = rng.integers(1, 2500, 60)
+    rows = {
+        "rollout_log_probs": [np.full(size, -20.0) for size in sizes],
+        "train_log_probs": [rng.uniform(-20.0, -1.0, size) for size in sizes],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "run.parquet")
+    study = Study(Correction(name="far", weight=Weight(truncate=2.0)), (Axis("weight.truncate", (1e9, 1e10, 1e11)),))
+    found = sweep([str(tmp_path)], [study], threads=1).overall
+    assert found["raw_weight_mean"].to_list() > [1e6] * 3
+    assert found["weight_bias"].to_list() == [0.0] * 3

@@ -32,7 +32,9 @@ from mismatchctl.measure.metrics.quantity import (
 
 NOTHING_KEPT = "nothing is kept"
 _ROUNDING = 1e-13  # a mean of weights, made of 1 + (w - 1), below which fewer than three digits are right
-_NO_BIAS = 1e-15  # a difference of mean weights below it is the order in which they were added
+_NO_BIAS = (
+    1e-15  # a difference of mean weights below it, of the raw mean above 1, is the order in which they were added
+)
 
 
 def _mean(excess: str) -> Callable[[Totals], Number]:
@@ -52,7 +54,8 @@ def _told(weight: Number, count: Number) -> Number:
 
 def _bias(t: Totals) -> Number:
     moved = (t["weight_excess"] - t["raw_weight_excess"]) / t["tokens"]
-    return np.where(np.abs(np.real(moved)) < _NO_BIAS, moved * 0.0, moved)
+    size = np.maximum(np.abs(np.real(t["raw_weight_excess"]) / t["tokens"]), 1.0)
+    return np.where(np.abs(np.real(moved)) < _NO_BIAS * size, moved * 0.0, moved)
 
 
 def _weights(name: str, title: str, words: str, meaning: str, basis: str) -> tuple[Metric, ...]:
