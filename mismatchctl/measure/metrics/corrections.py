@@ -32,9 +32,7 @@ from mismatchctl.measure.metrics.quantity import (
 
 NOTHING_KEPT = "nothing is kept"
 _ROUNDING = 1e-13  # a mean of weights, made of 1 + (w - 1), below which fewer than three digits are right
-_NO_BIAS = (
-    1e-15  # a difference of mean weights below it, of the raw mean above 1, is the order in which they were added
-)
+_NO_BIAS = 1e-15  # of the raw mean, or 1: a difference of mean weights below is the order in which they were added
 
 
 def _mean(excess: str) -> Callable[[Totals], Number]:
