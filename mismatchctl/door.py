@@ -235,7 +235,7 @@ def _table(source: Any) -> pl.DataFrame:
     """A table of one row per sequence."""
     try:
         table = _read_table(source)
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+    except (NotImplementedError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         said = error.args[-1] if error.args else type(error).__name__  # pyarrow's last one names the column
         why = str(said).partition("\n")[0]
         raise ConfigError(f"no table can be made of {kind_of(source)}: {why}") from None

@@ -365,6 +365,15 @@ def test_what_verbs_say_is_said_in_python() -> None:
     assert "--" not in verdict.model_dump_json() and "--" not in advice.model_dump_json()
 
 
+def test_a_streamed_dataset_is_refused_in_a_sentence() -> None:
+    class Streamed(torch.utils.data.Dataset[Any]):  # as datasets makes its own, where torch is
+        def with_format(self, form: str) -> Streamed:
+            return self
+
+    with pytest.raises(ConfigError, match="no table can be made of"):
+        mm.analyze(Streamed())
+
+
 def test_a_table_without_a_row_says_so() -> None:
     """Where no value tells the type of a column, too."""
     columns = {"rollout_log_probs": [], "train_log_probs": []}

@@ -296,3 +296,17 @@ def test_tensors_that_are_like_two_frameworks_are_called_neither(tmp_path: Path)
     torch.save({name: torch.zeros(2, 3) for name in names}, tmp_path / "1.pt")  # of verl, as a dict
     with pytest.raises(DataError, match="holds no file that is recognized"):
         convert(tmp_path, tmp_path / "out.parquet")
+
+
+def test_a_packed_file_named_beside_a_dump_is_ignored_aloud_and_alone_refused(tmp_path: Path) -> None:
+    """As `logs/*` in a shell names it: a checkpoint has nothing to do with the dump beside it."""
+    dump, packed = tmp_path / "a.parquet", tmp_path / "model.pt.gz"
+    lists = pa.array([[-1.0, -2.0]] * 4)
+    pq.write_table(pa.table({"rollout_log_probs": lists, "train_log_probs": lists, "step": [0] * 4}), dump)
+    packed.write_bytes(b"x")
+    done = run("analyze", dump, packed, code=0, COLUMNS="1000")
+    assert f"neither Parquet nor Arrow, ignored: {packed}" in done.stdout + done.stderr
+    packed.with_suffix("").write_bytes(b"x")  # unpacked beside it, it is packed all the same
+    for words in (["analyze", packed], ["convert", packed, tmp_path / "out.parquet"]):
+        done = run(*words, code=4, COLUMNS="1000")
+        assert done.stderr == f"error: {packed}: is packed, and only what is unpacked is read; unpack it\n"

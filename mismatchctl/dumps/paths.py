@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from mismatchctl.dumps.foreign.registry import candidates, packed_note, rollout_only
+from mismatchctl.dumps.foreign.registry import PACKED, candidates, packed_note, rollout_only
 from mismatchctl.dumps.formats import SUFFIXES, is_dump_file
 from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
@@ -109,12 +109,14 @@ def _arguments(paths: Sequence[str]) -> tuple[list[_Argument], list[str]]:
     strangers = []
     for path in sorted({normal(path) for path in paths if path}, key=lambda path: (len(path), path)):
         store = store_of(path)
-        if store.is_file(path) and not is_dump_file(path, store) and not _foreign(path):
+        if store.is_file(path) and not is_dump_file(path, store) and (path.endswith(PACKED) or not _foreign(path)):
             strangers.append(path)  # `dumps/*` in a shell also names the README beside the runs
             continue
         for argument in _expand(path):
             known.setdefault(store.same(os.sep.join(argument.exact)), argument)
     if not known:
+        for path in strangers:
+            _foreign(path)  # refuses what is packed
         if not strangers:
             raise DataError("no path was given", remedy="name files or folders that hold Parquet or Arrow files")
         raise DataError(

@@ -16,7 +16,7 @@ from mismatchctl.stores import printable
 LAYOUTS: dict[str, Layout] = {layout.framework: layout for shelf in SHELVES for layout in shelf.layouts}
 
 
-_PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
 
 def layouts(framework: str = "") -> Sequence[Layout]:
@@ -40,20 +40,21 @@ def candidates(place: Path, framework: str = "") -> list[Path]:
         ConfigError: an unknown framework.
         DataError: a folder that cannot be listed, or of which all such files are packed.
     """
-    found = [path for path in _called(place, framework) if path.suffix not in _PACKED]
+    found = [path for path in _called(place, framework) if path.suffix not in PACKED]
     if not found and (lost := packed(place, framework)):
         raise DataError("is packed, and only what is unpacked is read", file=str(lost[0]), remedy="unpack it")
     return found
 
 
 def packed(place: Path, framework: str = "") -> list[Path]:
-    """The files of a place that may be a framework's once they are unpacked, and do not lie there unpacked too.
+    """The files of a place that may be a framework's once they are unpacked; in a folder, those not there unpacked too.
 
     Raises:
         ConfigError: an unknown framework.
         DataError: a folder that cannot be listed.
     """
-    return [path for path in _called(place, framework) if path.suffix in _PACKED and not _unpacked(path).exists()]
+    files = [path for path in _called(place, framework) if path.suffix in PACKED]
+    return [path for path in files if path == place or not _unpacked(path).exists()]
 
 
 def packed_note(place: Path, framework: str = "") -> list[str]:
@@ -84,7 +85,7 @@ def _called(place: Path, framework: str) -> list[Path]:
 
 
 def _unpacked(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix in _PACKED else path
+    return path.with_suffix("") if path.suffix in PACKED else path
 
 
 def recognize(path: Path, framework: str = "") -> Layout | None:
