@@ -309,6 +309,16 @@ def test_what_cannot_be_read_is_named(name: str, text: str, says: str, tmp_path:
         read_native(tmp_path / name)
 
 
+@pytest.mark.parametrize("none", ["rollout_correction", "null"])
+def test_a_choice_of_no_other_file_changes_nothing(none: str, tmp_path: Path) -> None:
+    found = []
+    for choice in ("", f"algorithm/rollout_correction={none}"):
+        (tmp_path / "verl.sh").write_text(f"t.py {choice} algorithm.rollout_correction.rollout_is=token")
+        _, correction = read_native(tmp_path / "verl.sh")
+        found.append(correction)
+    assert found[0] == found[1] and found[0].weight is not None
+
+
 def test_what_a_later_version_has_not_any_more_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rl.toml").write_text('[trainer.loss]\ntype = "ipo"\nipo_threshold = 0.1\n')
     assert read_native(tmp_path / "rl.toml")[0].title == "prime-rl@2026-08"
@@ -346,6 +356,7 @@ def test_words_of_a_script() -> None:
         ("b=1 ~b", {}),
         ("a/b=mine ~a/b", {}),
         ("--a 1 ~a", {"--a": 1}),
+        ("--load ~alice/ckpt a=1", {"--load": "~alice/ckpt", "a": 1}),
     ],
 )
 def test_what_hydra_removes_is_not_set(words: str, keys: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ def _keys_of(found: Sequence[Word]) -> dict[str, Any]:
         elif choice := _CHOICE.fullmatch(given):
             keys[choice[1]] = choice[2]
             flag = []
-        elif removal := _REMOVAL.fullmatch(given):
+        elif (removal := _REMOVAL.fullmatch(given)) and not (flag and "/" in given):  # a flag's may be a home's path
             for given_so_far in (arguments, keys):
                 given_so_far.pop(removal[1], None)
             _remove(keys, removal[1].split("."))

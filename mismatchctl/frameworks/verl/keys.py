@@ -111,7 +111,7 @@ def chosen(native: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     listed = native.get("defaults")
     blocks = [native, *(one for one in listed if isinstance(one, Mapping))] if isinstance(listed, list) else [native]
     for key, file in ((str(key), file) for block in blocks for key, file in block.items()):
-        if _CHOICE.search(key) and BLOCK in _CHOICE.split(key.replace(".", "/")) and file != BLOCK:
+        if _CHOICE.search(key) and BLOCK in _CHOICE.split(key.replace(".", "/")) and file not in (BLOCK, None, "null"):
             yield key, file
 
 
