@@ -38,13 +38,17 @@ from measure import (
 )
 
 if TYPE_CHECKING:
+    from mismatchctl.batch import TokenBatch
     from mismatchctl.correction import Correction
     from mismatchctl.dumps import Unit
+    from mismatchctl.measure import Plan
+    from mismatchctl.measure.table import ClusterTable
 
 ROOT = Path(__file__).parent.parent
 DECODE, BARE, FIVE = "decode of the two columns", "analyze, no correction", "analyze, five corrections"
 OWN = "decode of them page by page, as analyze does"
 WITHOUT, SUMS = "the same without findings", "of that, reading and sums alone"
+CORE = "reading and the core: sums by sequence and prompt"
 START = """\
 The libraries are numpy, pyarrow, pydantic, typer, rich, jinja2 and PyYAML; polars, numba, torch, `pyarrow.compute`
 and matplotlib (a page's figures are written without it) are not loaded; a pandas that happens to be installed is, by
@@ -53,7 +57,7 @@ and the page with its 25 figures an eighth; the rest is the tool's own modules a
 judged. A large one loads the machine code of its loops in 0.05 s, and numba where there is none yet."""
 LARGE, ANEW = "analyze of {:g} M tokens, one thread", "the same, loops compiled anew as at a first use"
 LIBRARIES = "import jinja2, numpy, pyarrow.parquet, pydantic, rich.console, typer.main, yaml"
-CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS)
+CASES = (DECODE, OWN, BARE, FIVE, WITHOUT, SUMS, CORE)
 
 
 def run_case(case: str, folder: Path, threads: int) -> None:
@@ -72,8 +76,8 @@ def run_case(case: str, folder: Path, threads: int) -> None:
         if sum(pq.ParquetFile(file).metadata.num_rows for file in folder.iterdir()) > 1000:
             load_loops()
         with reported():
-            if case == SUMS:
-                read_and_sum(folder, corrections, threads)
+            if case in (SUMS, CORE):
+                read_and_sum(folder, corrections, threads, core=case == CORE)
             else:
                 analyze([str(folder)], corrections, threads=threads, findings=case != WITHOUT)
 
@@ -99,8 +103,12 @@ def decode(folder: Path, threads: int, by_page: bool = False) -> None:
         list(pool.map(read, groups))
 
 
-def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int) -> None:
-    """What `analyze` does on each unit, findings aside; nothing is merged, nothing evaluated."""
+def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, core: bool) -> None:
+    """What `analyze` does on each unit, findings aside; nothing is merged, nothing evaluated.
+
+    The core is what corrections and standard errors rest on: sums and extremes of each sequence, of tokens and under
+    each correction, and their sums by prompt. Histograms, tails and breakdowns are left out.
+    """
     from mismatchctl.analyze.reading import WANTED, Batches
     from mismatchctl.dumps import open_dump
     from mismatchctl.engines.local import ordered_map
@@ -111,10 +119,36 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int) 
 
     def reduce_unit(unit: Unit) -> None:
         for batch in Batches(dump, unit):
-            reduce_batch(batch, unit.file.run, plan)
+            if core:
+                core_sums(batch, plan)
+            else:
+                reduce_batch(batch, unit.file.run, plan)
 
     for _ in ordered_map(reduce_unit, dump.units, threads):
         pass
+
+
+def core_sums(batch: TokenBatch, plan: Plan) -> ClusterTable:
+    """Columns of sequences, added up by cluster: of the mismatch, and under each correction."""
+    import numpy as np
+
+    from mismatchctl.measure.columns import pair_columns
+    from mismatchctl.measure.hashes import cluster_hashes
+    from mismatchctl.measure.kernels.kernel import PairTables, Places
+    from mismatchctl.measure.reduce import ratios_of
+    from mismatchctl.measure.table import TableOfBatch
+
+    table, first = None, np.zeros(len(batch), np.int64)
+    for _, block in plan.kernel.blocks(batch):
+        ratios, places = ratios_of(block, plan), Places(*(first[: len(block)] for _ in range(3)))
+        gap = ratios["train/rollout"]
+        made = [pair_columns(gap, *plan.kernel.reduce(gap, block.position, places, PairTables()))]
+        made += [plan.kernel.correct(each, ratios, made[0][0]["k3"], block, None) for each in plan.corrections]
+        sums, maxima = ([values for own in kind for values in own.values()] for kind in zip(*made, strict=True))
+        table = table or TableOfBatch(first, cluster_hashes(batch), first.view(np.uint64), len(sums), len(maxima))
+        table.add(sums, maxima)
+    assert table is not None
+    return next(table.tables(1, np.zeros((len(table), 0)), 0))
 
 
 def load_loops() -> None:
@@ -239,8 +273,8 @@ findings included; only ratios mean something elsewhere. Lists are stored withou
 as the recorder writes them, which makes decoding as fast as it gets, and the ratio as large. Such lists
 `analyze` reads page by page, once its loops are loaded, in half of pyarrow's time; other files, and
 object stores, are left to pyarrow. Either decode reads the footer of a file once.
-The processor has vectors of 256 bits: a token takes the kernel 10 to 12 ns, 7 on one with AVX-512, whose ratios the
-goals give too, as measured on another, quieter machine before reading and closing became cheaper.
+The processor has vectors of 256 bits: a token takes the kernel 10 to 12 ns, 7 on one with AVX-512.
+Runs of three rounds an hour apart differed by 0.4 decodes for the same code, since a decode alone varies as much.
 Checksums of pages are verified by `isal` where it is built for the machine, a twentieth of an analysis faster than by
 zlib.
 
@@ -248,14 +282,14 @@ zlib.
 
 | goal | outcome |
 |---|---|
-| everything that the report shows in 2.0 bare decodes | missed: 2.1 with none or five; two threads 1.7, 1.8: met |
-| the same in 3.5 at a mean length of 400 | met: 2.5, 2.9 with five corrections; on two threads 2.7, 3.3 |
-| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed: 1.5 to 2.2 (AVX-512: 1.7) |
+| everything that the report shows in 2.0 bare decodes | missed: 2.03, with five 2.13; two threads 1.9: met, 2.2 |
+| the same in 3.5 at a mean length of 400 | met: 2.3, 3.1 with five corrections; on two threads 2.8, 3.4 |
+| the core (K3, k1, chi2, sums by sequence, five corrections) in 1.2 | missed by 0.04; two threads 1.16: met |
 | 600 MB at most, flat as dumps grow | met, and by every other verb: [there](benchmarks-memory.md) |
 | `--help` in twelve times the bare interpreter | met: it answers from a stored text |
-| a small analysis with its report in 1.7 s of processor time | missed: 1.9, earlier 1.5; see [Start](#start) |
+| a small analysis with its report in 1.7 s of processor time | met: 1.6; see [Start](#start) |
 | times padded torch: 20, for 50 corrections 500, bucketed 4 | met: 28; missed: [110 and 3.9](benchmarks-baselines.md) |
-| 1,000 thresholds in 1.5 analyses | missed: 1.2 to 1.8 (AVX-512: met): [there](benchmarks-sweep.md) |
+| 1,000 thresholds in 1.5 analyses | met: 1.2 to 1.5: [there](benchmarks-sweep.md) |
 | a file more with `--cache` in 3 % and its share | missed: [there](benchmarks-cache.md) |
 | the same bytes from Ray, a worker lost or not | met: [there](benchmarks-ray.md) |
 | a GPU against its copies | not measured: [there](benchmarks-device.md) |

