@@ -51,7 +51,8 @@ WRONG = {
     "{x: *y}": "*y repeats nothing",
     "{? [1] : 2}": "a key is a word",
     "{<<: 3}": "<< takes a mapping",
-    "{x: " + "[" * 2000 + "]" * 2000 + "}": "nested too deeply",
+    "{x: " + "[" * 200 + "]" * 200 + "}": "line 1, column 68: nested too deeply",
+    "{x: " + "[" * 2000 + "]" * 2000 + "}": "nest",  # which libyaml says in its own words from 0.2.6 on
     "{x: 1": "line 2, column 1",
     "{x: \x07}": "control characters",
 }
