@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import chromium
 import pytest
 import typer.testing
+from hypothesis import HealthCheck, settings
 from test_dumps_support import FORMAT
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does: units are what runs side by side
 vars(typer.testing)["_get_command"] = cache(typer.main.get_command)  # it is the same for all, and takes its time
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")  # speed is shown by benchmarks: a busy machine fails no test
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -177,7 +177,7 @@ def drawn(seed: int, spread: float) -> Sample:
 
 
 @pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([1e-3, 0.02, 0.3]))
 def test_what_a_framework_is_offered_does_the_same_when_read_back(framework: str, seed: int, spread: float) -> None:
     """Whatever may be advised can be written in its own keys, is no error to it, and corrects as it did when read."""

@@ -143,7 +143,7 @@ def _ends(path):
     return {message.start + message.size for message in (*contents.batches, *contents.others)}
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), stream=st.booleans())
 def test_a_damaged_byte_never_breaks_the_reader(tmp_path_factory, place, byte, stream):
     folder = tmp_path_factory.mktemp("d")
@@ -178,7 +178,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     rows=ROWS,
     group=st.integers(1, 5),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_dumps import Files, Shape, make_rows, shapes, write
 
@@ -31,7 +31,7 @@ def diagnosed(folder: Path) -> list[Finding]:
     return [finding for findings in diagnose([str(folder)], threads=1).runs.values() for finding in findings]
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, derandomize=True)
 @given(shapes())
 def test_random_dumps_can_be_diagnosed(shape: Shape) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -40,7 +40,7 @@ def test_random_dumps_can_be_diagnosed(shape: Shape) -> None:
             assert Finding.model_validate_json(finding.model_dump_json()) == finding
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     st.lists(st.lists(st.tuples(ANYTHING, ANYTHING, st.booleans()), max_size=40), min_size=1, max_size=12), st.data()
 )

@@ -40,7 +40,7 @@ def top(rollout: np.ndarray, train: np.ndarray, k: int) -> tuple[np.ndarray, np.
 LOGITS = arrays(np.float64, (2, WORDS), elements=st.floats(-8, 8))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LOGITS, st.integers(1, WORDS))
 def test_what_is_recorded_bounds_the_whole(logits: np.ndarray, k: int) -> None:
     rollout, train = log_softmax(logits[:1]), log_softmax(logits[1:])

@@ -301,7 +301,7 @@ def _columns(rows, left=0, right=0):
     }
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, left=st.integers(0, 3), right=st.integers(0, 3), group=st.integers(1, 4))
 def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right, group):
     folder = tmp_path_factory.mktemp("d")
@@ -315,7 +315,7 @@ def test_padding_and_row_groups_never_matter(tmp_path_factory, rows, left, right
         assert positions == [place - places[0] for place in places]
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(rows=RAGGED, group=st.integers(1, 5), drop_masked=st.booleans(), piece=st.integers(1, 12))
 def test_wide_and_long_give_the_same(tmp_path_factory, rows, group, drop_masked, piece):
     rows = [row for row in rows if any(token[2] for token in row)] or [[(-1, -2, True)]]

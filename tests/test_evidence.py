@@ -31,7 +31,7 @@ def rows_of(lengths: list[int], seed: int) -> Rows:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
     cuts=st.lists(st.integers(0, 60), max_size=12),

@@ -35,7 +35,7 @@ from mismatchctl.gate import (
 from mismatchctl.recorder import Recorder
 from mismatchctl.result import Result, read_result
 
-FEW = settings(deadline=None, derandomize=True, max_examples=8)
+FEW = settings(derandomize=True, max_examples=8)
 ORDER = {"passed": 0, "undecided": 1, "failed": 2}
 VALUES = st.lists(st.floats(0, 100), min_size=5, max_size=9)
 

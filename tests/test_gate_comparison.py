@@ -30,7 +30,7 @@ from mismatchctl.measure.layers import (
 from mismatchctl.resample import Exchange, Sample, find_metric, shares_above, smallest_of_family
 from mismatchctl.result import Result
 
-FEW = settings(deadline=None, derandomize=True, max_examples=12)
+FEW = settings(derandomize=True, max_examples=12)
 K3 = find_metric("k3")
 NONE = Allowance()
 

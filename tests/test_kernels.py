@@ -93,7 +93,7 @@ def compared(
         np.testing.assert_allclose(table[..., SUMMED:], expected_table[..., SUMMED:], rtol=1e-12, atol=1e-10)
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(derandomize=True, max_examples=12)
 @given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 2500), min_size=1, max_size=8),
@@ -136,7 +136,7 @@ def test_a_ratio_that_overflows_is_infinite(kernel: Kernel) -> None:
         assert k3[1] == pytest.approx(math.expm1(0.5) - 0.5, rel=1e-14)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(st.floats(-700, 700))
 def test_terms_of_one_token(x: float) -> None:
     reference = -750.0 if x < -100 else -abs(x) - 1.0
@@ -151,7 +151,7 @@ def test_terms_of_one_token(x: float) -> None:
     assert compiled.reference_prob[0] == pytest.approx(math.exp(reference), rel=1e-13, abs=1e-307)
 
 
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(seed=st.integers(0, 1000), low=st.floats(-0.5, 0.0), high=st.floats(0.0, 0.5))
 def test_tokens_beyond(kernel: Kernel, seed: int, low: float, high: float) -> None:
     policy, reference = policies(seed, 60, 0.1, np.float32)
@@ -176,7 +176,7 @@ def test_all_tokens_beyond(count: int) -> None:
         assert kernel.beyond(ratios, np.array([1]), -0.5, 0.5).tolist() == [*range(7, 7 + count)]
 
 
-@settings(deadline=None, derandomize=True, max_examples=8)
+@settings(derandomize=True, max_examples=8)
 @given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 0.01, 1.0]))
 def test_tokens_outside(kernel: Kernel, seed: int, scale: float) -> None:
     lengths, tau = [10, 0, 2100, 25], (None, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10)

@@ -197,7 +197,7 @@ def test_every_weight(kernel: Kernel, losses: bool) -> None:
     check(kernel, every, batch, losses=losses)
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(derandomize=True, max_examples=30)
 @hypothesis.given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),

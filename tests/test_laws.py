@@ -25,7 +25,6 @@ from mismatchctl.result import Result, read_result, result_schema
 
 pytestmark = pytest.mark.usefixtures("row_groups_apart")
 FEW = settings(
-    deadline=None,
     derandomize=True,
     max_examples=4,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink

@@ -30,7 +30,7 @@ def rows_of(lengths: list[int], values: np.ndarray, valid: np.ndarray) -> Rows:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8),
     odd=st.lists(st.sampled_from(SPECIAL), max_size=6),

@@ -32,7 +32,6 @@ VALUE_DIGITS, OTHER_DIGITS, CORRECTION_DIGITS, SE_DIGITS = 5e-9, 5e-5, 5e-7, 5e-
 """What rounding series over groups to 9 digits, and their standard errors to 3, costs."""
 pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
-    deadline=None,
     derandomize=True,
     max_examples=12,
     phases=[Phase.explicit, Phase.generate],  # a seed does not shrink

@@ -354,7 +354,6 @@ RUN = st.builds(
     count=st.integers(1, 300),
     room=st.integers(0, 300),
 )
-@settings(deadline=None)  # the first is compiled for
 def test_levels_are_those_of_the_format_or_refused(data, count, room):
     body, out = np.frombuffer(data + b"\xff\xff", np.uint8), np.empty(room, np.int64)
     made = ZEROS(body, 0, len(data), count, out)
@@ -421,7 +420,7 @@ def lists_of(starts: list[int], held: list[int], values: list[int]) -> list[list
 
 @pytest.mark.parametrize("sound", [True, False])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_levels_make_the_lists_of_the_format_or_none(sound, seed):
     """Levels by chance, in pages by chance: lists are taken if and only if they are those of the format."""
     rng = random.Random(seed)

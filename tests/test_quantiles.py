@@ -71,7 +71,7 @@ def test_within_one_percent(scale: float, name: str) -> None:
         assert value == pytest.approx(expected, rel=0.01, abs=2.0**-40), share
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(derandomize=True, max_examples=300)
 @given(st.floats(2.0**-40, 2.0**13))
 def test_a_bin_holds_its_values(value: float) -> None:
     edges = magnitude_edges()

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mismatchctl.contract import COLUMNS, Kind
@@ -375,7 +375,7 @@ def calls(draw: st.DrawFn) -> tuple[dict[str, Any], list[list[tuple[int, float, 
     return arguments, expected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(
     written=st.lists(calls(), min_size=1, max_size=3),
     file_bytes=st.sampled_from((0, 200)),

@@ -31,7 +31,7 @@ from mismatchctl.resample import (
     weights,
 )
 
-FEW = settings(deadline=None, derandomize=True, max_examples=12)
+FEW = settings(derandomize=True, max_examples=12)
 K3 = find_metric("k3")
 
 

@@ -85,7 +85,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         list(scalars(record(b"\xff" * 20), "x"))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.binary(max_size=60), max_size=4), st.binary(max_size=30))
 def test_hostile_bytes_give_a_sentence_or_scalars(records: list[bytes], rest: bytes) -> None:
     try:

@@ -42,7 +42,7 @@ run = partial(command.run, "sweep")
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12), st.integers(0, 2**16))
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_sums_over_runs_of_bins(runs: list[tuple[int, int]], seed: int) -> None:
     table = np.random.default_rng(seed).normal(size=(3, 9, 2))
     starts, stops = (np.array(ends) for ends in zip(*runs, strict=True))
@@ -57,7 +57,7 @@ def test_nothing_outside_a_run_costs_digits() -> None:
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]), min_size=1, max_size=20), st.integers(0, 2**16))
-@settings(deadline=None, derandomize=True)
+@settings(derandomize=True)
 def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
     x, rng = np.array(values), np.random.default_rng(seed)
     gates = [

@@ -32,7 +32,6 @@ SAMPLE = Path(__file__).parent.parent / "sample_data"
 COUNTS = ("kept_tokens", "tokens", "sequences")
 pytestmark = pytest.mark.usefixtures("row_groups_apart")
 MANY = settings(
-    deadline=None,
     derandomize=True,
     max_examples=8,
     phases=[Phase.explicit, Phase.generate],
