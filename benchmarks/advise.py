@@ -22,7 +22,7 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from mismatchctl.advise.choose import Choice, choose, stability, widened  # noqa: E402
+from mismatchctl.advise.choose import CandidateRanking, choose, stability, widened  # noqa: E402
 from mismatchctl.advise.limits import MOST_REJECTED, Limits  # noqa: E402
 from mismatchctl.advise.rank import _Measured, _measured  # noqa: E402
 from mismatchctl.advise.rows import UNKNOWN  # noqa: E402
@@ -54,7 +54,7 @@ class Case:
     name: str
     facts: dict[str, Any]
     errors: dict[int, dict[str, float]]
-    choices: dict[int, Choice]
+    choices: dict[int, CandidateRanking]
     made: _Measured
     stable: float | None
 

@@ -47,7 +47,7 @@ from benchmarks.advise_policies import (  # noqa: E402
 )  # fmt: skip
 from mismatchctl.advise.applied import correct  # noqa: E402
 from mismatchctl.advise.candidates import usual  # noqa: E402
-from mismatchctl.advise.sample import Sample  # noqa: E402
+from mismatchctl.advise.sample import RunSample  # noqa: E402
 from mismatchctl.batch import Segments, TokenBatch  # noqa: E402
 from mismatchctl.correction import Correction  # noqa: E402
 from mismatchctl.frameworks import presets  # noqa: E402
@@ -125,14 +125,14 @@ def sequence_gradients(policy: Policy, prompts: Tensor, tokens: Tensor, factors:
     return torch.cat([each.flatten(1) for each in found.values()], 1)
 
 
-def as_sample(told: Tensor, rollout: Tensor, mask: Tensor) -> Sample:
+def as_sample(told: Tensor, rollout: Tensor, mask: Tensor) -> RunSample:
     """A batch as the tool sees it."""
     lengths = mask.sum(1).numpy()
     segments = Segments.of(lengths)
     batch = TokenBatch(segments, rollout[mask].numpy(), told[mask].numpy(), rows=np.arange(len(mask)))
     batch.columns["micro_batch"] = np.zeros(len(mask), np.int64)
     zeros = np.zeros(len(mask), np.int64)
-    return Sample(batch, None, None, zeros, zeros)
+    return RunSample(batch, None, None, zeros, zeros)
 
 
 def corrected_gradients(

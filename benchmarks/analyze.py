@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mismatchctl.batch import TokenBatch
     from mismatchctl.correction import Correction
     from mismatchctl.dumps import Unit
-    from mismatchctl.measure import Plan
+    from mismatchctl.measure import MeasurePlan
     from mismatchctl.measure.table import ClusterTable
 
 ROOT = Path(__file__).parent.parent
@@ -112,10 +112,10 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
     from mismatchctl.analyze.reading import WANTED, Batches
     from mismatchctl.dumps import open_dump
     from mismatchctl.engines.local import ordered_map
-    from mismatchctl.measure import Plan, kernel_for, reduce_batch
+    from mismatchctl.measure import MeasurePlan, kernel_for, reduce_batch
 
     dump = open_dump([str(folder)], wanted=WANTED)
-    plan = Plan(tuple(corrections), kernel=kernel_for(sum(unit.tokens for unit in dump.units), "cpu"))
+    plan = MeasurePlan(tuple(corrections), kernel=kernel_for(sum(unit.tokens for unit in dump.units), "cpu"))
 
     def reduce_unit(unit: Unit) -> None:
         for batch in Batches(dump, unit):
@@ -128,7 +128,7 @@ def read_and_sum(folder: Path, corrections: Sequence[Correction], threads: int, 
         pass
 
 
-def core_sums(batch: TokenBatch, plan: Plan) -> ClusterTable:
+def core_sums(batch: TokenBatch, plan: MeasurePlan) -> ClusterTable:
     """Columns of sequences, added up by cluster: of the mismatch, and under each correction."""
     import numpy as np
 

@@ -165,11 +165,11 @@ def by_mismatchctl(folder: Path, corrections: list[tuple[float, float]], swept: 
     if not swept:
         of_each = [run.overall.corrections[correction.name] for correction in chosen]
         return [first, *({key: values[key].value for key in CORRECTION} for values in of_each)]
-    from mismatchctl.sweep import Axis, Study, sweep
+    from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
     axes = (
-        Axis("weight.truncate", tuple(TRUNCATIONS)),
-        Axis("gates.0.keep", tuple(BANDS)),
+        ThresholdAxis("weight.truncate", tuple(TRUNCATIONS)),
+        ThresholdAxis("gates.0.keep", tuple(BANDS)),
     )
     rows = sweep([str(folder)], [Study(chosen[0], axes)], threads=1).overall.to_dicts()
     return [first, *({key: row[key] for key in CORRECTION} for row in rows)]

@@ -27,7 +27,7 @@ from mismatchctl.batch import Segments
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.comparison import Statistic, linear, of_k3
 from mismatchctl.measure.layers import BINS, CAPPED, CAPS, TOKENS, layer_columns
-from mismatchctl.resample import Exchange, Layers, Sample, find_metric, holm, shares_above, smallest_of_family
+from mismatchctl.resample import ClusterSample, Exchange, Layers, find_metric, holm, shares_above, smallest_of_family
 
 Array = NDArray[np.float64]
 DESIGNS = ((16, 16), (8, 40), (40, 8), (48, 16), (64, 16), (128, 16), (5, 5), (6, 6))
@@ -252,7 +252,7 @@ def lost_tokens(named: dict[str, Run], splits: int) -> str:
     return table(("model", "prompts", "gate", "earlier gate: K3 by random halves", "K3 alone"), rows)
 
 
-def sample_of(run: Run) -> Sample:
+def sample_of(run: Run) -> ClusterSample:
     """Everything that the family reads, by prompt."""
     x, layers = run.log_ratio, run.by_prompt(run.layers())
     owner = run.prompts[np.unique(run.responses, return_index=True)[1]]
@@ -267,7 +267,7 @@ def sample_of(run: Run) -> Sample:
     columns |= {name: np.bincount(owner, weights=values) for name, values in sequences.items()}
     names = (*columns, *TOKENS, *CAPPED)
     sums = [*columns.values(), *layers.tokens.T, *layers.capped.reshape(run.count, -1).T]
-    return Sample(np.arange(1, run.count + 1, dtype=np.uint64), names, np.column_stack(sums))
+    return ClusterSample(np.arange(1, run.count + 1, dtype=np.uint64), names, np.column_stack(sums))
 
 
 def families(runs: dict[str, Run], splits: int) -> str:

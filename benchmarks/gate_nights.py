@@ -21,7 +21,7 @@ from mismatchctl.gate import LEVEL, Allowance
 from mismatchctl.gate.comparison import compare
 from mismatchctl.gate.nights import LEAST, change
 from mismatchctl.measure.layers import CAPPED, TOKENS
-from mismatchctl.resample import Layers, Sample, find_metric, holm
+from mismatchctl.resample import ClusterSample, Layers, find_metric, holm
 
 HORIZON, ONSET = 10, 5
 CASES = {  # spread of K3 between runs, factor of the log ratio from night to night, what is planted from the onset on
@@ -37,12 +37,14 @@ CASES = {  # spread of K3 between runs, factor of the log ratio from night to ni
 }
 
 
-def as_sample(layers: Layers, keys: np.ndarray) -> Sample:
+def as_sample(layers: Layers, keys: np.ndarray) -> ClusterSample:
     sums = [layers.tokens.sum(1), layers.k3, *layers.tokens.T, *layers.capped.reshape(len(layers.k3), -1).T]
-    return Sample(keys.astype(np.uint64) + 1, ("tokens", "k3", *TOKENS, *CAPPED), np.column_stack(sums))
+    return ClusterSample(keys.astype(np.uint64) + 1, ("tokens", "k3", *TOKENS, *CAPPED), np.column_stack(sums))
 
 
-def stretch(run: Run, random: np.random.Generator, same: bool, case: tuple[float, float, str]) -> Iterator[Sample]:
+def stretch(
+    run: Run, random: np.random.Generator, same: bool, case: tuple[float, float, str]
+) -> Iterator[ClusterSample]:
     """A baseline and ten nights; what is planted is planted in tokens."""
     spread, drift, what = case
     worse, ids = planted(run, random)[what], np.sort(random.permutation(run.count)[:16])
@@ -55,7 +57,7 @@ def stretch(run: Run, random: np.random.Generator, same: bool, case: tuple[float
         yield as_sample(some(run.by_prompt(layers, half), rows).scaled(math.exp(spread * random.normal())), rows)
 
 
-def first_failure(nights: Iterator[Sample]) -> int:
+def first_failure(nights: Iterator[ClusterSample]) -> int:
     """The night on which a gate at tolerance 0 fails; one too many where none does."""
     metric, none, level, accepted = find_metric("k3"), Allowance(), LEVEL / HORIZON, [next(nights)]
     for number, tonight in enumerate(nights, 1):

@@ -25,7 +25,7 @@ from measure import table
 from mismatchctl.gate import LEVEL, TOLERANCE, Allowance
 from mismatchctl.gate.need import needed
 from mismatchctl.gate.power import detectable
-from mismatchctl.resample import Layers, Sample, find_metric
+from mismatchctl.resample import ClusterSample, Layers, find_metric
 
 ROOM = Allowance(relative=TOLERANCE)
 K3 = find_metric("k3")
@@ -78,8 +78,8 @@ def k3_of(x: np.ndarray) -> np.ndarray:
     return np.maximum(np.expm1(x) - x, 0.0)
 
 
-def rows_of(sample: Sample, rows: np.ndarray) -> Sample:
-    return Sample(sample.keys[rows], sample.names, sample.sums[rows])
+def rows_of(sample: ClusterSample, rows: np.ndarray) -> ClusterSample:
+    return ClusterSample(sample.keys[rows], sample.names, sample.sums[rows])
 
 
 def found(design: Design, run: Run, new: Layers, old: Layers, splits: int) -> str:

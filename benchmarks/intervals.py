@@ -21,7 +21,7 @@ from measure import table
 from mismatchctl.measure.bins import magnitude_edges
 from mismatchctl.measure.metrics.histograms import Quantile, quantiles_of
 from mismatchctl.measure.metrics.intervals import intervals
-from mismatchctl.resample import Sample, find_metric
+from mismatchctl.resample import ClusterSample, find_metric
 
 SIZES = (8, 16, 32, 64)
 SHARES = (0.5, 0.9, 0.99, 0.999)
@@ -31,7 +31,7 @@ SILENT = 0.13
 _STEP = 1e-4
 
 
-def of_draws(whole: Sample, key: str, size: int, draws: int) -> tuple[np.ndarray, np.ndarray, float]:
+def of_draws(whole: ClusterSample, key: str, size: int, draws: int) -> tuple[np.ndarray, np.ndarray, float]:
     """Intervals [draws, 2], what they cover where they say so [draws], and the truth."""
     metric = find_metric(key)
     columns = metric.columns(whole)

@@ -18,7 +18,7 @@ from measure import between
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction, Gate
-from mismatchctl.predict import Prediction, Sample, at_length, at_step, batch_rejection, sample_of
+from mismatchctl.predict import Prediction, SequenceSample, at_length, at_step, batch_rejection, sample_of
 from mismatchctl.predict.length import QUANTILES, rejected_at
 from mismatchctl.predict.sample import GRID
 
@@ -51,18 +51,18 @@ def main() -> None:
         between(text, given.write, f"<!-- {name} -->", f"<!-- end of {name} -->")
 
 
-def read(folders: Iterable[str]) -> Iterator[tuple[str, Sample]]:
+def read(folders: Iterable[str]) -> Iterator[tuple[str, SequenceSample]]:
     for folder in folders:
         sample = sample_of([folder], [])
         yield Path(folder).name, sample.of_run(str(sample.run[0]))
 
 
-def part(sample: Sample, which: NDArray[np.bool_]) -> Sample:
+def part(sample: SequenceSample, which: NDArray[np.bool_]) -> SequenceSample:
     names = ("run", "step", "cluster", "tokens", "kept", "sums", "lowest", "highest")
     return replace(sample, **{name: getattr(sample, name)[which] for name in names})
 
 
-def rejecting(sample: Sample, shares: Iterable[float]) -> tuple[Sample, list[str]]:
+def rejecting(sample: SequenceSample, shares: Iterable[float]) -> tuple[SequenceSample, list[str]]:
     """The sample as lower bounds would leave it that reject about these shares of sequences, by each statistic."""
     kept, names = [], []
     for name, statistic in STATISTICS.items():
@@ -76,7 +76,7 @@ def rejecting(sample: Sample, shares: Iterable[float]) -> tuple[Sample, list[str
     return replace(sample, kept=table), names
 
 
-def is_covered(shown: Sample, hidden: Sample, correction: int, unit: str) -> tuple[bool, float, bool]:
+def is_covered(shown: SequenceSample, hidden: SequenceSample, correction: int, unit: str) -> tuple[bool, float, bool]:
     """Whether the interval holds what the hidden part shows, its width, and whether steps were said to differ."""
     predicted = batch_rejection(shown, correction, len(hidden), unit)  # type: ignore[arg-type]
     kept = hidden.kept[:, correction]
@@ -86,14 +86,14 @@ def is_covered(shown: Sample, hidden: Sample, correction: int, unit: str) -> tup
     return low - 1e-9 <= observed <= high + 1e-9, high - low, predicted.status.startswith("not stationary")
 
 
-def by_prompt(sample: Sample, share: float, number: int) -> tuple[Sample, Sample]:
+def by_prompt(sample: SequenceSample, share: float, number: int) -> tuple[SequenceSample, SequenceSample]:
     clusters = np.unique(sample.cluster)
     chosen = np.random.default_rng(number).permutation(len(clusters)) < share * len(clusters)
     shown = chosen[np.searchsorted(clusters, sample.cluster)]
     return part(sample, shown), part(sample, ~shown)
 
 
-def coverage(samples: dict[str, Sample]) -> str:
+def coverage(samples: dict[str, SequenceSample]) -> str:
     rows = [
         "| rejected | of | shown | cases | covered by the 90 % interval | mean width |",
         "|---|---|---|---|---|---|",
@@ -120,7 +120,7 @@ def coverage(samples: dict[str, Sample]) -> str:
     return "\n".join(rows)
 
 
-def by_step(samples: dict[str, Sample]) -> str:
+def by_step(samples: dict[str, SequenceSample]) -> str:
     rows = ["| run | steps | covered | said to be not stationary |", "|---|---|---|---|"]
     for name, sample in samples.items():
         tried, names = rejecting(sample, SHARES)
@@ -138,7 +138,7 @@ def by_step(samples: dict[str, Sample]) -> str:
     return "\n".join(rows)
 
 
-def as_long_as(sample: Sample, octave: int) -> Sample:
+def as_long_as(sample: SequenceSample, octave: int) -> SequenceSample:
     """What a dump of responses that end at GRID[octave] tokens holds."""
     cut = slice(octave + 1)
     return replace(
@@ -147,7 +147,7 @@ def as_long_as(sample: Sample, octave: int) -> Sample:
     )  # fmt: skip
 
 
-def length_coverage(sets: dict[str, dict[str, Sample]]) -> str:
+def length_coverage(sets: dict[str, dict[str, SequenceSample]]) -> str:
     """All responses cut to their first tokens predict those that are two and four times as long."""
     rows = ["| runs | gate | longer | cases | refused | covered by the 90 % interval | mean width |", "|" + "---|" * 7]
     for title, samples in sets.items():
@@ -163,7 +163,7 @@ def length_coverage(sets: dict[str, dict[str, Sample]]) -> str:
     return "\n".join(rows)
 
 
-def length_tries(sample: Sample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
+def length_tries(sample: SequenceSample, gate: Gate, start: int, octave: int) -> list[tuple[bool, float] | None]:
     """Whether the interval holds what the long responses show, and its width; None where it was refused."""
     shown, reached = as_long_as(sample, start), STATISTICS[gate.level](sample.first(octave))
     tries: list[tuple[bool, float] | None] = []
@@ -251,12 +251,12 @@ def later() -> str:
     return "\n".join(rows)
 
 
-def simulated(log_ratio: NDArray[np.float64]) -> Sample:
+def simulated(log_ratio: NDArray[np.float64]) -> SequenceSample:
     """The sample of a dump whose responses have these log ratios [S, T]; four to a prompt, in one step."""
     count, tokens = log_ratio.shape
     ends = np.minimum(GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
-    return Sample(
+    return SequenceSample(
         np.full(count, "planted", object), np.zeros(count, np.uint64), (np.arange(count) // 4).astype(np.uint64),
         np.full(count, tokens), np.zeros((count, 0)),
         np.stack([values.cumsum(axis=1)[:, ends] for values in each], axis=2),
@@ -264,7 +264,7 @@ def simulated(log_ratio: NDArray[np.float64]) -> Sample:
     )  # fmt: skip
 
 
-def lengths(samples: dict[str, Sample]) -> str:
+def lengths(samples: dict[str, SequenceSample]) -> str:
     """Mean absolute error of rejection in points beyond binomial noise, from first tokens to 2, 3 and 4 times them."""
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for name, sample in samples.items():
@@ -291,7 +291,7 @@ def lengths(samples: dict[str, Sample]) -> str:
     return "\n".join(rows)
 
 
-def length_cases(sample: Sample) -> Iterator[tuple[Gate, int, int]]:
+def length_cases(sample: SequenceSample) -> Iterator[tuple[Gate, int, int]]:
     for level, statistic in STATISTICS.items():
         if np.ptp(statistic(sample)) == 0:
             continue

@@ -35,11 +35,11 @@ def run_case(case: str, folder: Path) -> None:
     else:
         from mismatchctl.analyze import analyze
         from mismatchctl.frameworks import preset
-        from mismatchctl.sweep import Axis, Study, sweep
+        from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
         if case in SWEEPS:
             name, axes = SWEEPS[case]
-            study = Study(preset(name), tuple(Axis.parse(path, values) for path, values in axes.items()))
+            study = Study(preset(name), tuple(ThresholdAxis.parse(path, values) for path, values in axes.items()))
             sweep([str(folder)], [study], threads=1)
         else:
             for _ in range(SINGLE_RUNS if case == RUNS else 1):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mismatchctl.analyze import analyze, build
 from mismatchctl.frameworks import preset
-from mismatchctl.sweep import Axis, Study, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
 STUDIES = {
     "token truncation": ("token_tis", {"weight.truncate": "1.001:10:20:log"}),
@@ -33,7 +33,7 @@ def studies() -> list[Study]:
     found = []
     for name, (base, axes) in STUDIES.items():
         correction = preset(base).model_copy(update={"name": name})
-        found.append(Study(correction, tuple(Axis.parse(path, values) for path, values in axes.items())))
+        found.append(Study(correction, tuple(ThresholdAxis.parse(path, values) for path, values in axes.items())))
     return found
 
 

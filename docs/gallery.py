@@ -25,7 +25,7 @@ from mismatchctl.render.pages import compare as compare_page
 from mismatchctl.render.pages import sweep as sweep_page
 from mismatchctl.render.to.terminal import show
 from mismatchctl.result import Result
-from mismatchctl.sweep import Axis, studies, sweep
+from mismatchctl.sweep import ThresholdAxis, studies, sweep
 
 ROOT = Path(__file__).parent.parent
 DENSE, MOE = (str(ROOT / "sample_data" / name) for name in ("dense", "moe"))
@@ -80,7 +80,10 @@ def swept() -> dict[str, Figure]:
         {"name": "tis-geo", "weight": {"level": "token", "truncate": 2.0},
          "gates": [{"level": "geometric", "keep": [0.5, 2.0]}]}
     )  # fmt: skip
-    axes = [Axis.parse("weight.truncate", "1.1:4:20:log"), Axis.parse("gates.0.keep", "1.0005:1.02:20:log")]
+    axes = [
+        ThresholdAxis.parse("weight.truncate", "1.1:4:20:log"),
+        ThresholdAxis.parse("gates.0.keep", "1.0005:1.02:20:log"),
+    ]
     return figures_of_page(sweep_page.document(sweep([MOE], studies([both], axes))))
 
 

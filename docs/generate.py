@@ -25,7 +25,7 @@ from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
 from mismatchctl.frameworks.glossary import name_lines
-from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.measure import PAIRS, Pair
 from mismatchctl.measure.accuracy import ABSOLUTE, RELATIVE
 from mismatchctl.measure.facets import FACETS, Facet
@@ -213,7 +213,7 @@ def importers() -> str:
     return text
 
 
-def _layout(layout: Layout) -> str:
+def _layout(layout: FileLayout) -> str:
     files = f"- Files: {', '.join(f'`{pattern}`' for pattern in layout.patterns)}"
     if not layout.columns:
         return f"\n{files}\n\n"
@@ -242,7 +242,7 @@ def _layout(layout: Layout) -> str:
     )
 
 
-def _about(layout: Layout, column: str) -> str:
+def _about(layout: FileLayout, column: str) -> str:
     return "token t + 1" if column in layout.next_token else "token t"
 
 

@@ -36,7 +36,7 @@ NESTED = (Kind.EXPERTS, Kind.TOP_IDS, Kind.TOP_LOG_PROBS)
 
 
 @dataclass(frozen=True)
-class Column:
+class DumpColumn:
     """One column of the contract."""
 
     name: str
@@ -51,47 +51,48 @@ class Column:
         return self.kind in (Kind.LOG_PROBS, Kind.MASK, Kind.TOKENS, *NESTED)
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("rollout_log_probs", Kind.LOG_PROBS, "nats",
+COLUMNS: tuple[DumpColumn, ...] = (
+    DumpColumn("rollout_log_probs", Kind.LOG_PROBS, "nats",
         "log-prob of each sampled token, as the inference engine reported it", required=True),
-    Column("train_log_probs", Kind.LOG_PROBS, "nats",
+    DumpColumn("train_log_probs", Kind.LOG_PROBS, "nats",
         "the trainer's recomputation for the same tokens with the weights that sampled them", required=True),
-    Column("response_mask", Kind.MASK, "0/1", "1 on tokens that the policy sampled and trains on; absent: all valid"),
-    Column("run", Kind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
-    Column("step", Kind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
-    Column("sequence_id", Kind.ID, "-", "names the sequence within its run; required in the long layout"),
-    Column("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
-    Column("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
-    Column("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
-    Column("prompt_token_ids", Kind.PROMPT, "-",
+    DumpColumn("response_mask", Kind.MASK, "0/1",
+        "1 on tokens that the policy sampled and trains on; absent: all valid"),
+    DumpColumn("run", Kind.ID, "-", "which run a row belongs to; absent: the path argument names the run"),
+    DumpColumn("step", Kind.ID, "-", "the training step; rows of one step form a group; absent: one group"),
+    DumpColumn("sequence_id", Kind.ID, "-", "names the sequence within its run; required in the long layout"),
+    DumpColumn("position", Kind.NUMBER, "tokens", "long layout only: the token's place in its sequence, ascending"),
+    DumpColumn("prompt_id", Kind.ID, "-", "names the prompt; sequences of one prompt are one cluster"),
+    DumpColumn("token_ids", Kind.TOKENS, "-", "the sampled tokens; shown beside the worst tokens"),
+    DumpColumn("prompt_token_ids", Kind.PROMPT, "-",
         "the tokens before the response, without padding; `mismatchctl score` needs them"),
-    Column("current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
-    Column("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
-    Column("reference_log_probs", Kind.LOG_PROBS, "nats",
+    DumpColumn("current_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the policy being updated (pi_theta now)"),
+    DumpColumn("ref_log_probs", Kind.LOG_PROBS, "nats", "log-probs under the reference policy"),
+    DumpColumn("reference_log_probs", Kind.LOG_PROBS, "nats",
         "the same tokens scored once more in high precision, with the trainer's weights: says which side is wrong"),
-    Column("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
-    Column("reward", Kind.NUMBER, "reward", "the sequence's reward"),
-    Column("rollout_version", Kind.PER_TOKEN_OR_SCALAR, "updates",
+    DumpColumn("advantages", Kind.PER_TOKEN_OR_SCALAR, "reward", "advantage of each token, or of the sequence"),
+    DumpColumn("reward", Kind.NUMBER, "reward", "the sequence's reward"),
+    DumpColumn("rollout_version", Kind.PER_TOKEN_OR_SCALAR, "updates",
         "weight version that sampled the sequence, or each token"),
-    Column("train_version", Kind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
-    Column("reference_version", Kind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
-    Column("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
-    Column("turn", Kind.PER_TOKEN_OR_SCALAR, "-",
+    DumpColumn("train_version", Kind.PER_TOKEN_OR_SCALAR, "updates", "weight version that recomputed it"),
+    DumpColumn("reference_version", Kind.NUMBER, "updates", "weight version that scored `reference_log_probs`"),
+    DumpColumn("worker", Kind.ID, "-", "which rollout worker sampled the sequence"),
+    DumpColumn("turn", Kind.PER_TOKEN_OR_SCALAR, "-",
         "which turn of its response each token belongs to, for `--by turn`; absent: masked tokens part turns"),
-    Column("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
-    Column("rollout_ids", Kind.ID, "-",
+    DumpColumn("micro_batch", Kind.ID, "-", "which micro-batch of its step the sequence was trained in"),
+    DumpColumn("rollout_ids", Kind.ID, "-",
         "which rollout the sequence is a part of, where one is split into several; means may be over rollouts"),
-    Column("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
-    Column("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
-    Column("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
-    Column("rollout_top_ids", Kind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
-    Column("rollout_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
-    Column("train_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
-    Column("reference_top_log_probs", Kind.TOP_LOG_PROBS, "nats",
+    DumpColumn("entropy", Kind.PER_TOKEN_OR_SCALAR, "nats", "entropy of the trainer's distribution"),
+    DumpColumn("rollout_experts", Kind.EXPERTS, "-", "experts chosen by the rollout engine, layers x k ids per token"),
+    DumpColumn("train_experts", Kind.EXPERTS, "-", "experts chosen by the trainer, layers x k ids per token"),
+    DumpColumn("rollout_top_ids", Kind.TOP_IDS, "-", "the k most likely tokens by the rollout, at each place"),
+    DumpColumn("rollout_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "their log-probs by the rollout, k per token"),
+    DumpColumn("train_top_log_probs", Kind.TOP_LOG_PROBS, "nats", "log-probs of the same tokens by the trainer"),
+    DumpColumn("reference_top_log_probs", Kind.TOP_LOG_PROBS, "nats",
         "log-probs of the same tokens by what scored `reference_log_probs`; used where the trainer has recorded none"),
 )  # fmt: skip
 
-BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
+BY_NAME: dict[str, DumpColumn] = {column.name: column for column in COLUMNS}
 VERSIONS: tuple[str, ...] = ("rollout_version", "train_version")
 """Of one per token, the sequence has the oldest."""
 TURN = "turn"

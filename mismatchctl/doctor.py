@@ -80,7 +80,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Check:
+class SelfTestCheck:
     """One number of the self-test.
 
     Attributes:
@@ -171,7 +171,7 @@ def dependencies() -> list[Dependency]:
     return list(found.values())
 
 
-def self_test() -> list[Check]:
+def self_test() -> list[SelfTestCheck]:
     """Compute the built-in data's numbers by each part that there is, beside the stored ones."""
     checks = _checks("from a file to a Result", STORED, lambda: _analyzed("cpu"))
     checks += _checks("compiled loops", ("k3",), _compiled)
@@ -180,12 +180,12 @@ def self_test() -> list[Check]:
     return checks
 
 
-def _checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, float]]) -> list[Check]:
+def _checks(part: str, keys: Iterable[str], compute: Callable[[], dict[str, float]]) -> list[SelfTestCheck]:
     try:
         found, problem = compute(), ""
     except Exception as error:  # whatever it is, it is what was looked for
         found, problem = {}, f"{type(error).__name__}: {error}"
-    return [Check(part, key, STORED[key], found.get(key), problem) for key in keys]
+    return [SelfTestCheck(part, key, STORED[key], found.get(key), problem) for key in keys]
 
 
 def _analyzed(device: Literal["cpu", "cuda"]) -> dict[str, float]:

@@ -26,13 +26,13 @@ from mismatchctl.diagnose import Diagnosed
 from mismatchctl.diagnose import diagnose as diagnose_paths
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.frameworks import preset, presets
-from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.gate import DEFAULT_RULES, Verdict, judge, open_result, read_against, rules_from_text
 from mismatchctl.options import checked, in_python, several, spoken, texts
 from mismatchctl.result import Result, read_result
-from mismatchctl.sweep import Axis, Study, Sweep
+from mismatchctl.sweep import Study, Sweep, ThresholdAxis
 from mismatchctl.sweep import sweep as sweep_paths
-from mismatchctl.tensors import Layout, Tokens, Values, final_weights, groups_of
+from mismatchctl.tensors import TensorBatch, TensorLayout, Values, final_weights, groups_of
 from mismatchctl.texts.yaml_written import dump_yaml
 
 _COLUMNS = {"rollout": "rollout_log_probs", "train": "train_log_probs", "mask": "response_mask"}
@@ -68,7 +68,7 @@ def sweep(sources: Any, correction: Any, vary: Mapping[str, Iterable[Any]], **op
         if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
             raise ConfigError(f"vary: give {path} several values, not {kind_of(values)}")
     chosen = _one(correction)
-    axes = tuple(Axis(path, tuple(values)) for path, values in vary.items())
+    axes = tuple(ThresholdAxis(path, tuple(values)) for path, values in vary.items())
     for axis in axes:
         if not axis.values:
             raise ConfigError(f"vary: {axis.path} has no value")
@@ -124,7 +124,7 @@ def advise(sources: Any, **options: Any) -> dict[str, Advice]:
     return {run: spoken(advice, "notes") for run, advice in advised.items()}
 
 
-def lint(config: Any, dumps: Any = (), **options: Any) -> list[Finding]:
+def lint(config: Any, dumps: Any = (), **options: Any) -> list[LintMessage]:
     """The traps of a configuration in a framework's own keys, a file or a mapping, and on dumps, as of `analyze`."""
     if not isinstance(config, (str, os.PathLike, Mapping)):
         raise ConfigError(f"lint takes a configuration, or the path of one, not {kind_of(config)}")
@@ -286,7 +286,7 @@ def _column(values: Any, name: str) -> list[Any]:
         return list(values)
     if not nested and len(getattr(values, "shape", ())) == 1:
         return list((values if hasattr(values, "tolist") else np.asarray(values)).tolist())
-    return [row.tolist() for row in Layout.of(values, name).rows]
+    return [row.tolist() for row in TensorLayout.of(values, name).rows]
 
 
 def weights(
@@ -340,23 +340,23 @@ def keep(
 
 def _applied(rollout: Values, train: Values, mask: Values, correction: Any, *beside: Any) -> Any:
     chosen = _one(correction)
-    tokens = Tokens.of(rollout, train, mask, *beside)
+    tokens = TensorBatch.of(rollout, train, mask, *beside)
     return tokens, chosen, tokens.applied(chosen)
 
 
 def k1(rollout: Values, train: Values, mask: Values = None) -> float:
     """Mean of rollout minus train log-prob over the valid tokens, nats."""
-    return _mean(-Tokens.of(rollout, train, mask).ratios.log_ratio)
+    return _mean(-TensorBatch.of(rollout, train, mask).ratios.log_ratio)
 
 
 def k2(rollout: Values, train: Values, mask: Values = None) -> float:
     """Mean of half the squared log ratio over the valid tokens, nats."""
-    return _mean(0.5 * Tokens.of(rollout, train, mask).ratios.log_ratio ** 2)
+    return _mean(0.5 * TensorBatch.of(rollout, train, mask).ratios.log_ratio ** 2)
 
 
 def k3(rollout: Values, train: Values, mask: Values = None) -> float:
     """Mean of exp(x) - 1 - x over the valid tokens, x train minus rollout log-prob; nats."""
-    return _mean(Tokens.of(rollout, train, mask).ratios.k3)
+    return _mean(TensorBatch.of(rollout, train, mask).ratios.k3)
 
 
 def ess(rollout: Values, train: Values, mask: Values = None, level: str = "token") -> float:
@@ -378,7 +378,7 @@ def metrics(rollout: Values, train: Values, mask: Values = None) -> dict[str, fl
 
 
 def _ratios(rollout: Values, train: Values, mask: Values, level: str) -> Any:
-    ratios = Tokens.of(rollout, train, mask).ratios
+    ratios = TensorBatch.of(rollout, train, mask).ratios
     if level not in ("token", "sequence"):
         raise ConfigError(f"level is token or sequence, not {level!r}")
     return (

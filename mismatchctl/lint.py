@@ -13,7 +13,7 @@ from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
-from mismatchctl.frameworks.lint import LEVELS, Finding
+from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.frameworks.native import is_yaml, read_written
 from mismatchctl.result import RunResult
 from mismatchctl.result.story import is_hopeless
@@ -27,7 +27,7 @@ WORTH_IT = 1.1
 
 def lint(
     config: str | Path, dumps: Sequence[str] = (), framework: str = "", rename: Mapping[str, str] | None = None
-) -> tuple[Framework, list[Finding]]:
+) -> tuple[Framework, list[LintMessage]]:
     """The traps of a configuration in a framework's own keys, the worst first.
 
     Args:
@@ -42,7 +42,7 @@ def lint(
     """
     path = Path(config)
     all_written = read_written(path, framework, of_any=True)
-    found: list[Finding] = []
+    found: list[LintMessage] = []
     for written in all_written:
         chosen, native = written.framework, written.keys
         as_read = native | _texts(path) if chosen.reads_yaml_1_1 and is_yaml(path) else native
@@ -59,13 +59,13 @@ def _texts(path: Path) -> dict[str, str]:
     return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
 
 
-def _digits(path: Path) -> Iterator[Finding]:
+def _digits(path: Path) -> Iterator[LintMessage]:
     """Thresholds such as 0.5_5 without quotes."""
     for found in read_scalars(path):
         place, value = ".".join(found.keys), None if found.quoted else scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
             consequence = f"YAML takes _ between digits for nothing: {found.text} is the number {value:g}"
-            yield Finding("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
+            yield LintMessage("error", place, consequence, f'write "{found.text}" in quotes', "YAML 1.1, float and int")
 
 
 _COMPARED = {
@@ -83,10 +83,10 @@ _COMPARED = {
 def _on_dumps(
     framework: Framework,
     native: Mapping[str, Any],
-    found: Sequence[Finding],
+    found: Sequence[LintMessage],
     dumps: Sequence[str],
     rename: Mapping[str, str],
-) -> list[Finding]:
+) -> list[LintMessage]:
     """The findings with what their remedies would change, and what each gate alone, and all together, reject."""
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
@@ -124,10 +124,10 @@ def _on_dumps(
     return [*told, *(finding for run, found in advice.items() for finding in _advised(run, found))]
 
 
-def _advised(run: str, advice: Advice) -> Iterator[Finding]:
+def _advised(run: str, advice: Advice) -> Iterator[LintMessage]:
     """What is to be fixed before any correction helps, and yours against what is advised."""
     if advice.fix_first is not None and is_hopeless(advice.fix_first):
-        yield Finding(
+        yield LintMessage(
             "advice", "", f"{run}: {advice.fix_first.summary}", advice.fix_first.advice, "`mismatchctl advise`"
         )
     for own in advice.yours if advice.advice else ():
@@ -135,7 +135,7 @@ def _advised(run: str, advice: Advice) -> Iterator[Finding]:
         if not own.ties and own.mse > WORTH_IT * best.mse:
             consequence = f"{run}: in an update of {advice.batch:,} sequences, {against_yours(own, best)}"
             fix = ", ".join(f"{key}: {value}" for key, value in (best.config or {}).items()) or f"as {best.name} has it"
-            yield Finding("advice", "", consequence, fix, "`mismatchctl advise`")
+            yield LintMessage("advice", "", consequence, fix, "`mismatchctl advise`")
 
 
 def _change(run: RunResult, now: Correction, instead: Correction) -> str:
@@ -155,7 +155,7 @@ def _number(words: str) -> str:
     return words[words.index("{") : words.index("}") + 1]
 
 
-def _rejection(run: RunResult, correction: Correction, what: str, place: str) -> Finding | None:
+def _rejection(run: RunResult, correction: Correction, what: str, place: str) -> LintMessage | None:
     share = run.overall.corrections[correction.name]["rejected_tokens"].value
     steps = run.groups.corrections[correction.name]["rejected_tokens"].value
     empty = [label for label, value in zip(run.groups.labels, steps, strict=True) if value == 1]
@@ -166,7 +166,7 @@ def _rejection(run: RunResult, correction: Correction, what: str, place: str) ->
         named = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         count = f"{len(empty)} of {len(steps)} steps" + (f" ({named})" if empty != [None] else "")
         consequence = "rejects everything" if share == 1 else f"rejects everything in {count}: nothing is learned there"
-        return Finding("error", place, f"{what} {consequence}", fix, "the dumps given")
+        return LintMessage("error", place, f"{what} {consequence}", fix, "the dumps given")
     if share > MUCH:
-        return Finding("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
+        return LintMessage("warning", place, f"{what} rejects {share:.1%} of all tokens", fix, "the dumps given")
     return None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Floats, Segments, TokenBatch
 from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE
-from mismatchctl.correction import Applied, Correction, apply, divisor
+from mismatchctl.correction import CorrectedBlock, Correction, apply, divisor
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.ratios import Ratios, ratios_of
 
@@ -20,7 +20,7 @@ Values = Any
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """How values per token are laid out: one row per sequence.
 
     Attributes:
@@ -34,7 +34,7 @@ class Layout:
     whole: NDArray[Any] | None = None
 
     @classmethod
-    def of(cls, values: Values, name: str = "values") -> Layout:
+    def of(cls, values: Values, name: str = "values") -> TensorLayout:
         """The rows of values.
 
         Raises:
@@ -141,10 +141,10 @@ def _array(row: Any) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TensorBatch:
     """Log-probs of some sequences with their mask."""
 
-    layout: Layout
+    layout: TensorLayout
     mask: NDArray[np.bool_]
     batch: TokenBatch
 
@@ -157,19 +157,19 @@ class Tokens:
         current: Values = None,
         advantages: Values = None,
         age: Any = None,
-    ) -> Tokens:
+    ) -> TensorBatch:
         """From values per position of one layout.
 
         Raises:
             DataError: they do not fit each other, a mask is not 0 or 1, or a valid token's value is no log-prob.
         """
-        layout = Layout.of(train, "train")
+        layout = TensorLayout.of(train, "train")
         columns = {"rollout": rollout, "current": current, "advantages": advantages, "mask": mask}
         flat: dict[str, Any] = {"train": layout.flat()}
         for name, values in columns.items():
             if values is None and name != "rollout":
                 continue
-            own = Layout.of(_per_token(values, layout) if name == "advantages" else values, name)
+            own = TensorLayout.of(_per_token(values, layout) if name == "advantages" else values, name)
             if own.lengths != layout.lengths:
                 raise DataError(f"{name} has rows of {own.lengths[:3]} positions, train of {layout.lengths[:3]}")
             flat[name] = own.flat()
@@ -203,7 +203,7 @@ class Tokens:
         """Train over rollout."""
         return Ratios(self.batch.train, self.batch.rollout, self.batch.segments)
 
-    def applied(self, correction: Correction) -> Applied:
+    def applied(self, correction: Correction) -> CorrectedBlock:
         """The correction on these tokens.
 
         Raises:
@@ -215,7 +215,7 @@ class Tokens:
         return apply(correction, ratios_of(self.batch, correction.sources), self.batch)
 
 
-def final_weights(correction: Correction, applied: Applied, groups: Sequence[NDArray[np.int64]]) -> Float64s:
+def final_weights(correction: Correction, applied: CorrectedBlock, groups: Sequence[NDArray[np.int64]]) -> Float64s:
     """Weights per valid token as a trainer multiplies them: bounded, then divided by their mean within each group.
 
     Args:
@@ -315,7 +315,7 @@ def _numbers(values: NDArray[Any], name: str) -> Floats:
         raise ConfigError(f"{name}: give numbers, not {values.dtype}") from None
 
 
-def _per_token(values: Values, layout: Layout) -> Values:
+def _per_token(values: Values, layout: TensorLayout) -> Values:
     """One advantage per sequence is that of each of its tokens.
 
     Raises:

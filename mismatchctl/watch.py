@@ -16,7 +16,7 @@ from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
 from mismatchctl.gate import Rule, Verdict, judge, open_result
-from mismatchctl.gate.judge import Against
+from mismatchctl.gate.judge import AcceptedResults
 from mismatchctl.result import Result
 from mismatchctl.result.notes import left_out_notes
 from mismatchctl.result.story import story_of
@@ -34,7 +34,7 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """What one look found.
 
     Attributes:
@@ -74,7 +74,7 @@ class Watch:
     paths: Sequence[str]
     corrections: Sequence[Correction] = ()
     rules: Sequence[Rule] = ()
-    against: Against = field(default_factory=Against)
+    against: AcceptedResults = field(default_factory=AcceptedResults)
     rename: Mapping[str, str] = field(default_factory=dict)
     every: float = EVERY
     until_idle: float | None = None
@@ -84,12 +84,12 @@ class Watch:
     clock: Callable[[], float] = time.monotonic
     unfinished: tuple[str, ...] = field(default=(), init=False)
 
-    def looks(self) -> Iterator[Look | None]:
+    def looks(self) -> Iterator[Snapshot | None]:
         """Each look that found something new; None when there is nothing to read yet, once."""
         with nullcontext(self.cache) if self.cache is not None else scratch() as folder:
             yield from self._looks(Cached(Local(self.threads), folder))
 
-    def _looks(self, engine: Cached) -> Iterator[Look | None]:
+    def _looks(self, engine: Cached) -> Iterator[Snapshot | None]:
         files, memory, before = _Files(), _Memory(), None
         failures: list[DataError] = []
         since, told = self.clock(), False
@@ -132,7 +132,7 @@ class _Memory:
         self._answers: dict[str, object] = {}
         self._left_out: set[str] = set()
 
-    def look(self, result: Result, waiting: Sequence[str], watch: Watch) -> Look:
+    def look(self, result: Result, waiting: Sequence[str], watch: Watch) -> Snapshot:
         steps, again, answered = [], set(), []
         for name, run in result.runs.items():
             for index, label in enumerate(run.groups.labels):
@@ -149,7 +149,7 @@ class _Memory:
         verdict = judge(result, watch.rules, watch.against) if watch.rules and steps else None
         left_out = tuple(note for note in left_out_notes(result.provenance.left_out) if note not in self._left_out)
         self._left_out.update(left_out)
-        return Look(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting), left_out)
+        return Snapshot(result, tuple(steps), frozenset(again), tuple(answered), verdict, tuple(waiting), left_out)
 
 
 class _Files:

@@ -38,7 +38,7 @@ def text(folder: Path) -> Callable[[bytes], None]:
     """YAML (which is read back as it was written), TOML, JSON, a shell's and Python's words; rules and axes."""
     from mismatchctl.errors import MismatchctlError
     from mismatchctl.gate.rules import rules_from_text
-    from mismatchctl.sweep.study import Axis
+    from mismatchctl.sweep.study import ThresholdAxis
     from mismatchctl.texts import TextError
     from mismatchctl.texts.parsers import parse_json, parse_toml
     from mismatchctl.texts.python_text import python_calls
@@ -53,7 +53,7 @@ def text(folder: Path) -> Callable[[bytes], None]:
 
     takers: list[Callable[[str], Any]] = [
         *(again, parse_json, parse_toml, parse_shell, rules_from_text),
-        *(lambda words: python_calls(words, "f"), lambda words: Axis.parse("weight.truncate", words)),
+        *(lambda words: python_calls(words, "f"), lambda words: ThresholdAxis.parse("weight.truncate", words)),
     ]
 
     def take(data: bytes) -> None:

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from mismatchctl.advise import Advice
 from mismatchctl.advise.applied import correct
 from mismatchctl.advise.candidates import expressible
-from mismatchctl.advise.choose import Choice, choose
+from mismatchctl.advise.choose import CandidateRanking, choose
 from mismatchctl.advise.gradient import Moments, Standard
 from mismatchctl.advise.limits import Limits, parse_fixed
 from mismatchctl.advise.rank import rank
 from mismatchctl.advise.reference import reference_of
 from mismatchctl.advise.rows import notes
-from mismatchctl.advise.sample import Sample, _capped, _joined, _Part, read
+from mismatchctl.advise.sample import RunSample, _capped, _joined, _SamplePart, read
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Weight, correction_from_mapping
 from mismatchctl.frameworks import load, presets
@@ -158,7 +158,7 @@ def test_a_frameworks_advice_is_in_its_own_words() -> None:
     assert all(own["next_batch"]["value"] is not None for own in found["advice"])
 
 
-def drawn(seed: int, spread: float) -> Sample:
+def drawn(seed: int, spread: float) -> RunSample:
     """Responses whose log ratios are small, and now and then large."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 40, 24)
@@ -173,7 +173,7 @@ def drawn(seed: int, spread: float) -> Sample:
         columns={"micro_batch": np.arange(len(lengths)) // 8},
     )
     zeros = np.zeros(len(lengths), np.int64)
-    return Sample(batch, None, None, zeros, zeros)
+    return RunSample(batch, None, None, zeros, zeros)
 
 
 @pytest.mark.parametrize("framework", sorted({known.framework for known in presets().values() if known.framework}))
@@ -503,13 +503,13 @@ def test_what_was_cut_leaves_no_room_to_larger_hashes(group: list[int], monkeypa
     monkeypatch.setattr("mismatchctl.advise.sample.MOST_TOKENS", 1000)
     monkeypatch.setattr("mismatchctl.advise.sample.ENOUGH", 2)
     dump = [[(number, 90) for number in range(10)], [(20, 1200), (20, 10)], [(30, 50), (40, 60), (41, 1000)]]
-    parts: list[_Part] = []
+    parts: list[_SamplePart] = []
     for place in group:
         hashes, lengths = zip(*dump[place], strict=True)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         x = -np.ones(offsets[-1])
         batch = TokenBatch(Segments(offsets), x, x, rows=np.arange(len(lengths)), columns={})
-        parts = _capped([*parts, _Part(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
+        parts = _capped([*parts, _SamplePart(batch, np.array(hashes, np.uint64), None, len(lengths))], 2)
     (left,) = _capped([_joined(_capped(parts))])
     assert sorted(left.hashes.tolist()) == list(range(10)) and left.seen == 15
 
@@ -543,7 +543,7 @@ class TestReference:
         train = np.full(len(ratio), -8.0)
         batch = TokenBatch(Segments(np.arange(0, len(ratio) + 1, length)), train - ratio, train, rows=np.arange(count))
         zeros = np.zeros(count, np.int64)
-        found = reference_of(Sample(batch, None, None, zeros, zeros))
+        found = reference_of(RunSample(batch, None, None, zeros, zeros))
         lower_bound = name == "token_truncate_5"
         assert (found.correction.name, found.is_per_token, found.lower_bound) == (name, lower_bound, lower_bound)
         assert found.counts == (3 if lower_bound else 1)
@@ -630,5 +630,5 @@ def test_how_far_too_low_biases_may_be(
         for name, bias2, variance in (("first", 1.0, 1.0), ("o", *other))
     }
     mse = {name: found.bias2_counted + found.variance for name, found in moments.items()}
-    found = Choice(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
+    found = CandidateRanking(("first", "o"), frozenset(moments), mse, moments, 1.0, 2.0).tipping(counts)
     assert (None if found is None else found.factor) == factor

@@ -8,13 +8,13 @@ import pytest
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks import preset
-from mismatchctl.measure import GROUP_CAP, MISMATCH, Plan, reduce_batch
+from mismatchctl.measure import GROUP_CAP, MISMATCH, MeasurePlan, reduce_batch
 from mismatchctl.measure.close import closed_axis
 from mismatchctl.measure.columns import PAIR, TOKEN_MAXIMA, TOKEN_SUMS, names_of, pair_columns
 from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.kernel import Kernel, PairTables, Places
 from mismatchctl.measure.kernels.plain import PLAIN
-from mismatchctl.measure.table import Axis
+from mismatchctl.measure.table import TableAxis
 
 CORRECTIONS: tuple[Correction, ...] = tuple(preset(name) for name in ("token_tis", "geo_rs", "miles-moe-2"))
 
@@ -49,7 +49,7 @@ def test_a_kernel_gives_each_token_column_that_is_declared(kernel: Kernel) -> No
 
 @pytest.mark.parametrize("has", [frozenset(), frozenset({"current_log_probs"})], ids=["pair", "three pairs"])
 def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
-    plan = Plan(CORRECTIONS, has=has)
+    plan = MeasurePlan(CORRECTIONS, has=has)
     for axis in (plan.of_sequences, plan.sums, plan.maxima, closed_axis(plan)):
         assert len(set(axis.names)) == len(axis)
     (cell,) = reduce_batch(one_token_each(20, 5), "run", plan).cells.values()
@@ -62,7 +62,7 @@ def test_tables_are_as_wide_as_their_axes(has: frozenset[str]) -> None:
 
 
 def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None:
-    axis = Axis(((MISMATCH, "tokens"), (MISMATCH, "k3"), ("drift", "k3"), (0, "kept")))
+    axis = TableAxis(((MISMATCH, "tokens"), (MISMATCH, "k3"), ("drift", "k3"), (0, "kept")))
     assert (axis.place("drift", "k3"), axis.place(0, "k3"), axis.place(0, "kept")) == (2, 1, 3)
     assert axis.own(0) == {"kept": 3}
     with pytest.raises(KeyError):
@@ -71,7 +71,7 @@ def test_a_name_is_looked_up_where_it_belongs_and_then_in_the_mismatch() -> None
 
 def test_a_batch_of_too_many_clusters_is_folded_at_once() -> None:
     """Else one of a million short sequences would hold a row of all columns for each."""
-    plan, batch = Plan(), one_token_each(3 * GROUP_CAP, 3 * GROUP_CAP)
+    plan, batch = MeasurePlan(), one_token_each(3 * GROUP_CAP, 3 * GROUP_CAP)
     (cell,) = reduce_batch(batch, "run", plan).cells.values()
     assert cell.table.is_folded
     assert len(cell.table) <= GROUP_CAP

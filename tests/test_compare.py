@@ -19,7 +19,7 @@ from mismatchctl.analyze import analyze
 from mismatchctl.batch import Float64s
 from mismatchctl.compare import Comparison, compare
 from mismatchctl.compare.changes import metric_changes
-from mismatchctl.compare.decompose import Parts, contributions
+from mismatchctl.compare.decompose import PartMeans, contributions
 from mismatchctl.compare.model import Decomposition
 from mismatchctl.compare.sources import Argument, parse_argument
 from mismatchctl.compare.words import carrier_name, headline
@@ -27,7 +27,7 @@ from mismatchctl.correction import correction_from_mapping
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.gate import Allowance
 from mismatchctl.gate.comparison import compare as gate_compare
-from mismatchctl.resample import Sample, find_metric
+from mismatchctl.resample import ClusterSample, find_metric
 from mismatchctl.result import Value
 
 
@@ -120,7 +120,7 @@ def test_mix_and_level_add_up_to_the_difference(tmp_path: Path, quantity: str) -
 def test_contributions_by_hand() -> None:
     """Half the tokens at K3 1 and half at 3; then a quarter at 2 and three quarters at 3: 2 becomes 2.75."""
     mix, level = contributions(
-        Parts(np.array([5.0, 5]), np.array([1.0, 3])), Parts(np.array([1.0, 3]), np.array([2.0, 3]))
+        PartMeans(np.array([5.0, 5]), np.array([1.0, 3])), PartMeans(np.array([1.0, 3]), np.array([2.0, 3]))
     )
     assert mix.tolist() == pytest.approx([-0.25 * (1.5 - 2.375), 0.25 * (3 - 2.375)])
     assert level.tolist() == pytest.approx([0.375 * 1, 0])
@@ -132,7 +132,7 @@ levels = hnp.arrays(np.float64, 5, elements=st.floats(0, 10))
 
 @given(counts, levels, counts, levels)
 def test_contributions_always_add_up(before: Float64s, was: Float64s, after: Float64s, now: Float64s) -> None:
-    sides = [Parts(n, np.where(n > 0, k, np.nan)) for n, k in ((before, was), (after, now))]
+    sides = [PartMeans(n, np.where(n > 0, k, np.nan)) for n, k in ((before, was), (after, now))]
     mix, level = contributions(sides[0], sides[1])
     difference = (after * now).sum() / after.sum() - (before * was).sum() / before.sum()
     assert (mix + level).sum() == pytest.approx(difference, abs=1e-9)
@@ -328,7 +328,7 @@ def test_k3_is_not_said_to_rise_because_its_bulk_fell() -> None:
     """Most tokens moved one way and the few that hold K3 the other: what is significant is what went K3's way."""
     rng = np.random.default_rng(0)
 
-    def side(bulk: float, lost: int, first: int) -> Sample:
+    def side(bulk: float, lost: int, first: int) -> ClusterSample:
         rollout = -rng.exponential(0.6, (24, 80))
         x = bulk * rng.normal(size=rollout.shape)
         x[:lost, 0] = -0.5

@@ -12,7 +12,7 @@ from make_pair import BASE, Tokens, k3, make_tokens, pair, spread, write_tokens
 
 import mismatchctl.compare.tokens as pairing
 from mismatchctl.compare import compare
-from mismatchctl.compare.sources import Source
+from mismatchctl.compare.sources import ComparedRun
 from mismatchctl.dumps import Unit
 
 
@@ -87,7 +87,7 @@ def test_dumps_in_the_same_order_are_paired_in_one_reading(tmp_path: Path, monke
     read: list[tuple[str, int]] = []
     batches = pairing._batches
 
-    def counted(source: Source, unit: Unit) -> Any:
+    def counted(source: ComparedRun, unit: Unit) -> Any:
         read.append((source.argument.path, unit.index))
         return batches(source, unit)
 

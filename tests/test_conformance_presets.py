@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatchctl.batch import Segments, TokenBatch
-from mismatchctl.correction import Applied, Correction, Selection, apply
+from mismatchctl.correction import CorrectedBlock, Correction, Selection, apply
 from mismatchctl.frameworks import preset, presets
 from mismatchctl.ratios import Ratios
 
@@ -60,14 +60,16 @@ def _batch(rows: list[dict[str, Any]]) -> TokenBatch:
     )
 
 
-def _apply(correction: Correction, batch: TokenBatch) -> Applied:
+def _apply(correction: Correction, batch: TokenBatch) -> CorrectedBlock:
     pairs = {"train/rollout": Ratios(batch.train, batch.rollout, batch.segments)}
     if batch.current is not None:
         pairs["current/rollout"] = Ratios(batch.current, batch.rollout, batch.segments)
     return apply(correction, pairs, batch)
 
 
-def _token_weights(correction: Correction, applied: Applied, batch: TokenBatch, micro_batch_size: int | None) -> Any:
+def _token_weights(
+    correction: Correction, applied: CorrectedBlock, batch: TokenBatch, micro_batch_size: int | None
+) -> Any:
     """Weights of all tokens, divided within each micro-batch by the mean of those before rejection."""
     weights = applied.token_weights().copy()
     if correction.weight is None or correction.weight.normalize == "none":

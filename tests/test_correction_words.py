@@ -20,7 +20,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load
 from mismatchctl.predict import sample_of
 from mismatchctl.ratios import Ratios
-from mismatchctl.sweep import Axis, Study, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
 LENGTHS = (7, 0, 12, 1, 30)
 MASKED = {0: (3, 4), 4: (0, 10, 11, 20)}
@@ -202,7 +202,7 @@ def test_each_step_of_a_dump_is_a_batch(tmp_path: Any) -> None:
     (run,) = analyze([str(tmp_path)], made).runs.values()
     found = [run.overall.corrections[one.name]["rejected_tokens"].value for one in made]
     assert found == pytest.approx(wanted)
-    swept = sweep([str(tmp_path)], [Study(made[0], (Axis("gates.0.keep.1", (0.001, 0.004, 1.0)),))])
+    swept = sweep([str(tmp_path)], [Study(made[0], (ThresholdAxis("gates.0.keep.1", (0.001, 0.004, 1.0)),))])
     assert swept.overall["rejected_tokens"].to_list() == found
     sample = sample_of([str(tmp_path)], made)
     assert list(1 - sample.kept.sum(axis=0) / sample.tokens.sum()) == pytest.approx(wanted)
@@ -226,7 +226,7 @@ def test_what_is_too_old_is_dropped(tmp_path: Any) -> None:
     (run,) = analyze([str(tmp_path)], made).runs.values()
     found = {name: own["rejected_sequences"].value for name, own in run.overall.corrections.items()}
     assert found == {"fresh": pytest.approx(2 / 5), "known": pytest.approx(1 / 5)}
-    swept = sweep([str(tmp_path)], [Study(made[0], (Axis("gates.0.keep.1", (0.0, 3.0, 4.0)),))])
+    swept = sweep([str(tmp_path)], [Study(made[0], (ThresholdAxis("gates.0.keep.1", (0.0, 3.0, 4.0)),))])
     assert swept.overall["rejected_sequences"].to_list() == pytest.approx([3 / 5, 2 / 5, 1 / 5])
     sample = sample_of([str(tmp_path)], made)
     assert list((sample.kept == 0).mean(axis=0)) == pytest.approx([2 / 5, 1 / 5])

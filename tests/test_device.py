@@ -25,7 +25,7 @@ from mismatchctl.engines import Local
 from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import preset
-from mismatchctl.measure import Plan, reduce_batch
+from mismatchctl.measure import MeasurePlan, reduce_batch
 from mismatchctl.measure.kernels.choose import WORTH_A_DEVICE, kernel_for
 from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.plain import PLAIN
@@ -199,11 +199,11 @@ def test_nothing_per_token_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "to_host", watched)
     monkeypatch.setattr("mismatchctl.measure.kernels.device.to_host", watched)
     batch = made_batch(1, [10_000] * 70, np.float32, scale=0.01)
-    plan = Plan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",)))
+    plan = MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",)))
     table = reduce_batch(batch, "run", plan).cells["run", (None, ())].table
     assert len(sizes) > 50
     assert max(sizes) < batch.tokens
-    plain = reduce_batch(batch, "run", Plan((EVERYTHING,), has=WITH_CURRENT))
+    plain = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT))
     np.testing.assert_allclose(table.sums, plain.cells["run", (None, ())].table.sums, rtol=1e-8, atol=1e-8)
 
 
@@ -236,6 +236,6 @@ def test_an_empty_cell() -> None:
     from mismatchctl.measure.kernels.device import kernel_on
 
     batch: TokenBatch = made_batch(1, [0, 0], np.float64)
-    sums = reduce_batch(batch, "run", Plan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",))))
+    sums = reduce_batch(batch, "run", MeasurePlan((EVERYTHING,), has=WITH_CURRENT, kernel=kernel_on(("cpu",))))
     table = sums.cells["run", (None, ())].table
     assert math.isfinite(table.sums.sum())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mismatchctl.batch import Segments
-from mismatchctl.diagnose.evidence import Sample, _content
+from mismatchctl.diagnose.evidence import RowSample, _content
 from mismatchctl.dumps import Rows
 
 
@@ -43,9 +43,11 @@ def test_parts_of_a_sample_add_up_to_the_sample_of_all(
 ) -> None:
     rows = rows_of(lengths, 3)
     hashes = _content(rows)
-    whole = Sample.of(hashes, rows, size)
+    whole = RowSample.of(hashes, rows, size)
     ends = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
-    parts = [Sample.of(hashes[start:stop], rows.take(np.arange(start, stop)), size) for start, stop in pairwise(ends)]
+    parts = [
+        RowSample.of(hashes[start:stop], rows.take(np.arange(start, stop)), size) for start, stop in pairwise(ends)
+    ]
     added = reduce(add, parts[::-1] if backwards else parts)
     assert added.hashes.tolist() == whole.hashes.tolist()
     assert added.rows.rows.tolist() == whole.rows.rows.tolist()
@@ -58,14 +60,14 @@ def test_a_sample_of_few_long_rows_is_not_empty() -> None:
     """Each part gives its share, whatever the hashes of its rows: of 16 rows none need be among the lowest hashes."""
     parts = [rows_of([1, 1000], seed) for seed in range(8)]
     highest = np.array([2**64 - 2, 2**64 - 1], np.uint64)
-    added = reduce(add, (Sample.of(highest, part, 1000, tokens=8008) for part in parts))
+    added = reduce(add, (RowSample.of(highest, part, 1000, tokens=8008) for part in parts))
     assert added.rows.segments.tokens >= 1000
 
 
 @pytest.mark.parametrize("number", [1, 40])
 def test_a_sample_of_many_parts_holds_no_more_than_twice_its_size(number: int) -> None:
     parts = [rows_of([100, 100], seed) for seed in range(number)]
-    added = reduce(add, (Sample.of(_content(part), part, 200) for part in parts))
+    added = reduce(add, (RowSample.of(_content(part), part, 200) for part in parts))
     assert sum(rows.segments.tokens for _, rows in added.parts) <= 400
 
 

@@ -20,7 +20,7 @@ from matplotlib.textpath import TextPath
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.of_run import run_figures
-from mismatchctl.render.figures.shapes import WIDTH, Axis, Drawing, Layout, Line, Words
+from mismatchctl.render.figures.shapes import WIDTH, Drawing, FigureAxis, FigureLayout, LineShape, Words
 from mismatchctl.render.figures.svg import elements
 from mismatchctl.render.figures.theme import DARK, LIGHT, RAMP, SERIES, name_of, page_css
 from mismatchctl.result import RunResult, Series
@@ -96,7 +96,7 @@ def test_a_page_shows_what_matplotlib_draws(figures: dict[str, Figure]) -> None:
 @pytest.mark.parametrize("reach", [1.0, 3e-4, 2.5e-5, 4e6])
 def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
     """Measured with the font itself: `−0.00025` ran into it."""
-    canvas = Canvas(Layout())
+    canvas = Canvas(FigureLayout())
     canvas.linear("y", -reach, 3 * reach)
     canvas.labels("step", "K3 (nats/token)")
     _, name = (shape for shape in canvas.drawing.shapes if isinstance(shape, Words))
@@ -107,14 +107,14 @@ def test_the_name_of_an_axis_stands_beside_its_ticks(reach: float) -> None:
 
 def test_a_line_ends_with_its_axes_and_keeps_what_shows() -> None:
     """Beyond the axes nothing is written; of ten thousand points, each column's ends and extremes."""
-    there = Drawing(Layout(), Axis((0, 9999)), Axis((0, 1)))
-    there.shapes = [Line([0, 2500, 5000, 7500], [0.5, 2.0, 0.5, np.nan], color=SERIES[0])]
+    there = Drawing(FigureLayout(), FigureAxis((0, 9999)), FigureAxis((0, 1)))
+    there.shapes = [LineShape([0, 2500, 5000, 7500], [0.5, 2.0, 0.5, np.nan], color=SERIES[0])]
     (left, top, right, bottom), (line, *_) = there.layout.box, lines(there)
     assert len(line.boxes) == 2 and all(box[1] == top - 1 and box[3] < bottom for box in line.boxes)
     assert left == line.boxes[0][0] and line.boxes[1][2] < right
     values = np.random.default_rng(1).random(10_000)
     values[[4000, 7000]] = 0.0, 1.0
-    there.shapes = [Line(np.arange(10_000), values, color=SERIES[0])]
+    there.shapes = [LineShape(np.arange(10_000), values, color=SERIES[0])]
     (line, *_) = lines(there)
     assert line.boxes == [(left, top, right, bottom)] and len(elements(there)) < 30_000
 

@@ -19,7 +19,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.gate import (
     DEFAULT_RULES,
     TOLERANCE,
-    Against,
+    AcceptedResults,
     Allowance,
     Check,
     Rule,
@@ -41,7 +41,7 @@ VALUES = st.lists(st.floats(0, 100), min_size=5, max_size=9)
 
 
 def verdict(new: Result, base: Result | None = None, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
-    against = Against() if base is None else Against("base.json", [base])
+    against = AcceptedResults() if base is None else AcceptedResults("base.json", [base])
     return judge(new, [item for text in rule.split() for item in rules_from_text(text)], against, **options)
 
 
@@ -197,7 +197,7 @@ def test_floors_and_bitwise() -> None:
     assert only(verdict(same, rule="k3:min=1e-12")).outcome == "failed"
     metrics = same.runs["run"].overall.metrics
     metrics["bitwise_all"].value = 1.0
-    found = judge(same, DEFAULT_RULES, Against("base", [result(noisy(9, 1e-3, 0))]))
+    found = judge(same, DEFAULT_RULES, AcceptedResults("base", [result(noisy(9, 1e-3, 0))]))
     assert [check.outcome for check in found.checks] == ["passed", "failed"]
     assert verdict(same, rule="bitwise_all:min=1").outcome == "passed"
     assert verdict(result(noisy(9, 1e-3, 0)), rule="bitwise_all:min=1").outcome == "failed"
@@ -208,12 +208,14 @@ def test_drift_in_small_steps_shows_as_a_trend() -> None:
         return result(noisy(32, level, 0))
 
     history = [accepted(1e-3 * 1.1**index) for index in range(6)]
-    found = judge(accepted(1e-3 * 1.1**6), rules_from_text("k3:increase=25%"), Against("history", history))
+    found = judge(accepted(1e-3 * 1.1**6), rules_from_text("k3:increase=25%"), AcceptedResults("history", history))
     assert {check.kind: check.outcome for check in found.checks} == {"increase": "passed", "rising trend": "failed"}
-    steady = judge(accepted(1e-3), rules_from_text("k3:increase=25%"), Against("history", [accepted(1e-3)] * 6))
+    steady = judge(accepted(1e-3), rules_from_text("k3:increase=25%"), AcceptedResults("history", [accepted(1e-3)] * 6))
     assert steady.outcome == "passed"
-    assert len(judge(accepted(1e-3), rules_from_text("k3"), Against("history", history[:2])).checks) == 1
-    quantile = judge(accepted(1e-3), rules_from_text("abs_diff_p99:increase=1000%"), Against("history", history))
+    assert len(judge(accepted(1e-3), rules_from_text("k3"), AcceptedResults("history", history[:2])).checks) == 1
+    quantile = judge(
+        accepted(1e-3), rules_from_text("abs_diff_p99:increase=1000%"), AcceptedResults("history", history)
+    )
     assert [check.outcome for check in quantile.checks] == ["passed"]
 
 
@@ -255,7 +257,7 @@ def test_a_baseline_of_many_clusters_is_folded(tmp_path: Path) -> None:
     assert len(saved.runs["run"].clusters.hashes) <= 1024 and saved.runs["run"].clusters.folded
     table = saved.runs["run"].by["worker"].clusters
     assert table is not None and len(table.hashes) <= 1024 and set(table.groups) == {0, 1}
-    found = judge(new, rules, Against("baseline", [saved]))
+    found = judge(new, rules, AcceptedResults("baseline", [saved]))
     assert [check.outcome for check in found.checks] == ["passed"] * 3
     for check in found.checks:
         assert check.baseline == pytest.approx(check.value, rel=1e-6)
@@ -278,10 +280,10 @@ def test_a_history_is_numbered_and_read_in_order(tmp_path: Path) -> None:
 def test_planning_shrinks_with_the_root_of_the_number() -> None:
     base = result(noisy(40, 1e-3, 0))
     rules = rules_from_text("k3:increase=0%")
-    small, large = (plan(base, rules, rise, Against())[0] for rise in (0.1, 0.21))
+    small, large = (plan(base, rules, rise, AcceptedResults())[0] for rise in (0.1, 0.21))
     assert small.clusters / large.clusters == pytest.approx(4, rel=0.03)  # log 1.21 is twice log 1.1
-    assert plan(base, rules_from_text("k3:increase=25%"), 0.2, Against())[0].clusters is None
-    assert plan(base, rules, 0.1, Against("itself", [base]))[0].clusters == 5
+    assert plan(base, rules_from_text("k3:increase=25%"), 0.2, AcceptedResults())[0].clusters is None
+    assert plan(base, rules, 0.1, AcceptedResults("itself", [base]))[0].clusters == 5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from make_gate_result import noisy, result, table
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Segments
-from mismatchctl.gate import Against, Allowance, judge, read_against, rules_from_text
+from mismatchctl.gate import AcceptedResults, Allowance, judge, read_against, rules_from_text
 from mismatchctl.gate.comparison import compare, of_k3
 from mismatchctl.gate.power import detectable
 from mismatchctl.gate.verdict import Check
@@ -27,7 +27,7 @@ from mismatchctl.measure.layers import (
     TOKENS,
     layer_columns,
 )
-from mismatchctl.resample import Exchange, Sample, find_metric, shares_above, smallest_of_family
+from mismatchctl.resample import ClusterSample, Exchange, find_metric, shares_above, smallest_of_family
 from mismatchctl.result import Result
 
 FEW = settings(derandomize=True, max_examples=12)
@@ -46,13 +46,13 @@ def tokens(seed: int, clusters: int = 12, each: int = 80) -> tuple[NDArray[np.fl
     return rollout, 0.01 * rng.standard_t(2.5, (clusters, each)) * np.sqrt(-rollout + 0.01)
 
 
-def sample(rollout: NDArray[np.float64], x: NDArray[np.float64], first: int = 0) -> Sample:
+def sample(rollout: NDArray[np.float64], x: NDArray[np.float64], first: int = 0) -> ClusterSample:
     number, each = x.shape
     segments = Segments(np.arange(number + 1) * each)
     layers = layer_columns(rollout.ravel(), k3(x).ravel(), segments)
     sums = np.column_stack([np.full(number, float(each)), np.ones(number), k3(x).sum(axis=1), layers.T])
     keys = np.arange(first, first + number, dtype=np.uint64)
-    return Sample(keys, ("tokens", "sequences", "k3", *LAYERS), sums)
+    return ClusterSample(keys, ("tokens", "sequences", "k3", *LAYERS), sums)
 
 
 def test_layers_are_sums_of_what_is_cut_off() -> None:
@@ -100,10 +100,10 @@ def test_where_samples_overlap_both_happen() -> None:
     assert found.p == pytest.approx(np.mean([total >= sum(new) - 1e-9 for total in totals]))
 
 
-def by_hand(values: list[float], first: int = 0) -> Sample:
+def by_hand(values: list[float], first: int = 0) -> ClusterSample:
     keys = np.arange(first, first + len(values), dtype=np.uint64)
     sums = np.column_stack([np.full(len(values), 100.0), np.ones(len(values)), values])
-    return Sample(keys, ("tokens", "sequences", "k3"), sums)
+    return ClusterSample(keys, ("tokens", "sequences", "k3"), sums)
 
 
 @FEW
@@ -124,7 +124,7 @@ def test_a_worse_token_never_raises_the_p_value_of_a_statistic(
     assert (after <= before + 1e-12).all()
 
 
-def own_p(new: Sample, old: Sample, allowance: Allowance = NONE) -> NDArray[np.float64]:
+def own_p(new: ClusterSample, old: ClusterSample, allowance: Allowance = NONE) -> NDArray[np.float64]:
     found = compare(new, old, K3, allowance)
     values = [np.stack([getattr(each, side) for each in found.statistics], axis=1) for side in ("new", "old")]
     return shares_above(found.exchange.totals(*values))[0]
@@ -148,7 +148,9 @@ def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
     failed = 0
     for trial in range(150):
         pool = sample(*tokens(trial, new + old, 40))
-        sides = [Sample(pool.keys[part], pool.names, pool.sums[part]) for part in (slice(0, new), slice(new, None))]
+        sides = [
+            ClusterSample(pool.keys[part], pool.names, pool.sums[part]) for part in (slice(0, new), slice(new, None))
+        ]
         statistics = of_k3(*(layers(each) for each in sides), NONE)
         values = np.stack([np.concatenate([each.new, each.old]) for each in statistics], axis=1)
         shares = shares_above(np.concatenate([values[None, :new].sum(axis=1), labels @ values]))
@@ -157,7 +159,7 @@ def test_nothing_fails_more_often_than_it_says(new: int, old: int) -> None:
     assert failed <= 15  # 7.5 expected; 15 or more once in 130
 
 
-def layers(each: Sample):  # type: ignore[no-untyped-def]
+def layers(each: ClusterSample):  # type: ignore[no-untyped-def]
     from mismatchctl.resample import Layers
 
     found = Layers.of(each)
@@ -236,7 +238,7 @@ def test_a_few_tokens_that_cannot_be_judged_pass_with_a_word() -> None:
     assert found.statistics[-1].exceeds and not found.by_most and found.p > 0.05
 
 
-def layered(each: Sample) -> Result:
+def layered(each: ClusterSample) -> Result:
     found = result(table(each.column("k3").tolist(), each.column("tokens").tolist(), each.keys.tolist()))
     clusters = found.runs["run"].clusters
     clusters.columns = [*clusters.columns, *LAYERS]
@@ -256,7 +258,7 @@ def test_what_fails_beside_k3_itself_is_named(lost: bool) -> None:
         y[:, 5] = 0.2
     base = layered(sample(rollout, y, 100))
     rule = rules_from_text("k3:increase=0.002" if lost else "k3:increase=25%")
-    found = judge(layered(sample(rollout, x)), rule, Against("it", [base], ["it"]))
+    found = judge(layered(sample(rollout, x)), rule, AcceptedResults("it", [base], ["it"]))
     check = found.checks[0]
     assert check.outcome == "failed" and check.value < check.limit and check.says.endswith(f"; failed, {check.reason}")
     assert ("lost" in check.reason and "no allowance" in check.reason) if lost else "beyond its limit" in check.reason
@@ -269,7 +271,7 @@ def test_nothing_new_rises_in_no_part_and_no_power_lies_below_the_limit() -> Non
     rollout, x = tokens(3, 16, 200)
     k3_beyond = Allowance(relative=0.25)
     old, few = sample(rollout, x), sample(rollout[:6], 0.5 * x[:6])  # prompts of little K3, which the baseline has too
-    saved = Sample(old.keys, old.names, np.array([[float(f"{v:.4e}") for v in row] for row in old.sums]))
+    saved = ClusterSample(old.keys, old.names, np.array([[float(f"{v:.4e}") for v in row] for row in old.sums]))
     parts = compare(old, saved, K3, k3_beyond).parts
     said = anatomy(Check.model_construct(parts=parts, kind="increase"))
     assert said.startswith("no part rose") and "+0 %" in said and "e-" not in said
@@ -285,7 +287,8 @@ def test_what_weights_come_to_is_permuted_whatever_one_of_them_is() -> None:
         weight = np.where(rng.random((48, 4)) < 0.02, 30.0, np.exp(0.1 * rng.normal(size=(48, 4))))
         sums = np.column_stack([np.full(48, 4.0), weight.sum(1), (weight**2).sum(1)])
         one, other = (
-            Sample(np.arange(48, dtype=np.uint64)[rows], names, sums[rows]) for rows in (slice(40), slice(40, 48))
+            ClusterSample(np.arange(48, dtype=np.uint64)[rows], names, sums[rows])
+            for rows in (slice(40), slice(40, 48))
         )
         failed += compare(one, other, ess, NONE, lower=True).p <= 0.05
     assert failed <= 8  # of 60: binomial, at 5 % one time in 500 more
@@ -298,30 +301,30 @@ def test_results_without_layers_are_judged_by_k3_alone() -> None:
 
 def test_the_verdict_says_what_was_judged_by_k3_alone() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
-    (note,) = judge(new, rules_from_text("k3:increase=25%"), Against("b", [base])).notes
+    (note,) = judge(new, rules_from_text("k3:increase=25%"), AcceptedResults("b", [base])).notes
     assert "K3 is judged as it is" in note and "name its dump" in note
-    assert judge(new, rules_from_text("k3:max=1"), Against("b", [base])).notes == []
+    assert judge(new, rules_from_text("k3:max=1"), AcceptedResults("b", [base])).notes == []
 
 
 def test_fixed_tokens_must_be_the_same() -> None:
     base, rules = result(noisy(9, 1e-3, 0)), rules_from_text("k3:increase=25%")
     worse = result(noisy(9, 1e-3, 0))
     for asked, other, outcome in ((base, base, "passed"), (result(noisy(9, 1e-3, 0, first=50)), base, "undecided")):
-        assert judge(asked, rules, Against("b", [other], fixed_tokens=True)).outcome == outcome
-    assert judge(worse, rules, Against("b", [base], fixed_tokens=True)).outcome == "passed"
+        assert judge(asked, rules, AcceptedResults("b", [other], fixed_tokens=True)).outcome == outcome
+    assert judge(worse, rules, AcceptedResults("b", [base], fixed_tokens=True)).outcome == "passed"
 
 
 def test_nights_share_the_level() -> None:
     new, base = result(table([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])), result(table([0.1] * 6, hashes=range(50, 56)))
     rules = rules_from_text("k3:increase=25%")
-    assert judge(new, rules, Against("b", [base])).outcome == "failed"  # p is 1 / 924
-    assert judge(new, rules, Against("b", [base], nights=100)).outcome == "undecided"
+    assert judge(new, rules, AcceptedResults("b", [base])).outcome == "failed"  # p is 1 / 924
+    assert judge(new, rules, AcceptedResults("b", [base], nights=100)).outcome == "undecided"
     assert read_against(None).nights == 1
 
 
 def test_too_few_clusters_say_how_many_it_takes() -> None:
     rules = rules_from_text("k3:increase=25%")
     new, base = result(table([9.0] * 2)), result(table([1.0] * 3, hashes=range(50, 53)))
-    (check,) = judge(new, rules, Against("b", [base])).checks
+    (check,) = judge(new, rules, AcceptedResults("b", [base])).checks
     assert check.outcome == "undecided" and "needs 3 against 3" in check.reason
     assert check.detectable is None

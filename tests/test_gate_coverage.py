@@ -11,7 +11,7 @@ import pytest
 from make_gate_result import noisy, result, table
 from pydantic import ValidationError
 
-from mismatchctl.gate import Against, judge, rules_from_text
+from mismatchctl.gate import AcceptedResults, judge, rules_from_text
 from mismatchctl.gate.verdict import Verdict
 from mismatchctl.recorder import Recorder
 from mismatchctl.result import InputFile, LeftOut, Result, read_result
@@ -47,7 +47,7 @@ def run(*words: object) -> tuple[int, str]:
 
 
 def verdict(new: Result, base: Result, rule: str = "k3:increase=25%", **options: Any) -> Verdict:
-    return judge(new, rules_from_text(rule), Against("base.json", [base]), **options)
+    return judge(new, rules_from_text(rule), AcceptedResults("base.json", [base]), **options)
 
 
 @pytest.fixture

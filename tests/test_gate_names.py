@@ -13,7 +13,7 @@ from command import run
 from mismatchctl.analyze import analyze
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import load, preset
-from mismatchctl.gate import Against, Check, as_baseline, judge, open_result, rules_from_text, write_baseline
+from mismatchctl.gate import AcceptedResults, Check, as_baseline, judge, open_result, rules_from_text, write_baseline
 from mismatchctl.recorder import Recorder
 from mismatchctl.result import Result, read_result
 
@@ -49,7 +49,7 @@ def replayed(path: str, title: str, name: str, correction: str) -> list[float]:
 
 def checks(path: str, *texts: str, base: Result | None = None) -> list[Check]:
     rules = [rule for text in texts for rule in rules_from_text(text)]
-    against = Against() if base is None else Against("base", [base])
+    against = AcceptedResults() if base is None else AcceptedResults("base", [base])
     return judge(open_result([path], rules), rules, against).checks
 
 
@@ -127,7 +127,7 @@ def test_what_a_result_does_not_hold_is_undecided(place: str, tmp_path: Path) ->
     (other,) = judge(analyze([place], [preset("none")], framework=load("slime")), rules).checks
     assert other.outcome == "undecided" and "correction" in other.reason
     with_framework = open_result([place], rules)
-    (compared,) = judge(with_framework, rules_from_text("mis_k3_kl:increase=0%"), Against("b", [plain])).checks
+    (compared,) = judge(with_framework, rules_from_text("mis_k3_kl:increase=0%"), AcceptedResults("b", [plain])).checks
     assert compared.outcome == "undecided" and "baseline" in compared.reason
     (by_worker,) = judge(with_framework, rules_from_text("mis_k3_kl:max=1,per=worker")).checks
     assert by_worker.outcome == "undecided" and "once per step" in by_worker.reason
@@ -138,11 +138,11 @@ def test_what_is_not_finite_in_a_step_never_passes(place: str, per: str) -> None
     rules = rules_from_text(f"mis_k3_kl:max=1e9,increase=1000%,per={per}")
     good, bad = open_result([place], rules), open_result([place], rules)
     bad.runs["dump"].logged["token_is"]["mis_k3_kl"][2] = None
-    found = judge(bad, rules, Against("b", [good])).checks
+    found = judge(bad, rules, AcceptedResults("b", [good])).checks
     assert any(check.outcome == "undecided" and check.value is None for check in found)
-    assert {check.outcome for check in judge(good, rules, Against("b", [bad])).checks if check.kind == "increase"} == {
-        "undecided"
-    }
+    assert {
+        check.outcome for check in judge(good, rules, AcceptedResults("b", [bad])).checks if check.kind == "increase"
+    } == {"undecided"}
 
 
 def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
@@ -152,7 +152,7 @@ def test_a_worse_step_never_improves_a_verdict(place: str) -> None:
     before = [0] * 2
     for worse in (0.0, 1e-4, 1e-2, 1.0, 1e6, 1e300, 1.7e308):
         new.runs["dump"].logged["token_is"]["mis_k3_kl"][5] = 1e-3 + worse
-        after = [order.index(check.outcome) for check in judge(new, rules, Against("b", [base])).checks]
+        after = [order.index(check.outcome) for check in judge(new, rules, AcceptedResults("b", [base])).checks]
         assert all(one <= two for one, two in zip(before, after, strict=True)), worse
         before = after
 

@@ -10,7 +10,7 @@ from test_gate import result, table
 from test_gate_comparison import K3, by_hand, sample, tokens
 
 from mismatchctl.finite import LARGEST
-from mismatchctl.gate import Against, Allowance, judge, rules_from_text
+from mismatchctl.gate import AcceptedResults, Allowance, judge, rules_from_text
 from mismatchctl.gate.nights import change
 
 NONE = Allowance()
@@ -78,10 +78,10 @@ def test_runs_that_differ_beside_their_prompts_do_not_fail_for_it() -> None:
                 for n, level in enumerate([1.0, 1.3, 0.8, 1.2, 0.9])]  # fmt: skip
     tonight = result(table([1.35] * 8, hashes=range(900, 908)))
     rules = rules_from_text("k3:increase=0%")
-    assert judge(tonight, rules, Against("b", accepted[-1:])).outcome == "failed"
-    found = judge(tonight, rules, Against("history", accepted, names=[f"{n}.json" for n in range(5)]))
+    assert judge(tonight, rules, AcceptedResults("b", accepted[-1:])).outcome == "failed"
+    found = judge(tonight, rules, AcceptedResults("history", accepted, names=[f"{n}.json" for n in range(5)]))
     assert [check.outcome for check in found.checks] == ["undecided", "passed"]
-    worse = judge(result(table([9.0] * 8, hashes=range(900, 908))), rules, Against("history", accepted))
+    worse = judge(result(table([9.0] * 8, hashes=range(900, 908))), rules, AcceptedResults("history", accepted))
     assert worse.checks[0].outcome == "failed" and worse.checks[1].since == "night 6 of 6"
 
 
@@ -90,7 +90,7 @@ def test_the_verdict_names_the_night() -> None:
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate(levels)]
     tonight = result(table([1.51] * 8, hashes=range(900, 908)))
     names = [f"{n:04d}.json" for n in range(5)]
-    found = judge(tonight, rules_from_text("k3:increase=25%"), Against("history", accepted, names))
+    found = judge(tonight, rules_from_text("k3:increase=25%"), AcceptedResults("history", accepted, names))
     compared, over_nights = found.checks
     assert (compared.outcome, over_nights.outcome) == ("passed", "failed")
     assert over_nights.since == "night 4 of 6 (0003.json)"
@@ -105,6 +105,6 @@ def test_nights_without_a_difference_or_without_a_number() -> None:
     assert np.isnan(change([*nights([1.0, 1.1, 1.2]), *nights([np.inf])], K3, NONE).p)
     accepted = [result(table([level] * 8, hashes=range(50 * n, 50 * n + 8))) for n, level in enumerate([1.0, 1.1, 0.9])]
     odd = result(table([LARGEST] * 8, hashes=range(900, 908)))
-    found = judge(odd, rules_from_text("k3:increase=25%"), Against("history", accepted))
+    found = judge(odd, rules_from_text("k3:increase=25%"), AcceptedResults("history", accepted))
     assert found.outcome != "passed" and all(check.outcome != "passed" for check in found.checks)
     assert found.checks[1].outcome == "undecided"

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from test_gate_comparison import K3, NONE, layered, sample
 
-from mismatchctl.gate import Against, Allowance, judge, rules_from_text
+from mismatchctl.gate import AcceptedResults, Allowance, judge, rules_from_text
 from mismatchctl.gate.comparison import compare
 from mismatchctl.gate.need import needed
 from mismatchctl.gate.power import detectable
-from mismatchctl.resample import Layers, Sample, find_metric
+from mismatchctl.resample import ClusterSample, Layers, find_metric
 
 TOLERATED = Allowance(relative=0.25)
 LEVEL = 0.05
 
 
-def dump(seed: int, clusters: int, factor: float = 1.0, first: int = 0, shared: int | None = None) -> Sample:
+def dump(seed: int, clusters: int, factor: float = 1.0, first: int = 0, shared: int | None = None) -> ClusterSample:
     """Normal log ratios whose size differs by prompt; `shared` names the prompts."""
     rng = np.random.default_rng([7, seed])
     rollout = -rng.exponential(0.6, (clusters, 60))
@@ -92,7 +92,7 @@ def test_what_scattered_more_with_a_rise_is_taken_back(clusters: int) -> None:
 def test_nothing_above_what_has_just_failed_is_said_to_be_the_least(seed: int) -> None:
     base = layered(dump(100 + seed, 4, first=1000))
     rules = rules_from_text("k3:increase=25%")
-    check = judge(layered(dump(seed, 4, 3.8)), rules, Against("it", [base], ["it"])).checks[0]
+    check = judge(layered(dump(seed, 4, 3.8)), rules, AcceptedResults("it", [base], ["it"])).checks[0]
     assert check.outcome == "failed" and check.value is not None
     assert check.detectable is None or check.detectable <= check.value
 
@@ -109,7 +109,7 @@ def test_other_metrics_are_multiplied() -> None:
     plain = find_metric("k3")
     names = ("tokens", "sequences", "k3")
     one, other = (
-        Sample(each.keys, names, np.column_stack([each.column(name) for name in names]))
+        ClusterSample(each.keys, names, np.column_stack([each.column(name) for name in names]))
         for each in (dump(5, 20), dump(6, 20, first=50))
     )
     assert Layers.of(one) is None

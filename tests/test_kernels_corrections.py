@@ -24,7 +24,7 @@ from mismatchctl.correction.model import ARITHMETIC_LEVELS, LEVELS, Gate, Weight
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.losses import token_loss
-from mismatchctl.measure.reduce import Plan, ratios_of
+from mismatchctl.measure.reduce import MeasurePlan, ratios_of
 from mismatchctl.ratios import STATISTICS, Ratios
 
 Columns = dict[str, NDArray[np.float64]]
@@ -54,7 +54,7 @@ def made_batch(seed: int, lengths: list[int], dtype: type, *, gaps: bool = False
 
 def made_by(kernel: Kernel, given: list[Correction], batch: TokenBatch, *, losses: bool) -> list[Columns]:
     """Columns and maxima of each correction, of the whole batch."""
-    plan = Plan(tuple(given), has=WITH_CURRENT, kernel=kernel)
+    plan = MeasurePlan(tuple(given), has=WITH_CURRENT, kernel=kernel)
     parts: list[list[Columns]] = []
     with np.errstate(all="ignore"):
         for _, block in kernel.blocks(batch):
@@ -123,7 +123,9 @@ def interval(batch: TokenBatch, ratios: Ratios, side: str, **rule: Any) -> tuple
 
 def gates(batch: TokenBatch) -> Iterator[Gate]:
     """All that a gate measures and may reject; what it sees, leaves and includes changes from one to the next."""
-    every_source = Plan((Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT)
+    every_source = MeasurePlan(
+        (Correction(gates=(Gate(source="current/rollout", keep=(0.5, None)),)),), has=WITH_CURRENT
+    )
     ratios = ratios_of(batch, every_source)
     rest = itertools.cycle(itertools.product(("both", "low", "high"), (True, False), ("mask", "zero"), SOURCES))
     for statistic in ("ratio", *STATISTICS):

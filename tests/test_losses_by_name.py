@@ -20,7 +20,7 @@ from mismatchctl.correction import Correction, Gate, Selection, Weight
 from mismatchctl.correction.losses import LOSSES, loss_numbers
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import load
-from mismatchctl.measure import Plan, reduce_batch
+from mismatchctl.measure import MeasurePlan, reduce_batch
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.losses import token_loss
 
@@ -149,7 +149,7 @@ def test_a_device_computes_the_same(name: str) -> None:
     correction = Correction(loss=name, weight=Weight(truncate=1.05), gates=(Gate(level="token", keep=(0.9, 1.1)),))
     tables = []
     for kernel in (PLAIN, kernel_on(("cpu",))):
-        plan = Plan((correction,), has=frozenset({"current_log_probs", "advantages"}), kernel=kernel)
+        plan = MeasurePlan((correction,), has=frozenset({"current_log_probs", "advantages"}), kernel=kernel)
         (cell,) = reduce_batch(b, "run", plan).cells.values()
         tables.append(cell.table.sums)
     np.testing.assert_allclose(tables[1], tables[0], rtol=1e-12, atol=1e-14)

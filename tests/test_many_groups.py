@@ -10,11 +10,11 @@ import pytest
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks import preset
-from mismatchctl.measure import Plan, Sums, reduce_batch
+from mismatchctl.measure import MeasurePlan, Sums, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.measure.bins import MAGNITUDES, SIGNED, magnitude_edges, magnitude_of, signed_bin
 from mismatchctl.measure.hashes import labels_of
-from mismatchctl.measure.histogram import MOST_ROWS, Histogram, Rows, histograms_of, table_buffers
+from mismatchctl.measure.histogram import MOST_ROWS, Histogram, HistogramRows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BUCKETS
 from mismatchctl.measure.table import ClusterTable, hash_values
 
@@ -64,7 +64,7 @@ def test_rows_of_a_cluster_are_added_whatever_the_shape_of_the_table(columns: in
 
 def test_together_as_alone() -> None:
     groups = 2 * MOST_ROWS
-    batch, plan = batch_of(groups, 6), Plan(tuple(CORRECTIONS))
+    batch, plan = batch_of(groups, 6), MeasurePlan(tuple(CORRECTIONS))
     together = reduce_batch(batch, "run", plan)
     assert len(together.cells) == groups
     for (_, cell), sums in together.cells.items():
@@ -82,7 +82,7 @@ def test_together_as_alone() -> None:
 
 
 def test_groups_closed_together_are_as_closed_alone() -> None:
-    batch, plan = batch_of(40, 8), Plan(tuple(CORRECTIONS))
+    batch, plan = batch_of(40, 8), MeasurePlan(tuple(CORRECTIONS))
     together, alone = Accumulator(plan), Accumulator(plan)
     together.add(reduce_batch(batch, "run", plan))
     together.finish()
@@ -105,7 +105,7 @@ def test_groups_closed_together_are_as_closed_alone() -> None:
 
 def test_a_group_is_as_large_as_its_tokens() -> None:
     batch = batch_of(300, 5)
-    for (_, (step, _)), sums in reduce_batch(batch, "run", Plan()).cells.items():
+    for (_, (step, _)), sums in reduce_batch(batch, "run", MeasurePlan()).cells.items():
         assert isinstance(step, int)
         histogram = sums.pairs["mismatch"].histogram
         assert len(histogram.places) <= only(batch, step).tokens == histogram.tokens.sum() == histogram.counts.sum()
@@ -140,7 +140,7 @@ def test_histograms_add(size: int) -> None:
 def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
     rng = np.random.default_rng(7)
     x, bucket = rng.standard_t(2, 500) * rng.choice([0.0, 1e-3, 1.0], 500), rng.choice([3, 17, 63], 500)
-    rows = Rows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
+    rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
     tables, own = table_buffers(rows), signed_bin(x)
     np.add.at(tables.tokens, (bucket, magnitude_of(own)), 1)
     np.add.at(tables.sums[0, :, 0], own, 1.0)
@@ -153,11 +153,11 @@ def test_a_histogram_reads_as_its_tokens_by_bucket_and_bin() -> None:
 
 def test_tables_are_zero_whoever_had_them_before() -> None:
     """The tables of a thread are lent again and again: what one batch leaves may not be seen by the next."""
-    first, plan = batch_of(2, 200, seed=3), Plan()
+    first, plan = batch_of(2, 200, seed=3), MeasurePlan()
     expected = reduce_batch(first, "run", plan)
     for seed in range(3):
         reduce_batch(batch_of(50, 7, seed=seed), "run", plan)
-        tables = table_buffers(Rows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+        tables = table_buffers(HistogramRows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
         assert not tables.tokens.any()
         assert not tables.sums.any()
         same_histograms(reduce_batch(first, "run", plan), expected)

@@ -20,7 +20,7 @@ from mismatchctl.render.pages import analyze, combined
 from mismatchctl.render.to.html import html
 from mismatchctl.render.to.markdown import markdown
 from mismatchctl.result import Finding, read_result, story_of
-from mismatchctl.sweep import Axis, Study, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
 from mismatchctl.sweep.export import to_json
 from mismatchctl.sweep.saved import from_json
 
@@ -36,7 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         checks=[Check(rule="k3:max=1", run="run-a", place="overall", metric="k3", title="K3 KL", unit="nats/token",
                       kind="max", value=2.0, limit=1.0, outcome="failed")],
     )  # fmt: skip
-    study = Study(make_corrections(2)[1], (Axis.parse("weight.truncate", "1.5,2,4"),))
+    study = Study(make_corrections(2)[1], (ThresholdAxis.parse("weight.truncate", "1.5,2,4"),))
     texts = {
         "a": (result := run_analyze([MOE], make_corrections(3))).to_json(),
         "b": result.to_json(),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mismatchctl.correction import Correction
-from mismatchctl.predict import Sample, at_length, at_step, batch_rejection, sample_of
+from mismatchctl.predict import SequenceSample, at_length, at_step, batch_rejection, sample_of
 from mismatchctl.predict.sample import GRID
 from mismatchctl.predict.trend import student
 from mismatchctl.result import growth_of
@@ -45,12 +45,12 @@ def noise(random: np.random.Generator, count: int, length: int, scale: float = 0
     return [random.normal(-(scale**2) / 2, scale, length).clip(None, 0.99) for _ in range(count)]
 
 
-def simulated(log_ratio: Floats) -> Sample:
+def simulated(log_ratio: Floats) -> SequenceSample:
     """What a dump whose responses have these log ratios [S, T] holds; four to a prompt, in one step."""
     count, tokens = log_ratio.shape
     ends = np.minimum(GRID, tokens) - 1
     each = (log_ratio, np.expm1(log_ratio) - log_ratio, np.expm1(log_ratio))
-    return Sample(
+    return SequenceSample(
         np.full(count, "run", object), np.zeros(count, np.uint64), (np.arange(count) // 4).astype(np.uint64),
         np.full(count, tokens), np.zeros((count, 0)),
         np.stack([values.cumsum(axis=1)[:, ends] for values in each], axis=2),
@@ -58,13 +58,13 @@ def simulated(log_ratio: Floats) -> Sample:
     )  # fmt: skip
 
 
-def sample(path: str, corrections: list[Correction] = CORRECTIONS) -> Sample:
+def sample(path: str, corrections: list[Correction] = CORRECTIONS) -> SequenceSample:
     found = sample_of([path], corrections)
     return found.of_run(str(found.run[0]))
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Sample, str]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[SequenceSample, str]:
     random = np.random.default_rng(0)
     lengths = random.integers(20, 400, 160)
     sequences = [x for length in lengths for x in noise(random, 1, int(length))]
@@ -102,13 +102,13 @@ def test_order_files_and_threads_never_matter(tmp_path: Path) -> None:
         assert at_length(one, correction, 500) == at_length(other, correction, 500)
 
 
-def rejecting(plain: Sample, flags: NDArray[np.bool_], clusters: NDArray[np.uint64]) -> Sample:
+def rejecting(plain: SequenceSample, flags: NDArray[np.bool_], clusters: NDArray[np.uint64]) -> SequenceSample:
     kept = np.where(flags, 0.0, plain.tokens)[:, None]
     return replace(plain, kept=kept, cluster=clusters, step=np.zeros_like(plain.step))
 
 
 @pytest.mark.parametrize("rejected", [0, 1, 8, 80])
-def test_single_sequences_give_the_beta_binomial_law(plain: tuple[Sample, str], rejected: int) -> None:
+def test_single_sequences_give_the_beta_binomial_law(plain: tuple[SequenceSample, str], rejected: int) -> None:
     own = plain[0]
     flags = np.arange(len(own)) < rejected
     alone = rejecting(own, flags, np.arange(len(own), dtype=np.uint64))
@@ -121,7 +121,7 @@ def test_single_sequences_give_the_beta_binomial_law(plain: tuple[Sample, str], 
         assert law.cdf(64 * end + 1.5) > share - 0.02
 
 
-def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain: tuple[Sample, str]) -> None:
+def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain: tuple[SequenceSample, str]) -> None:
     own = plain[0]
     flags = np.arange(len(own)) % 4 == 0
 
@@ -134,7 +134,7 @@ def test_a_larger_batch_is_known_better_and_prompts_that_go_together_worse(plain
     assert width(512, alone) < width(64, alone) < width(64, together)
 
 
-def test_stricter_thresholds_reject_more(plain: tuple[Sample, str]) -> None:
+def test_stricter_thresholds_reject_more(plain: tuple[SequenceSample, str]) -> None:
     def rejected(bound: float, level: str, length: int) -> float:
         gate = {"level": level, "keep": [bound, None]}
         value = at_length(plain[0], Correction.model_validate({"gates": [gate]}), length)[0].value
@@ -146,7 +146,7 @@ def test_stricter_thresholds_reject_more(plain: tuple[Sample, str]) -> None:
         assert values == sorted(values), level
 
 
-def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[Sample, str]) -> None:
+def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[SequenceSample, str]) -> None:
     own = plain[0]
     clusters = np.arange(len(own), dtype=np.uint64)
     step = (np.arange(len(own)) // 20).astype(np.uint64)
@@ -162,7 +162,7 @@ def test_steps_that_differ_are_flagged_and_others_rarely(plain: tuple[Sample, st
     assert false <= 8  # 5 % of 60, and luck
 
 
-def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[Sample, str]) -> None:
+def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[SequenceSample, str]) -> None:
     """The truth is known here: the mean log ratio of L tokens is normal, about -scale^2/2, with scale/sqrt(L)."""
     scale, length = 0.05, 1600
     geometric, *_ = at_length(plain[0], GEOMETRIC, length)
@@ -188,7 +188,7 @@ def test_noise_at_longer_lengths_is_what_a_normal_sum_gives(plain: tuple[Sample,
         assert prediction.check.lengths[0] == 2 * prediction.check.start
 
 
-def planted(random: np.random.Generator, bias: Floats, length: int) -> Sample:
+def planted(random: np.random.Generator, bias: Floats, length: int) -> SequenceSample:
     """Responses of noise about a bias of their own, four to a prompt."""
     return simulated(random.normal(-0.0002, 0.02, (len(bias), length)) + bias[:, None])
 
@@ -207,7 +207,7 @@ def test_a_bias_of_each_sequence_stays_where_noise_averages_out() -> None:
 
 
 def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_refused(
-    plain: tuple[Sample, str],
+    plain: tuple[SequenceSample, str],
 ) -> None:
     """Noise that is gone after 64 tokens: the first tokens promise what the later ones do not keep."""
     log_ratio = np.random.default_rng(9).normal(0, 0.05, (256, 256))
@@ -227,7 +227,7 @@ def test_what_the_check_misses_widens_the_interval_and_beyond_all_bounds_it_is_r
     assert beyond.status.startswith("refused: anything from ")
 
 
-def test_what_is_not_modelled_says_so(plain: tuple[Sample, str]) -> None:
+def test_what_is_not_modelled_says_so(plain: tuple[SequenceSample, str]) -> None:
     odd = Correction.model_validate({"gates": [{"statistic": "k2", "level": "mean", "keep": [None, 0.1]}]})
     prediction, *_ = at_length(plain[0], odd, 1000)
     assert prediction.value is None

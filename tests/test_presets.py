@@ -10,7 +10,7 @@ import yaml
 
 from mismatchctl.batch import Segments, TokenBatch
 from mismatchctl.contract import BY_NAME
-from mismatchctl.correction import Applied, apply, correction_from_mapping
+from mismatchctl.correction import CorrectedBlock, apply, correction_from_mapping
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import DEFAULT_CORRECTIONS, column_aliases, preset, presets
 from mismatchctl.ratios import Ratios
@@ -31,7 +31,7 @@ AGED = {"high": 0, "veto": 1}
 RATIOS = np.concatenate([np.array(ratios) for ratios in SEQUENCES.values()])
 
 
-def _applied(name: str) -> Applied:
+def _applied(name: str) -> CorrectedBlock:
     """The preset on the sequences above, whichever pair of policies it looks at."""
     correction = preset(name)
     segments = Segments.of([len(ratios) for ratios in SEQUENCES.values()])

@@ -12,7 +12,7 @@ import pytest
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.result import RunResult
-from mismatchctl.sweep import Axis, Study, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
 STEPS, PROMPTS, EACH = 6, 10, 4
 GATE = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.999, None]}]})
@@ -66,7 +66,7 @@ def test_a_run_counts_prompts_and_its_errors_are_by_prompt(tmp_path: Path, promp
 
 def test_a_sweep_says_the_same(tmp_path: Path) -> None:
     folder = dump_of(tmp_path / "run")
-    found = sweep([str(folder)], [Study(GATE, (Axis("gates.0.keep.0", (0.99, 0.999)),))])
+    found = sweep([str(folder)], [Study(GATE, (ThresholdAxis("gates.0.keep.0", (0.99, 0.999)),))])
     row = next(row for row in found.overall.to_dicts() if row["point"] == 1)
     wanted = analyzed(folder).overall.corrections["geo"]
     for key in ("empty_prompts", "rejected_sequences", "ess_token"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Segments
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges, signed_bin
 from mismatchctl.measure.cell import PairCollector, PairSums
-from mismatchctl.measure.histogram import Rows
+from mismatchctl.measure.histogram import HistogramRows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Places
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.metrics.histograms import INTERVAL, quantiles_of, worst_share
@@ -29,7 +29,7 @@ def collected(log_ratios: list[Floats], clusters: NDArray[np.int64] | None = Non
     lengths = [len(own) for own in log_ratios]
     x = np.concatenate(log_ratios)
     ids = np.arange(len(lengths)) if clusters is None else clusters
-    rows = Rows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
+    rows = HistogramRows(np.zeros(BUCKETS, np.int64), np.arange(BUCKETS))
     collector = PairCollector(PLAIN, rows)
     buckets = (hash_values(ids) % np.uint64(BUCKETS)).astype(np.int64)
     ratios = Ratios(np.minimum(x, 0.0), -np.maximum(x, 0.0), Segments.of(lengths))  # log-probs, below 0

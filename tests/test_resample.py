@@ -18,8 +18,8 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import preset
 from mismatchctl.recorder import Recorder
 from mismatchctl.resample import (
+    ClusterSample,
     Draws,
-    Sample,
     find_metric,
     holm,
     interval,
@@ -35,7 +35,7 @@ FEW = settings(derandomize=True, max_examples=12)
 K3 = find_metric("k3")
 
 
-def sample(k3: list[float], tokens: list[float] | None = None, keys: list[int] | None = None) -> Sample:
+def sample(k3: list[float], tokens: list[float] | None = None, keys: list[int] | None = None) -> ClusterSample:
     return sample_of_run(result(table(k3, tokens, keys)).runs["run"])
 
 

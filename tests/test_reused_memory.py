@@ -12,8 +12,8 @@ import pytest
 from mismatchctl.analyze import analyze
 from mismatchctl.batch import Segments
 from mismatchctl.dumps.lending import Memory
-from mismatchctl.measure import Plan, kernel_for, reduce_batch
-from mismatchctl.measure.histogram import MOST_ROWS, Rows, histograms_of, table_buffers
+from mismatchctl.measure import MeasurePlan, kernel_for, reduce_batch
+from mismatchctl.measure.histogram import MOST_ROWS, HistogramRows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.choose import WORTH_COMPILING
 from mismatchctl.measure.kernels.compiled import COMPILED
 from mismatchctl.measure.kernels.kernel import PairTables, Places, RunTables
@@ -120,13 +120,13 @@ def summed(given: tuple[Any, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_histograms_do_not_lie_in_the_tables_that_are_lent_to_the_next() -> None:
-    rows = Rows(np.zeros(3, np.int64), np.array([2, 5, 9]))
+    rows = HistogramRows(np.zeros(3, np.int64), np.array([2, 5, 9]))
     tables = table_buffers(rows)
     tables.tokens[:, 7:90:3] = 4
     tables.sums[0, 40:60] = 1.5
     histogram = histograms_of(tables, rows)[0]
     before = [getattr(histogram, name).tobytes() for name in ("places", "tokens", "bins", "counts", "k3")]
-    next_one = table_buffers(Rows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
+    next_one = table_buffers(HistogramRows(np.arange(MOST_ROWS), np.zeros(MOST_ROWS, np.int64)))
     assert not next_one.tokens.any()
     assert not next_one.sums.any()
     poisoned(next_one.tokens)
@@ -139,9 +139,9 @@ def test_a_batch_that_fails_leaves_no_tables_half_filled(monkeypatch: pytest.Mon
     from test_many_groups import batch_of, same_histograms
 
     batch = batch_of(2, 50, seed=4)
-    expected = reduce_batch(batch, "run", Plan())
+    expected = reduce_batch(batch, "run", MeasurePlan())
     with monkeypatch.context() as context:
         context.setattr("mismatchctl.measure.cell.PairCollector.sums", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            reduce_batch(batch, "run", Plan())
-    same_histograms(reduce_batch(batch, "run", Plan()), expected)
+            reduce_batch(batch, "run", MeasurePlan())
+    same_histograms(reduce_batch(batch, "run", MeasurePlan()), expected)

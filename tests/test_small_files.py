@@ -19,7 +19,7 @@ from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.diagnose import diagnose
 from mismatchctl.dumps import Dump, DumpFile, Problems, Rows, Unit, open_dump, plan, reader
-from mismatchctl.dumps.blocks import Block, assemble
+from mismatchctl.dumps.blocks import DecodedBlock, assemble
 from mismatchctl.engines import Local, shards_of
 from mismatchctl.engines.cache import Cached, tool
 from mismatchctl.engines.local import BYTES_PER_TOKEN, PROCESS_BYTES
@@ -228,9 +228,9 @@ def test_kept_parts_are_found_again(many: Path, tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_read_together_is_assembled_once(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks: list[Block] = []
+    blocks: list[DecodedBlock] = []
 
-    def spy(block: Block) -> TokenBatch:
+    def spy(block: DecodedBlock) -> TokenBatch:
         blocks.append(block)
         return assemble(block)
 

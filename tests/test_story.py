@@ -29,7 +29,7 @@ from mismatchctl.render.to.markdown import markdown
 from mismatchctl.result import Finding, Growth, Result, Value, growth_of, read_result, story_of
 from mismatchctl.result.finding import Rival
 from mismatchctl.result.story import Answer, standing_of, tell, tell_all
-from mismatchctl.watch import Look
+from mismatchctl.watch import Snapshot
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
 
@@ -259,7 +259,7 @@ def test_growth_is_one_statement_in_every_verb_and_medium(moe: Result) -> None:
     (contrast,) = compare([MOE, MOE]).contrasts
     assert contrast.growth.reference == contrast.growth.other == growth
     assert contrast.growth.quotient.verdict == "steady"
-    watched = Look(moe, (), frozenset(), ("moe",), None, ())
+    watched = Snapshot(moe, (), frozenset(), ("moe",), None, ())
     said = {
         "watch": "\n".join(watching.answers(watched)),
         **{f"gate {name}": write(gate.document(verdict)) for name, write in WRITERS.items()},

@@ -148,6 +148,15 @@ def parsers_called(path: Path) -> set[str]:
     return found
 
 
+def test_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_parquet_is_opened_behind_one_door() -> None:
     """Whoever lets pyarrow read a footer has it checked first."""
     opens = re.compile(r"\bpq\.(ParquetFile|read_\w+)\(")

@@ -26,12 +26,12 @@ from mismatchctl.correction import Correction, Gate, Selection, Weight, correcti
 from mismatchctl.correction.apply import Weights
 from mismatchctl.correction.gates import measure
 from mismatchctl.frameworks import preset, presets
-from mismatchctl.measure import Plan
+from mismatchctl.measure import MeasurePlan
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import SweepPlan, reduce_families
 from mismatchctl.measure.grid.thresholds import Intervals, Thresholds, bounded_weights, token_table
 from mismatchctl.ratios import Ratios
-from mismatchctl.sweep import Axis, Study, accumulate, studies, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, accumulate, studies, sweep
 from mismatchctl.sweep.front import by_cost, marks, not_beaten, with_front
 from mismatchctl.sweep.words import says
 
@@ -75,7 +75,7 @@ def test_bins_decide_as_comparisons_do(values: list[float], seed: int) -> None:
 
 
 def test_points_are_the_product_of_the_axes() -> None:
-    axes = [Axis.parse("weight.clip.1", "1.1,4"), Axis.parse("gates.0.keep", "1.01:1.04:2:log")]
+    axes = [ThresholdAxis.parse("weight.clip.1", "1.1,4"), ThresholdAxis.parse("gates.0.keep", "1.01:1.04:2:log")]
     (study,) = studies([preset("miles-moe-2-veto")], axes)
     assert study.points == ((1.1, 1.01), (1.1, 1.04), (4.0, 1.01), (4.0, 1.04))
     last = study.corrections[-1]
@@ -87,19 +87,19 @@ def test_points_are_the_product_of_the_axes() -> None:
 
 def test_what_cannot_be_binned_is_applied_point_by_point() -> None:
     base = Correction(name="s", gates=(Gate(level="min", over="segment", keep=(0.5, None)),))
-    (study,) = studies([base], [Axis("gates.0.keep.0", (0.1, 0.5))])
+    (study,) = studies([base], [ThresholdAxis("gates.0.keep.0", (0.1, 0.5))])
     assert [family.is_binned for family in families(study.corrections)] == [False, False]
 
 
 def test_few_points_of_many_rules_on_tokens_take_little_memory() -> None:
     gates = tuple(Gate(level="token", keep=(0.5, 2.0)) for _ in range(6))
-    axes = [Axis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
+    axes = [ThresholdAxis(f"gates.{number}.keep", (1.5 + number / 10, 3.0 + number)) for number in range(6)]
     (study,) = studies([Correction(name="six", gates=gates)], axes)
     (family,) = families(study.corrections)
     assert (len(study.points), family.cells) == (64, 5**6)
     x = np.random.default_rng(0).normal(0.0, 0.5, 3000)
     batch = TokenBatch(Segments(np.arange(0, 3001, 2)), np.full(3000, -9.0), x - 9.0, columns={"step": np.zeros(1500)})
-    plan = SweepPlan(Plan((family.correction,)), (family,))
+    plan = SweepPlan(MeasurePlan((family.correction,)), (family,))
     tracemalloc.start()
     sums = reduce_families(batch, "run", plan)
     peak = tracemalloc.get_traced_memory()[1]
@@ -149,7 +149,7 @@ def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
     """Whatever the last digits of the sums, and so for the cheapest."""
     weight = Weight(truncate=9.0) if path == "weight.truncate" else Weight(clip=(0.01, 9.0))
     base = Correction(weight=weight, gates=(Gate(keep=(0.01, 9.0)), Gate(statistic="k1", keep=(-9.0, 9.0))))
-    study = Study(base, (Axis(path, values),))
+    study = Study(base, (ThresholdAxis(path, values),))
     cut = {1.05: 0.01, 1.01: 0.02}
     for seed in range(5):
         noise = 1 + 2e-15 * np.random.default_rng(seed).uniform(-1, 1, (4, len(values)))
@@ -165,17 +165,23 @@ def test_where_a_bound_cuts_nothing_more_the_loosest_is_flagged(
 
 
 def test_presets_stand_where_they_say() -> None:
-    geometric = Study(preset("geo_mis"), (Axis("gates.0.keep.1", (1.0001, 1.1)), Axis("gates.1.keep.0", (1e-6, 1e-2))))
+    geometric = Study(
+        preset("geo_mis"),
+        (ThresholdAxis("gates.0.keep.1", (1.0001, 1.1)), ThresholdAxis("gates.1.keep.0", (1e-6, 1e-2))),
+    )
     found = {(mark.path, mark.value): mark.presets for mark in marks([geometric], presets())}
     assert "geo_rs" in found["gates.0.keep.1", 1.001] and "decoupled_geo_rs" in found["gates.0.keep.1", 1.001]
     assert "miles-moe-2-veto" in found["gates.1.keep.0", 1e-4]
     assert (
-        marks([Study(Correction(weight=Weight(truncate=2.0)), (Axis("weight.truncate", (3.0, 4.0)),))], presets()) == ()
+        marks(
+            [Study(Correction(weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (3.0, 4.0)),))], presets()
+        )
+        == ()
     )
 
 
 def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = studies([preset("token_tis")], [Axis.parse("weight.truncate", "1.1:4:5")])
+    chosen = studies([preset("token_tis")], [ThresholdAxis.parse("weight.truncate", "1.1:4:5")])
     at_once = sweep([SAMPLE], chosen, threads=1).groups.collect()
     monkeypatch.setattr(accumulate, "ROWS_IN_MEMORY", 12)
     monkeypatch.setattr(accumulate.SweepAccumulator, "at_once", 1)
@@ -186,7 +192,7 @@ def test_groups_beyond_the_limit_lie_on_disk(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    axes = Axis.parse("weight.clip.1", "1.1:4:3"), Axis.parse("gates.0.keep.1", "1.001:1.1:4")
+    axes = ThresholdAxis.parse("weight.clip.1", "1.1:4:3"), ThresholdAxis.parse("gates.0.keep.1", "1.001:1.1:4")
     chosen, told = [Study(preset("miles-moe-2"), axes)], []
     sweep([SAMPLE], chosen, notice=told.append)
     assert told == []
@@ -196,7 +202,7 @@ def test_much_memory_is_told_before_the_dump_is_read(monkeypatch: pytest.MonkeyP
     (family,) = families(chosen[0].corrections)
     numbers = 2 + 3 + 2 * 4 + 4 * 3 * 4  # of each cluster: some vary with nothing, some along one axis, some along both
     for sequences, rows in ((10, 10), (10**9, 6144)):
-        assert SweepPlan(Plan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
+        assert SweepPlan(MeasurePlan(), (family,)).most_bytes(sequences) == 8 * numbers * rows
 
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.93)]
@@ -207,7 +213,7 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
     """`analyze` at the threshold, and just inside it, where the wish must fail."""
     rows = make_rows(Shape(seed, sequences=60, longest=40, flavours=("noise", "heavy", "grid"), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
-    found = sweep([path], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=WISHES)
+    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
     assert len(found.targets) == 9
     for target in found.targets:
         assert target.status == "ok" and target.correction is not None and target.threshold is not None
@@ -229,7 +235,7 @@ def test_a_target_is_met_by_a_value_of_the_data_and_by_no_tighter_one(seed: int,
 def test_a_single_sequence_tells_no_interval_of_a_target(tmp_path: Path) -> None:
     rows = make_rows(Shape(1, sequences=1, longest=40, flavours=("noise",), masks=("all",)))
     path = str(write(rows, Files(tmp_path / "run", row_group=16)))
-    found = sweep([path], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=WISHES)
+    found = sweep([path], studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]), wishes=WISHES)
     solved = [target for target in found.targets if target.threshold is not None]
     assert solved and all(target.interval is None for target in solved)
     assert re.search(r"ratio within \[1/x, x\]: [\d.]+;", says(found, "run")[1])
@@ -249,7 +255,9 @@ def _scaled(correction: dict[str, Any], factor: float) -> dict[str, Any]:
 
 def test_targets_out_of_reach_say_so() -> None:
     found = sweep(
-        [SAMPLE], studies([preset("token_tis")], [Axis("weight.truncate", (2.0,))]), wishes=[("ess_token", 0.1)]
+        [SAMPLE],
+        studies([preset("token_tis")], [ThresholdAxis("weight.truncate", (2.0,))]),
+        wishes=[("ess_token", 0.1)],
     )
     (target,) = found.targets
     assert target.threshold is None and target.status.startswith("met at every threshold")

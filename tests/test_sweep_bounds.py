@@ -16,14 +16,14 @@ import pytest
 from mismatchctl.engines import Local
 from mismatchctl.frameworks import preset
 from mismatchctl.measure.grid import columns, sums
-from mismatchctl.measure.grid.close import Closed, Closing
+from mismatchctl.measure.grid.close import ClosedFamily, FamilyCloser
 from mismatchctl.predict.sample import sample_of
 from mismatchctl.sweep import Sweep, studies, sweep
 from mismatchctl.sweep.accumulate import TOGETHER, RowTable
-from mismatchctl.sweep.study import Axis
+from mismatchctl.sweep.study import ThresholdAxis
 
 WISHES = [("rejected_tokens", 0.05), ("rejected_sequences", 0.2), ("ess_token", 0.9)]
-STUDY = studies([preset("token_tis")], [Axis.over("weight.truncate", 1.5, 3.0, 3)])
+STUDY = studies([preset("token_tis")], [ThresholdAxis.over("weight.truncate", 1.5, 3.0, 3)])
 
 
 def written(path: Path, lengths: np.ndarray, steps: int) -> str:
@@ -123,16 +123,16 @@ def test_rows_are_normalized_where_they_stand_unless_they_are_needed_again(
     """A wide table is not copied; parts by a column, and what another process sent, are as without."""
     path = written(tmp_path / "a.parquet", np.full(40, 9), 1)
     pq.write_table(pq.read_table(path).append_column("task", pa.array(["one"] * 40)), path)
-    asked = studies([preset("slime-mis")], [Axis.over("gates.0.keep.1", 1.01, 2.0, 9)])
+    asked = studies([preset("slime-mis")], [ThresholdAxis.over("gates.0.keep.1", 1.01, 2.0, 9)])
     in_place: list[bool] = []
-    own = Closing.close
+    own = FamilyCloser.close
 
-    def watched(closing: Closing, cells: Any, *more: Any, **options: Any) -> Closed:
+    def watched(closing: FamilyCloser, cells: Any, *more: Any, **options: Any) -> ClosedFamily:
         closed = own(closing, cells, *more, **options)
         in_place.append(np.shares_memory(closed.rows.sums, cells[0].merged.sums))
         return closed
 
-    monkeypatch.setattr(Closing, "close", watched)
+    monkeypatch.setattr(FamilyCloser, "close", watched)
     plain = sweep([path], asked, threads=1)
     by = sweep([path], asked, threads=1, by=["task"])
     assert in_place == [True, False, True]

@@ -25,7 +25,7 @@ from mismatchctl.frameworks import preset
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.metrics.corrections import COSTS
 from mismatchctl.result import Groups, Value
-from mismatchctl.sweep import Axis, Study, Sweep, sweep
+from mismatchctl.sweep import Study, Sweep, ThresholdAxis, sweep
 from mismatchctl.sweep.model import WITH_ERRORS
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
@@ -165,13 +165,13 @@ def a_study(draw: st.DrawFn, shape: Shape, name: str, *, binned: bool) -> Study:
 
 
 @st.composite
-def an_axis(draw: st.DrawFn, correction: Correction, path: str) -> Axis:
+def an_axis(draw: st.DrawFn, correction: Correction, path: str) -> ThresholdAxis:
     values: Sequence[Any] = RATIO_BOUNDS
     if path == "weight.normalize":
         values = ("none", "token", "sequence")
     elif path.startswith("gates") and correction.gates[int(path.split(".")[1])].statistic != "ratio":
         values = BOUNDS
-    return Axis(path, tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True))))
+    return ThresholdAxis(path, tuple(draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True))))
 
 
 @MANY
@@ -219,8 +219,8 @@ def test_what_frameworks_use_on_sample_data(run: str, tmp_path: Path) -> None:
     studies = []
     for kind, (name, path, values) in USED.items():
         correction = preset(name).model_copy(update={"name": kind})
-        more = (Axis.parse("gates.1.keep.0", "1e-6,1e-4,0.03"),) if kind in ("several", "geometric") else ()
-        studies.append(Study(correction, (Axis.parse(path, values), *more)))
+        more = (ThresholdAxis.parse("gates.1.keep.0", "1e-6,1e-4,0.03"),) if kind in ("several", "geometric") else ()
+        studies.append(Study(correction, (ThresholdAxis.parse(path, values), *more)))
     paths = [str(SAMPLE / run)]
     assert check(sweep(paths, studies), brute_force(paths, studies)) > 30_000
 
@@ -242,7 +242,7 @@ def test_ladders_on_sample_data(tmp_path: Path) -> None:
         table = pq.read_table(path)
         pq.write_table(table.drop_columns(["current_log_probs"]), tmp_path / path.name, row_group_size=40)
     studies = [
-        Study(preset(name).model_copy(update={"name": kind}), (Axis.parse(path, values),))
+        Study(preset(name).model_copy(update={"name": kind}), (ThresholdAxis.parse(path, values),))
         for kind, (name, path, values) in LADDERS.items()
     ]
     assert all(family.ladder is not None for study in studies for family in families(study.corrections))
@@ -262,7 +262,9 @@ def test_the_denominator_of_a_loss_where_few_files_have_current_log_probs(effect
         columns |= {"advantages": np.ones(len(rollout))} | ({"current_log_probs": train} if name == "with" else {})
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
     gate = {"level": "sequence", "keep": [None, 1.0], "effect": effect}
-    study = Study(correction_from_mapping({"name": "a", "gates": [gate]}), (Axis("gates.0.keep.1", tuple(bounds)),))
+    study = Study(
+        correction_from_mapping({"name": "a", "gates": [gate]}), (ThresholdAxis("gates.0.keep.1", tuple(bounds)),)
+    )
     found = sweep([str(tmp_path)], [study], threads=1).groups.collect()
     passes = log_products[:, None] <= np.log(bounds)
     for step in range(3):
@@ -284,7 +286,9 @@ def test_bounds_above_every_weight_bias_nothing_however_large_weights_are(tmp_pa
         "train_log_probs": [rng.uniform(-20.0, -1.0, size) for size in sizes],
     }
     pq.write_table(pa.table(rows), tmp_path / "run.parquet")
-    study = Study(Correction(name="far", weight=Weight(truncate=2.0)), (Axis("weight.truncate", (1e9, 1e10, 1e11)),))
+    study = Study(
+        Correction(name="far", weight=Weight(truncate=2.0)), (ThresholdAxis("weight.truncate", (1e9, 1e10, 1e11)),)
+    )
     found = sweep([str(tmp_path)], [study], threads=1).overall
     assert found["raw_weight_mean"].to_list() > [1e6] * 3
     assert found["weight_bias"].to_list() == [0.0] * 3

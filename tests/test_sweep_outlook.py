@@ -10,15 +10,15 @@ from command import run
 
 from mismatchctl.correction import Correction
 from mismatchctl.predict import at_length, batch_rejection, sample_of
-from mismatchctl.sweep import Axis, Outlook, Study, sweep
+from mismatchctl.sweep import ForecastRequest, Study, ThresholdAxis, sweep
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
 GEOMETRIC = Correction.model_validate({"name": "geo", "gates": [{"level": "geometric", "keep": [0.99, 1.01]}]})
-STUDY = Study(GEOMETRIC, (Axis.parse("gates.0.keep", "1.001:1.05:30:log"),))
+STUDY = Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.05:30:log"),))
 
 
 def test_predictions_are_those_of_the_points_alone() -> None:
-    found = sweep([MOE], [STUDY], outlook=Outlook(batch=64, lengths=(512,), ahead=3))
+    found = sweep([MOE], [STUDY], outlook=ForecastRequest(batch=64, lengths=(512,), ahead=3))
     assert [forecast.point for forecast in found.forecasts] == [0, 4, 8, 12, 17, 21, 25, 29]
     for forecast in (found.forecasts[0], found.forecasts[5]):
         correction = STUDY.corrections[forecast.point]

@@ -25,7 +25,7 @@ from mismatchctl.render.pages import sweep_explorer
 from mismatchctl.render.pages.sweep import document
 from mismatchctl.render.pages.sweep_study import start_point
 from mismatchctl.render.to.html import html
-from mismatchctl.sweep import Axis, Outlook, Study, Sweep, sweep
+from mismatchctl.sweep import ForecastRequest, Study, Sweep, ThresholdAxis, sweep
 
 MOE = str(Path(__file__).parent.parent / "sample_data" / "moe")
 DENSE = str(Path(__file__).parent.parent / "sample_data" / "dense")
@@ -34,10 +34,14 @@ BOTH = Correction.model_validate(
     {"name": "both", "weight": {"clip": [0.5, 2.0]}, "gates": [{"level": "sequence", "keep": [0.5, 2.0]}]}
 )
 STUDIES = (
-    Study(GEOMETRIC, (Axis.parse("gates.0.keep", "1.001:1.1:20:log"),)),
-    Study(BOTH, (Axis.parse("weight.clip.1", "1.1:4:5"), Axis.parse("gates.0.keep.1", "1.5:50:6:log"))),
+    Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.001:1.1:20:log"),)),
+    Study(
+        BOTH, (ThresholdAxis.parse("weight.clip.1", "1.1:4:5"), ThresholdAxis.parse("gates.0.keep.1", "1.5:50:6:log"))
+    ),
 )
-LEVELS = Study(BOTH, (Axis.parse("weight.level", "token,sequence"), Axis.parse("weight.clip.1", "1.5,4,2")))
+LEVELS = Study(
+    BOTH, (ThresholdAxis.parse("weight.level", "token,sequence"), ThresholdAxis.parse("weight.clip.1", "1.5,4,2"))
+)
 
 
 def _page(found: Sweep) -> str:
@@ -64,7 +68,10 @@ def axes_of(section: Section) -> list[int]:
 @pytest.fixture(scope="module")
 def found() -> Sweep:
     return sweep(
-        [DENSE, MOE], STUDIES, wishes=[("rejected_tokens", 0.05), ("ess_token", 0.001)], outlook=Outlook(64, (2048,), 5)
+        [DENSE, MOE],
+        STUDIES,
+        wishes=[("rejected_tokens", 0.05), ("ess_token", 0.001)],
+        outlook=ForecastRequest(64, (2048,), 5),
     )
 
 
@@ -239,10 +246,10 @@ def test_axes_of_words_and_unordered_lists_are_drawn() -> None:
 
 def test_a_correction_that_leaves_nothing_says_why() -> None:
     nothing = Correction.model_validate({"name": "nothing", "gates": [{"level": "geometric", "keep": [50, None]}]})
-    text = Parsed(_page(sweep([MOE], [Study(nothing, (Axis.parse("gates.0.keep.0", "50,60,70"),))]))).text
+    text = Parsed(_page(sweep([MOE], [Study(nothing, (ThresholdAxis.parse("gates.0.keep.0", "50,60,70"),))]))).text
     assert "No point has every figure" in text
     assert "nothing is kept" in text
-    alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (Axis.parse("gates.0.keep", "1.01"),))]))).text
+    alone = Parsed(_page(sweep([MOE], [Study(GEOMETRIC, (ThresholdAxis.parse("gates.0.keep", "1.01"),))]))).text
     assert "1 of 1 points that no other beats" in alone
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mismatchctl.render.glyphs import Glyphs
 from mismatchctl.render.pages.analyze import document
-from mismatchctl.render.to.terminal import Column, broken, matrix, print_grid, show
+from mismatchctl.render.to.terminal import TerminalColumn, broken, matrix, print_grid, show
 from mismatchctl.result import Result, Value
 
 WIDTHS = (80, 140)
@@ -188,10 +188,10 @@ def test_headings_break_after_separators() -> None:
 def test_columns_that_matter_less_go_first() -> None:
     page = Page("utf-8")
     console = Console(file=page, width=40)
-    wide = [Column(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
-    assert print_grid(console, Column("name", ["n" * 60]), wide) == ["must"]
-    assert print_grid(console, Column("name", ["n"]), wide) == ["last", "must", "first"]
-    names = Column("name", ["n"])
-    for part in matrix(console, names, [Column(f"c{i}", ["1234567890"]) for i in range(7)]):
+    wide = [TerminalColumn(name, ["1234567890"], drop=drop) for name, drop in (("last", 2), ("must", 0), ("first", 1))]
+    assert print_grid(console, TerminalColumn("name", ["n" * 60]), wide) == ["must"]
+    assert print_grid(console, TerminalColumn("name", ["n"]), wide) == ["last", "must", "first"]
+    names = TerminalColumn("name", ["n"])
+    for part in matrix(console, names, [TerminalColumn(f"c{i}", ["1234567890"]) for i in range(7)]):
         print_grid(console, names, part)
     assert page.getvalue().count("1234567890") == 1 + 3 + 7

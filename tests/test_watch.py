@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from test_cli import write_dump
 
-from mismatchctl.watch import Look, Watch
+from mismatchctl.watch import Snapshot, Watch
 
 
 def steps(folder: Path) -> list[bytes]:
@@ -43,7 +43,7 @@ class Arrivals:
         return self.now
 
 
-def looks(folder: Path, *events: object) -> list[Look | None]:
+def looks(folder: Path, *events: object) -> list[Snapshot | None]:
     arrivals = Arrivals(*events)
     watch = Watch([str(folder)], until_idle=45.0, sleep=arrivals.sleep, clock=arrivals.clock)
     return list(watch.looks())

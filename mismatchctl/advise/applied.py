@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatchctl.advise.sample import Sample
+from mismatchctl.advise.sample import RunSample
 from mismatchctl.analyze.trims import trimmed
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import Correction, divisor
@@ -17,7 +17,7 @@ from mismatchctl.ratios import ratios_of
 
 
 @dataclass(frozen=True)
-class Applied:
+class CorrectedSample:
     """A correction on a sample.
 
     Attributes:
@@ -42,10 +42,10 @@ class Candidate:
     kept: Float64s
 
 
-def correct(correction: Correction, sample: Sample) -> Applied:
+def correct(correction: Correction, sample: RunSample) -> CorrectedSample:
     """Apply a correction as the trainer would: weights bounded and normalized, gates in order."""
     batch, sequences = trimmed(sample.batch, [correction]), len(sample)
-    found = Applied(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
+    found = CorrectedSample(np.empty(batch.tokens), np.empty(sequences), np.empty(sequences))
     of_all = np.empty(sequences)  # sum of the weights of each sequence, those too that are rejected
     for start, block in batch.blocks():
         own = apply(correction, ratios_of(block, correction.sources), block)
@@ -55,10 +55,14 @@ def correct(correction: Correction, sample: Sample) -> Applied:
         found.weights[first : first + block.tokens] = np.where(own.kept.expanded(), weights, 0.0)
         found.kept[rows], found.counted[rows] = own.kept.counts, own.counted.counts
     means = _means(correction, of_all, sample)
-    return found if means is None else Applied(found.weights / batch.segments.spread(means), found.kept, found.counted)
+    return (
+        found
+        if means is None
+        else CorrectedSample(found.weights / batch.segments.spread(means), found.kept, found.counted)
+    )
 
 
-def candidate(correction: Correction, sample: Sample) -> tuple[Candidate, Applied]:
+def candidate(correction: Correction, sample: RunSample) -> tuple[Candidate, CorrectedSample]:
     """A correction with its costs, and its weights."""
     applied = correct(correction, sample)
     filled, tokens = sample.batch.segments.nonempty, sample.batch.tokens
@@ -72,7 +76,7 @@ def ess_of(total: float, squares: float, tokens: float) -> float:
     return total**2 / squares / tokens if squares > 0 and math.isfinite(squares) else 0.0
 
 
-def _means(correction: Correction, sums: Float64s, sample: Sample) -> Float64s | None:
+def _means(correction: Correction, sums: Float64s, sample: RunSample) -> Float64s | None:
     """What the weights of each sequence are divided by [S]: their mean over the step, or the micro-batch."""
     rule, segments = correction.weight, sample.batch.segments
     if rule is None or rule.normalize == "none":

@@ -30,7 +30,7 @@ _LEAST_GAIN = 1e-3
 
 
 @dataclass(frozen=True)
-class Choice:
+class CandidateRanking:
     """Candidates from best to worst, by name; those of `better` beat no correction beyond noise.
 
     Whether to correct and what with are two questions. The first is a test: something must beat no correction for
@@ -103,7 +103,7 @@ class Choice:
 
 def choose(
     products: Mapping[str, Products], scale: float, sure: float = SURE, beside: Mapping[str, Products] | None = None
-) -> Choice:
+) -> CandidateRanking:
     """Rank candidates by the mean squared error of their gradient.
 
     Args:
@@ -124,7 +124,7 @@ def choose(
         stays = name == "none" and better.isdisjoint(products)
         return not stays, mse[name] + _CAUTION * sure * gains[name][1] * scale
 
-    return Choice(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
+    return CandidateRanking(tuple(sorted(products, key=rank)), better, mse, found, scale, sure)
 
 
 def _most_noise(without: Float64s) -> Float64s:

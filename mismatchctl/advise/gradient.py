@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mismatchctl.advise.applied import Applied
-from mismatchctl.advise.sample import Sample
+from mismatchctl.advise.applied import CorrectedSample
+from mismatchctl.advise.sample import RunSample
 from mismatchctl.batch import Float64s, Ints, Segments
 
 MOST_FEATURES = 1 << 15
@@ -122,7 +122,7 @@ class Standard:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SampleLayout:
     """A sample's tokens, batch after batch.
 
     Attributes:
@@ -141,7 +141,7 @@ class Layout:
 class Surrogate:
     """Gradients of a sample's batches under any weights."""
 
-    def __init__(self, sample: Sample) -> None:
+    def __init__(self, sample: RunSample) -> None:
         """Lay out the features."""
         if sample.advantages is None:
             raise ValueError("a gradient needs advantages")
@@ -151,15 +151,15 @@ class Surrogate:
         self._coefficient = sample.advantages * -np.expm1(np.minimum(train.astype(np.float64), 0.0))
         self._contexts, self._choices, self._feature = _features(ids, segments)
 
-    def layout(self, batch: Ints) -> Layout:
+    def layout(self, batch: Ints) -> SampleLayout:
         """The tokens by the batch of each sequence [S], from 0."""
         order = np.argsort(batch, kind="stable")
         picker = None if (order[1:] > order[:-1]).all() else self._segments.picker(order)
         feature = self._feature if picker is None else picker(self._feature)
         bounds = np.concatenate([[0], np.cumsum(np.bincount(batch, self._segments.lengths))]).astype(np.int64)
-        return Layout(batch, picker, feature, list(pairwise(bounds.tolist())))
+        return SampleLayout(batch, picker, feature, list(pairwise(bounds.tolist())))
 
-    def gradients(self, applied: Applied, layouts: Sequence[Layout]) -> Iterator[Float64s]:
+    def gradients(self, applied: CorrectedSample, layouts: Sequence[SampleLayout]) -> Iterator[Float64s]:
         """By layout, the gradient of each batch [batches, features]: weight x advantage x score per counted token."""
         terms, size = applied.weights * self._coefficient, self._contexts * self._choices
         for layout in layouts:

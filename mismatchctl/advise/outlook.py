@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from mismatchctl.advise.applied import Candidate, correct, ess_of
-from mismatchctl.advise.choose import Choice
+from mismatchctl.advise.choose import CandidateRanking
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.model import Outlook
-from mismatchctl.advise.sample import Sample
+from mismatchctl.advise.sample import RunSample
 from mismatchctl.batch import Float64s
 from mismatchctl.predict.trend import at_step
 from mismatchctl.ratios import ratios_of
@@ -25,7 +25,11 @@ _MUCH = 1.1
 
 
 def outlook(
-    sample: Sample, first: Candidate, choice: Choice, limits: Limits, again: Callable[[Sample], Choice]
+    sample: RunSample,
+    first: Candidate,
+    choice: CandidateRanking,
+    limits: Limits,
+    again: Callable[[RunSample], CandidateRanking],
 ) -> Outlook | None:
     """Follow the trend of K3 as many steps ahead as the dump spans; None where it does not grow.
 
@@ -81,7 +85,7 @@ def _told(span: float, factor: float, ahead: float, instead: str | None, what: s
 
 
 def _limit_passed(
-    sample: Sample, first: Candidate, limits: Limits, labels: list[float], span: float
+    sample: RunSample, first: Candidate, limits: Limits, labels: list[float], span: float
 ) -> tuple[float, str] | None:
     """The first step ahead, with words, at which what is advised rejects too much or leaves too small an ESS."""
     applied, segments = correct(first.correction, sample), sample.batch.segments
@@ -106,11 +110,11 @@ def _limit_passed(
     return min(found) if found else None
 
 
-def _tokens(sample: Sample) -> Float64s:
+def _tokens(sample: RunSample) -> Float64s:
     return np.asarray(np.bincount(sample.step, sample.batch.segments.lengths, len(sample.steps)), np.float64)
 
 
-def _k3(sample: Sample) -> Float64s:
+def _k3(sample: RunSample) -> Float64s:
     """K3 of each step."""
     sums = sample.batch.segments.sum(ratios_of(sample.batch, {"train/rollout"})["train/rollout"].k3)
     return np.asarray(np.bincount(sample.step, sums, len(sample.steps)) / np.maximum(_tokens(sample), 1))
@@ -122,7 +126,7 @@ def _factor(labels: list[float], series: Float64s, mean: float, ahead: float) ->
     return seen.value / mean if seen.status == "ok" and seen.value is not None and mean > 0 else None
 
 
-def _stretched(sample: Sample, factor: float) -> Sample:
+def _stretched(sample: RunSample, factor: float) -> RunSample:
     """The sample with log ratios so many times as large: a stand-in for one of a mismatch that has grown."""
     batch = sample.batch
     rollout = batch.train - factor * (batch.train.astype(np.float64) - batch.rollout)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from mismatchctl.advise.applied import Applied, Candidate, candidate, correct
-from mismatchctl.advise.choose import Choice, choose, stability, stability_in_time, widened
-from mismatchctl.advise.gradient import Layout, Products, Standard, Surrogate
+from mismatchctl.advise.applied import Candidate, CorrectedSample, candidate, correct
+from mismatchctl.advise.choose import CandidateRanking, choose, stability, stability_in_time, widened
+from mismatchctl.advise.gradient import Products, SampleLayout, Standard, Surrogate
 from mismatchctl.advise.limits import Limits
 from mismatchctl.advise.model import Advice
 from mismatchctl.advise.outlook import outlook
 from mismatchctl.advise.reference import Reference, reference_of, sequence_tail
 from mismatchctl.advise.rows import advised, notes
-from mismatchctl.advise.sample import Sample
+from mismatchctl.advise.sample import RunSample
 from mismatchctl.batch import Ints
 from mismatchctl.correction import Correction
 from mismatchctl.frameworks.framework import Framework
@@ -29,7 +29,7 @@ _TOO_LARGE = "the advantages or log ratios are too large: the gradient's error o
 
 
 def rank(
-    sample: Sample,
+    sample: RunSample,
     corrections: Sequence[Correction],
     batch: int | None,
     limits: Limits,
@@ -55,7 +55,7 @@ def rank(
         return Advice.model_validate(known | {"notes": [_TOO_LARGE]})
     refused = {each.name: why for each in (*corrections, *yours) if (why := _lacks(each, sample))} | made.refused
 
-    def again(other: Sample) -> Choice:
+    def again(other: RunSample) -> CandidateRanking:
         chosen = [own.correction for own in made.usable.values()]
         return choose(_measured(replace(other, steps=()), chosen, Limits()).products, scale, sure)
 
@@ -84,7 +84,7 @@ def rank(
     )
 
 
-def _unrankable(sample: Sample, update: int) -> str:
+def _unrankable(sample: RunSample, update: int) -> str:
     """Why nothing can be ranked; "" where something can."""
     if not sample.batch.tokens:
         return "the run has no valid tokens: nothing is ranked; see what its mask leaves out"
@@ -112,7 +112,7 @@ class _Measured:
 
 
 def _measured(
-    sample: Sample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
+    sample: RunSample, corrections: Sequence[Correction], limits: Limits, yours: Sequence[Correction] = ()
 ) -> _Measured:
     """Apply corrections, and hold the gradients of batches against those of the reference."""
     made = _Measured(reference_of(sample), {}, {}, {}, {}, {}, {})
@@ -121,7 +121,7 @@ def _measured(
     layouts = [surrogate.layout(batch) for batch in orders]
     standards = [Standard.of(own, made.reference.counts) for own in surrogate.gradients(unbiased, layouts)]
 
-    def measure(applied: Applied, over: Sequence[Layout] = layouts) -> list[Products]:
+    def measure(applied: CorrectedSample, over: Sequence[SampleLayout] = layouts) -> list[Products]:
         return [own.against(found) for own, found in zip(standards, surrogate.gradients(applied, over), strict=False)]
 
     for each in corrections:
@@ -145,13 +145,13 @@ def _measured(
     return made
 
 
-def _lacks(correction: Correction, sample: Sample) -> str:
+def _lacks(correction: Correction, sample: RunSample) -> str:
     """Which column of the dump a correction needs in vain."""
     lacking = sample.batch.lacking(correction.columns)
     return f"needs {' and '.join(lacking)}" if lacking else ""
 
 
-def _batches(sample: Sample, in_time: bool = False) -> Ints:
+def _batches(sample: RunSample, in_time: bool = False) -> Ints:
     """The batch of each sequence [S]: whole prompts, about as many in each, in the order of their hashes or steps."""
     count = min(BATCHES, sample.clusters // 4)
     if not in_time:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.advise.applied import correct
-from mismatchctl.advise.sample import Sample
+from mismatchctl.advise.sample import RunSample
 from mismatchctl.correction import Correction, correction_from_mapping
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 
@@ -54,7 +54,7 @@ class Reference:
         return LOWER_BOUND_COUNTS if self.lower_bound else 1.0
 
 
-def reference_of(sample: Sample) -> Reference:
+def reference_of(sample: RunSample) -> Reference:
     """The least biased correction that converges.
 
     Sequence weights truncated at 10 have a finite variance at any length, and what truncation leaves out shows in their
@@ -68,7 +68,7 @@ def reference_of(sample: Sample) -> Reference:
     return Reference(_PER_SEQUENCE if converges else _PER_TOKEN, mean, k_hat, is_heavy, is_heavy or not converges)
 
 
-def sequence_tail(sample: Sample) -> float | None:
+def sequence_tail(sample: RunSample) -> float | None:
     """Pareto k-hat of the sequence weights."""
     batch = sample.batch
     sums = batch.segments.sum(batch.train.astype(np.float64) - batch.rollout)[batch.segments.nonempty]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from mismatchctl.advise.applied import Candidate
-from mismatchctl.advise.choose import FEWEST, SURE, Choice, widened
+from mismatchctl.advise.choose import FEWEST, SURE, CandidateRanking, widened
 from mismatchctl.advise.gradient import Moments
 from mismatchctl.advise.model import Advised
 from mismatchctl.advise.reference import CONVERGES, Reference
-from mismatchctl.advise.sample import ENOUGH, Sample
+from mismatchctl.advise.sample import ENOUGH, RunSample
 from mismatchctl.advise.words import called
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
@@ -23,7 +23,9 @@ SHORT = 128
 """Tokens of a response up to which the advice was measured on many mismatches (docs/advise.md)."""
 
 
-def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework: Framework | None) -> Advised:
+def advised(
+    name: str, own: Candidate, choice: CandidateRanking, sample: RunSample, framework: Framework | None
+) -> Advised:
     """The row of a candidate."""
     found, (gain, gain_se) = choice.moments[name], choice.gain(name)
     reward, length = _selection(own, sample)
@@ -48,7 +50,7 @@ def advised(name: str, own: Candidate, choice: Choice, sample: Sample, framework
     )
 
 
-def _why(name: str, choice: Choice) -> str:
+def _why(name: str, choice: CandidateRanking) -> str:
     """What speaks for the first, and why the others stand behind it."""
     own, first, none = (choice.moments[each] for each in (name, choice.first, "none"))
     if name == choice.first:
@@ -66,7 +68,7 @@ def _more(own: Moments, other: Moments) -> str:
     return " and ".join(word for word, value, less in pairs if value > less) or "error"
 
 
-def _selection(own: Candidate, sample: Sample) -> tuple[float | None, float | None]:
+def _selection(own: Candidate, sample: RunSample) -> tuple[float | None, float | None]:
     """Mean reward and mean length of rejected less kept sequences; None where all or none are rejected."""
     lengths = sample.batch.segments.lengths
     filled = lengths > 0
@@ -92,7 +94,7 @@ def _config(correction: Correction, framework: Framework | None) -> dict[str, ob
     return None if lost else dict(native)
 
 
-def notes(sample: Sample, reference: Reference, choice: Choice, refused: Mapping[str, str]) -> list[str]:
+def notes(sample: RunSample, reference: Reference, choice: CandidateRanking, refused: Mapping[str, str]) -> list[str]:
     """What limits the advice, in sentences."""
     found = [
         "errors are those of a surrogate gradient of one update: offline data cannot show a collapse, and what token "

@@ -27,7 +27,7 @@ WANTED = (
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunSample:
     """Sequences of one run, those of a prompt and step side by side.
 
     Attributes:
@@ -77,7 +77,7 @@ def read(
     paths: Sequence[str],
     rename: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Sample]:
+) -> dict[str, RunSample]:
     """The samples of a dump, by run.
 
     Raises:
@@ -86,7 +86,7 @@ def read(
     dump = open_dump(
         paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=WANTED, watched=(TOKEN_IDS,), on_bad="error"
     )
-    found: dict[str, list[_Part]] = {}
+    found: dict[str, list[_SamplePart]] = {}
     seen: list[Rows] = []
     done, expected = 0, sum(unit.tokens for unit in dump.units)
     for unit in dump.readings:
@@ -102,7 +102,7 @@ def read(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _SamplePart:
     """Some of `seen` sequences, the hash of the prompt of each, and their token ids; none has a hash from `cut` on."""
 
     batch: TokenBatch
@@ -111,29 +111,29 @@ class _Part:
     seen: int
     cut: int = 1 << 64
 
-    def take(self, chosen: Ints) -> _Part:
+    def take(self, chosen: Ints) -> _SamplePart:
         ids = self.token_ids
         picked = None if ids is None else ids[self.batch.segments.members(chosen)]
-        return _Part(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
+        return _SamplePart(self.batch.take(chosen), self.hashes[chosen], picked, len(chosen), self.cut)
 
-    def below(self, cut: int) -> _Part:
+    def below(self, cut: int) -> _SamplePart:
         """The same without hashes from `cut` on, of as many sequences seen."""
         return replace(self.take(np.flatnonzero(self.hashes < cut)), seen=self.seen, cut=cut)
 
 
-def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _Part]]:
+def _parts(batch: TokenBatch, rows: Rows, run: str) -> list[tuple[str, _SamplePart]]:
     ids = rows.tokens.get(TOKEN_IDS)
     ids = None if ids is None or ids.ndim != 1 else ids[rows.mask]
     if ids is not None and (len(ids) != batch.tokens or np.isnan(ids.astype(np.float64)).any()):
         ids = None
-    whole = _Part(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64), len(batch))
+    whole = _SamplePart(batch, cluster_hashes(batch), None if ids is None else ids.astype(np.int64), len(batch))
     names = batch.columns.get("run")
     if names is None:
         return [(run, whole)]
     return [(str(name), whole.take(np.flatnonzero(names == name))) for name in dict.fromkeys(names.tolist())]
 
 
-def _capped(parts: list[_Part], slack: int = 1) -> list[_Part]:
+def _capped(parts: list[_SamplePart], slack: int = 1) -> list[_SamplePart]:
     """The prompts with the smallest hashes, once there is so many times what is looked at: the same in any order.
 
     A prompt is left out for what precedes it, which more data only add to. So what was cut stays cut, and with it all
@@ -151,7 +151,7 @@ def _capped(parts: list[_Part], slack: int = 1) -> list[_Part]:
     return [joined.below(int(beyond[0])) if len(beyond) else joined]
 
 
-def _joined(parts: Sequence[_Part]) -> _Part:
+def _joined(parts: Sequence[_SamplePart]) -> _SamplePart:
     batches = [part.batch for part in parts]
     lengths = np.concatenate([batch.segments.lengths for batch in batches])
     names = dict.fromkeys(name for batch in batches for name in batch.columns)
@@ -177,10 +177,10 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     )
     hashes = np.concatenate([part.hashes for part in parts])
     ids = joined([part.token_ids for part in parts])
-    return _Part(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
+    return _SamplePart(batch, hashes, ids, sum(part.seen for part in parts), min(part.cut for part in parts))
 
 
-def _sample(parts: list[_Part]) -> Sample:
+def _sample(parts: list[_SamplePart]) -> RunSample:
     """The sequences by the hash of their prompt and step, whatever order they were read in."""
     joined = _joined(_capped(parts))
     parts.clear()  # two copies at a time are enough
@@ -194,7 +194,7 @@ def _sample(parts: list[_Part]) -> Sample:
     _, cluster = np.unique(mixed[order], return_inverse=True)
     advantages = _advantages(part.batch, cluster)
     known = () if named is None else tuple(labels.tolist())
-    return Sample(part.batch, part.token_ids, advantages, cluster, step[order], known, joined.seen)
+    return RunSample(part.batch, part.token_ids, advantages, cluster, step[order], known, joined.seen)
 
 
 def _advantages(batch: TokenBatch, cluster: Ints) -> Float64s | None:

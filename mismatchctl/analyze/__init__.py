@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from mismatchctl.analyze.build import build_result
 from mismatchctl.analyze.logged import NAMES, LoggedSteps, Parts, step_tables
 from mismatchctl.analyze.micro_batches import numbered, warn_of_steps
-from mismatchctl.analyze.reading import Batches, Reading
+from mismatchctl.analyze.reading import Batches, DumpReading
 from mismatchctl.analyze.sequences import SequenceFile
 from mismatchctl.analyze.turns import are_within, by_turns
 from mismatchctl.contract import PARTIAL, TURN
@@ -23,7 +23,7 @@ from mismatchctl.engines.cache import Cached
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, ReplayOptions
-from mismatchctl.measure import Device, Kernel, Plan, Sums, kernel_for, reduce_batch
+from mismatchctl.measure import Device, Kernel, MeasurePlan, Sums, kernel_for, reduce_batch
 from mismatchctl.measure.accumulate import Accumulator
 from mismatchctl.result import Result, tell_all
 from mismatchctl.result.story import growth_of_run
@@ -53,8 +53,8 @@ class _Done:
 class _Pass:
     """What is done on each unit."""
 
-    plan: Plan
-    turns: Plan | None
+    plan: MeasurePlan
+    turns: MeasurePlan | None
     causes: Collector
     watches: bool
     replays: bool
@@ -165,14 +165,14 @@ def analyze(
     columns = tuple(column for column in by if column != TURN)
     extra = (*extra, TURN) if TURN in by else extra
     watched = (*(column for column in PARTIAL if column != TURN), *(COLUMNS if findings else ()))
-    reading = Reading(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
+    reading = DumpReading(paths, corrections, rename or {}, columns, on_bad, extra=extra, watched=watched)
     dump = reading.dump
     within = TURN in by and are_within(dump)
     for column in ("current_log_probs", "advantages") if losses else ():
         if not dump.has(column):
             problem = f"the loss {losses[0]} needs this column, which is missing"
             raise DataError(problem, file=dump.files[0].path, column=column, remedy="record it, or leave the loss out")
-    plan = Plan(
+    plan = MeasurePlan(
         tuple(corrections),
         columns if within else tuple(by),
         reading.has,

@@ -15,13 +15,13 @@ from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps import Dump, Problems
 from mismatchctl.files import natural_key
 from mismatchctl.finite import capped, finite, rounded_all
-from mismatchctl.measure import PairSums, Plan
+from mismatchctl.measure import MeasurePlan, PairSums
 from mismatchctl.measure.accumulate import Accumulator, RunTotals
 from mismatchctl.measure.bins import MAGNITUDES, magnitude_edges
-from mismatchctl.measure.close import Closed
+from mismatchctl.measure.close import ClosedSums
 from mismatchctl.measure.columns import MISMATCH
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, SUMMED
-from mismatchctl.measure.metrics import Estimate, Estimates, Row
+from mismatchctl.measure.metrics import Estimate, EstimateRow, Estimates
 from mismatchctl.measure.metrics.kept import BY_VALUE, OTHERS
 from mismatchctl.measure.tails import Worst
 from mismatchctl.result import (
@@ -58,7 +58,7 @@ CONTEXT, EXCERPT = 24, 64
 
 def build_result(
     dump: Dump,
-    plan: Plan,
+    plan: MeasurePlan,
     accumulator: Accumulator,
     tokens: Mapping[int, int],
     problems: Problems,
@@ -91,18 +91,18 @@ def input_files(dump: Dump, tokens: Mapping[int, int], problems: Problems) -> li
     ]  # fmt: skip
 
 
-def _run(name: str, plan: Plan, accumulator: Accumulator, dump: Dump) -> RunResult:
+def _run(name: str, plan: MeasurePlan, accumulator: Accumulator, dump: Dump) -> RunResult:
     totals = accumulator.runs[name]
     assert totals.overall is not None
     evaluate = accumulator.evaluator.evaluate
-    whole = evaluate(Closed.one(totals.overall, by_prompt=plan.by_prompt))
+    whole = evaluate(ClosedSums.one(totals.overall, by_prompt=plan.by_prompt))
     names = [correction.name for correction in plan.corrections]
     overall = Overall(
         metrics=_values(whole.metrics),
         corrections={name: _values(found) for name, found in zip(names, whole.corrections, strict=True)},
     )
     tables = Tables(plan, dump, name, accumulator.evaluator.columns)
-    steps = _groups(totals.steps, Row.joined(totals.groups), names)
+    steps = _groups(totals.steps, EstimateRow.joined(totals.groups), names)
     return RunResult(
         overall=overall,
         groups=steps,
@@ -120,8 +120,8 @@ def _by(totals: RunTotals, accumulator: Accumulator, tables: Tables) -> dict[str
     """A run by each value of each column."""
     plan, by = accumulator.plan, {}
     for column, cells in totals.by.items():
-        closed = (Closed.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
-        rows = Row.joined([accumulator.evaluator.evaluate(cell, BY_VALUE) for cell in closed])
+        closed = (ClosedSums.one(cell, by_prompt=plan.by_prompt) for cell in cells.values())
+        rows = EstimateRow.joined([accumulator.evaluator.evaluate(cell, BY_VALUE) for cell in closed])
         by[column] = _groups(list(cells), rows, [correction.name for correction in plan.corrections])
         by[column].clusters = tables.of_values([cells[value].table for value in by[column].labels])
     return by
@@ -138,7 +138,7 @@ def _values(estimates: Estimates) -> dict[str, Value]:
     return values
 
 
-def _groups(labels: Sequence[Any], rows: Row, names: Sequence[str]) -> Groups:
+def _groups(labels: Sequence[Any], rows: EstimateRow, names: Sequence[str]) -> Groups:
     """Estimates of the cells of these labels, in the labels' natural order."""
     order = sorted(range(len(labels)), key=lambda cell: _label_key(labels[cell]))
     others = {key: found for key, found in rows.metrics.items() if key in OTHERS}

@@ -11,12 +11,12 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.dumps import Dump
 from mismatchctl.finite import capped_all, rounded_all
-from mismatchctl.measure import ClusterTable, Plan
+from mismatchctl.measure import ClusterTable, MeasurePlan
 from mismatchctl.measure.columns import CLUSTERS, MISMATCH
 from mismatchctl.measure.hashes import Value as Label
 from mismatchctl.measure.hashes import step_hash
 from mismatchctl.measure.layers import LAYERS
-from mismatchctl.measure.table import Axis, Of
+from mismatchctl.measure.table import Of, TableAxis
 from mismatchctl.result import Clusters
 
 CLUSTER_DIGITS, LAYER_DIGITS = 9, 5
@@ -29,7 +29,7 @@ class Tables:
     A folded table keeps no layers: they would be a third of a long run's Result, and so many clusters tell by K3 alone.
     """
 
-    def __init__(self, plan: Plan, dump: Dump, run: str, axis: Axis) -> None:
+    def __init__(self, plan: MeasurePlan, dump: Dump, run: str, axis: TableAxis) -> None:
         files = [file for file in dump.files if file.run == run] or dump.files  # a column may name the runs
         has = {name for file in files for name in (*file.columns, *file.partition)}
         self._cap = plan.most_clusters
@@ -80,7 +80,7 @@ def rounded_sums(sums: Float64s, names: Sequence[str]) -> list[list[float]]:
     return rows
 
 
-def _column_title(of: Of, name: str, plan: Plan) -> str:
+def _column_title(of: Of, name: str, plan: MeasurePlan) -> str:
     """What a Result calls a column."""
     if isinstance(of, int):
         return f"{plan.corrections[of].name}/{name}"

@@ -13,7 +13,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.finite import finite
 from mismatchctl.frameworks import Framework
 from mismatchctl.frameworks.framework import ReplayOptions
-from mismatchctl.measure.groups import Cells, Groups
+from mismatchctl.measure.groups import Cells, GroupMerger
 from mismatchctl.measure.hashes import Value
 from mismatchctl.measure.reduce import cut
 
@@ -54,7 +54,7 @@ def _lists(offsets: pa.Array, values: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(offsets, pa.array(values.astype(np.float64)))
 
 
-class LoggedSteps(Groups[list[pa.Table]]):
+class LoggedSteps(GroupMerger[list[pa.Table]]):
     """What one framework logs, by run, step and correction.
 
     Attributes:

@@ -115,7 +115,7 @@ class _ReadUnit:
         return (replace(self, work=work) for work in self.work.asked(file))
 
 
-class Reading:
+class DumpReading:
     """A dump opened for corrections, and what is known of it while it is read.
 
     Attributes:

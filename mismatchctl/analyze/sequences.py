@@ -15,7 +15,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.files import remove, replaced_when_done, scratch_folder
 from mismatchctl.finite import finite_table
 from mismatchctl.marks import PARQUET
-from mismatchctl.measure import Plan
+from mismatchctl.measure import MeasurePlan
 from mismatchctl.measure.accumulate import Factors
 from mismatchctl.measure.columns import MISMATCH
 
@@ -29,7 +29,9 @@ _KEYS = ("_run", "_step", "_scope")
 class SequenceFile:
     """Collects rows in the order of the input and writes them at the end; does nothing without a path."""
 
-    def __init__(self, path: str | Path | None, join: str | Path | None, plan: Plan, files: Sequence[DumpFile]) -> None:
+    def __init__(
+        self, path: str | Path | None, join: str | Path | None, plan: MeasurePlan, files: Sequence[DumpFile]
+    ) -> None:
         if join is not None and path is None:
             raise ConfigError("--join needs --sequences: it adds columns to that file")
         self._path, self._join, self._plan, self._files = path, join, plan, files

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mismatchctl.browse.read import OnBad, Row, rows_of
+from mismatchctl.browse.read import OnBad, SequenceRow, rows_of
 from mismatchctl.browse.thresholds import Threshold, thresholds_of
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.result import Result
 from mismatchctl.vocabulary import Vocabulary, vocabulary_of
 
-__all__ = ["Browsed", "Row", "Threshold", "Vocabulary", "browse", "places_of", "vocabulary_of"]
+__all__ = ["Browsed", "SequenceRow", "Threshold", "Vocabulary", "browse", "places_of", "vocabulary_of"]
 
 MOST_SEQUENCES = 20
 """Sequences that are shown where nobody names any: the worst."""
@@ -31,7 +31,7 @@ class Browsed:
         vocabulary: what token ids read as.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[SequenceRow, ...]
     thresholds: tuple[Threshold, ...]
     vocabulary: Vocabulary
 

@@ -25,7 +25,7 @@ MOST_TOKENS = 4_096
 
 
 @dataclass(frozen=True)
-class Row:
+class SequenceRow:
     """One sequence.
 
     Attributes:
@@ -64,7 +64,7 @@ class Row:
 
 def rows_of(
     paths: Sequence[str], places: Sequence[tuple[str, int]], rename: Mapping[str, str], on_bad: OnBad = "error"
-) -> list[Row]:
+) -> list[SequenceRow]:
     """The sequences at these places, in this order.
 
     Raises:
@@ -72,7 +72,7 @@ def rows_of(
     """
     dump = open_dump(paths, rename=rename, aliases=column_aliases(), wanted=_WANTED, watched=_WATCHED, on_bad=on_bad)
     wanted = [(_file(dump, path), row) for path, row in places]
-    found: dict[tuple[int, int], Row] = {}
+    found: dict[tuple[int, int], SequenceRow] = {}
     for unit in dump.units:
         rows = {row for file, row in wanted if file == unit.file and unit.start <= row < unit.start + unit.rows}
         if rows:
@@ -94,7 +94,7 @@ def _file(dump: Dump, path: str) -> DumpFile:
     return same[0]
 
 
-def _read(dump: Dump, unit: Unit, wanted: set[int]) -> dict[tuple[int, int], Row]:
+def _read(dump: Dump, unit: Unit, wanted: set[int]) -> dict[tuple[int, int], SequenceRow]:
     seen: list[Rows] = []
     found = {}
     for batch in dump.read(unit, Problems(), seen.append):
@@ -106,7 +106,7 @@ def _read(dump: Dump, unit: Unit, wanted: set[int]) -> dict[tuple[int, int], Row
     return found
 
 
-def _row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Row:
+def _row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> SequenceRow:
     ids = whole.tokens.get("token_ids")
     size = np.abs(batch.train.astype(np.float64) - batch.rollout.astype(np.float64))
     first, last = 0, batch.tokens
@@ -114,7 +114,7 @@ def _row(file: DumpFile, row: int, batch: TokenBatch, whole: Rows) -> Row:
         first = min(max(0, int(np.argmax(size)) - MOST_TOKENS // 2), last - MOST_TOKENS)
         last = first + MOST_TOKENS
     facts = {name: value for name, values in whole.columns.items() for value in values[:1].tolist() if _said(value)}
-    return Row(
+    return SequenceRow(
         file=file.path, row=row, run=str(facts.pop("run", file.run)), facts=facts, batch=batch, mask=whole.mask,
         ids=None if ids is None or ids.ndim != 1 else np.nan_to_num(ids, nan=-1).astype(np.int64),
         position=whole.position[whole.mask], experts=_experts(whole), first=first, last=last,

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.analyze.trims import trims_of
-from mismatchctl.browse.read import OnBad, Row
+from mismatchctl.browse.read import OnBad, SequenceRow
 from mismatchctl.correction import Correction
-from mismatchctl.correction.apply import Applied, apply
+from mismatchctl.correction.apply import CorrectedBlock, apply
 from mismatchctl.dumps import open_dump
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.ratios import ratios_of
-from mismatchctl.sweep import Axis, Study, sweep
+from mismatchctl.sweep import Study, ThresholdAxis, sweep
 
 POINTS = 41
 """Values of a bound, the one that is set in the middle."""
@@ -57,7 +57,7 @@ class Threshold:
 def thresholds_of(
     paths: Sequence[str],
     corrections: Sequence[Correction],
-    rows: Sequence[Row],
+    rows: Sequence[SequenceRow],
     rename: Mapping[str, str],
     on_bad: OnBad = "error",
 ) -> list[Threshold]:
@@ -92,7 +92,7 @@ def thresholds_of(
     return found
 
 
-def _axes(correction: Correction) -> Iterator[Axis]:
+def _axes(correction: Correction) -> Iterator[ThresholdAxis]:
     """The finite bounds of gates, then of the weight."""
     for number, gate in enumerate(correction.gates):
         for side, bound in enumerate(gate.keep):
@@ -107,7 +107,7 @@ def _axes(correction: Correction) -> Iterator[Axis]:
                 yield _axis(f"weight.{name}.{side}", bound, True, interval, side)  # type: ignore[arg-type]
 
 
-def _axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> Axis:
+def _axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None], side: int) -> ThresholdAxis:
     """Values about a bound: of a ratio as far from 1, of others as far from 0; never beyond the other bound."""
     factors = np.geomspace(1 / _REACH, _REACH, POINTS)
     if ratio and bound > 0 and bound != 1:
@@ -123,16 +123,16 @@ def _axis(path: str, bound: float, ratio: bool, interval: Sequence[float | None]
         place = rising.index(bound)
         reach = min(place, len(rising) - 1 - place) or 0
         rising = rising[place - reach : place + reach + 1]
-    return Axis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
+    return ThresholdAxis(path, tuple(float(f"{value:.10g}") if value != bound else bound for value in rising))
 
 
 def _trimmed(
     corrections: Sequence[Correction],
     paths: Sequence[str],
-    rows: Sequence[Row],
+    rows: Sequence[SequenceRow],
     rename: Mapping[str, str],
     on_bad: OnBad,
-) -> Sequence[Row]:
+) -> Sequence[SequenceRow]:
     """The sequences, knowing what gates over: batch drop of their steps."""
     if not any(gate.over == "batch" for correction in corrections for gate in correction.gates):
         return rows
@@ -141,13 +141,13 @@ def _trimmed(
     return [replace(row, batch=trims.on(row.batch, row.run)) for row in rows]
 
 
-def _applied(correction: Correction, row: Row) -> Applied:
+def _applied(correction: Correction, row: SequenceRow) -> CorrectedBlock:
     if lacking := row.batch.lacking(correction.columns):
         raise ConfigError(f"{correction.name} needs {', '.join(lacking)}, which the dump has not")
     return apply(correction, ratios_of(row.batch, correction.sources), row.batch)
 
 
-def _states(applied: Applied) -> NDArray[np.uint8]:
+def _states(applied: CorrectedBlock) -> NDArray[np.uint8]:
     states = np.where(applied.kept.expanded(), KEPT, REJECTED).astype(np.uint8)
     if applied.weights is not None:
         beyond = applied.weights.low | applied.weights.high
@@ -157,7 +157,7 @@ def _states(applied: Applied) -> NDArray[np.uint8]:
     return states
 
 
-def _reasons(applied: Applied) -> list[str]:
+def _reasons(applied: CorrectedBlock) -> list[str]:
     said = [""] * applied.kept.segments.tokens
     for number, outcome in enumerate(applied.gates):
         gate = outcome.gate

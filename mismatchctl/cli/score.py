@@ -56,13 +56,13 @@ def score(
     One sequence at a time, so that its numbers do not depend on others. What an interrupted run has written is kept:
     give the same command again. MODEL is read from the disk as save_pretrained wrote it; needs the extra `score`.
     """
-    from mismatchctl.score import Choice, Settings, fingerprint, write_replay
+    from mismatchctl.score import SequenceChoice, Settings, fingerprint, write_replay
     from mismatchctl.score import score as run
 
     if worst is not None and sample is not None:
         raise ConfigError("--worst and --sample both choose sequences: give one of them")
     count = worst or sample
-    choice = None if count is None else Choice(count, worst=worst is not None)
+    choice = None if count is None else SequenceChoice(count, worst=worst is not None)
     if replay is not None:
         if out is not None or len(named) != 1:
             raise ConfigError("--replay writes the sequences of one dump and scores none: name DUMPS alone, and no -o")

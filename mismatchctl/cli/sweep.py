@@ -19,7 +19,7 @@ from mismatchctl.cli.places import check_places, or_stdout
 from mismatchctl.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
-    from mismatchctl.sweep import Axis, Study
+    from mismatchctl.sweep import Study, ThresholdAxis
     from mismatchctl.sweep.targets import Wish
 
 shortcut_option = partial(
@@ -76,7 +76,7 @@ class Shortcuts:
 
         weight: dict[str, Any] | None = None
         gates: list[dict[str, Any]] = []
-        axes: list[Axis] = []
+        axes: list[ThresholdAxis] = []
         if self.is_threshold is not None:
             weight = {"level": self.is_level, "truncate": 1.0}
             axes.append(_numbers("weight.truncate", self.is_threshold, "--is-threshold"))
@@ -144,7 +144,7 @@ def sweep(
         *shortcuts.studies(),
     ]
 
-    from mismatchctl.sweep import USUAL, Outlook
+    from mismatchctl.sweep import USUAL, ForecastRequest
     from mismatchctl.sweep import sweep as run
 
     where = engine.chosen()
@@ -159,7 +159,7 @@ def sweep(
             progress=progress,
             notice=lambda sentence: warn([sentence], quiet),
             wishes=wishes,
-            outlook=Outlook(batch, tuple(at_length or ()), at_step),
+            outlook=ForecastRequest(batch, tuple(at_length or ()), at_step),
             micro_batch_size=micro_batch_size,
         )
     with outputs(quiet):
@@ -192,13 +192,13 @@ def _varied(named: Sequence[str], configs: Sequence[str], vary: Sequence[str], q
     return list(studies(chosen, [_axis(text) for text in vary]))
 
 
-def _axis(text: str) -> Axis:
-    from mismatchctl.sweep import Axis
+def _axis(text: str) -> ThresholdAxis:
+    from mismatchctl.sweep import ThresholdAxis
 
     path, equals, values = text.partition("=")
     if not (path and equals and values):
         raise ConfigError(f"--vary {text}: write PATH=values, as in weight.clip.1=1.1:4:30")
-    return Axis.parse(path.strip(), values.strip())
+    return ThresholdAxis.parse(path.strip(), values.strip())
 
 
 def _from_file(path: Path) -> list[Study]:
@@ -217,11 +217,11 @@ def _from_file(path: Path) -> list[Study]:
     return list(studies_from_mapping(data, named, str(path)))
 
 
-def _numbers(path: str, text: str, flag: str) -> Axis:
+def _numbers(path: str, text: str, flag: str) -> ThresholdAxis:
     """The axis of a shortcut, which takes numbers alone."""
-    from mismatchctl.sweep import Axis
+    from mismatchctl.sweep import ThresholdAxis
 
-    axis = Axis.parse(path, text, flag)
+    axis = ThresholdAxis.parse(path, text, flag)
     if not axis.is_numeric:
         raise ConfigError(f"{flag} {text}: write a number, a list a,b,c or a range a:b:n, as in 1.1:4:30")
     return axis

@@ -18,7 +18,7 @@ from mismatchctl.cli.places import check_places, on_disk
 from mismatchctl.errors import EXIT_CHECK_FAILED, ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mismatchctl.watch import Look
+    from mismatchctl.watch import Snapshot
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -105,7 +105,7 @@ def watch(
         )
 
 
-def _show(look: Look, first: bool, quiet: bool) -> list[str]:
+def _show(look: Snapshot, first: bool, quiet: bool) -> list[str]:
     """Print what is new; gives what failed."""
     from mismatchctl.render.watching import answers, failures, head, lines
 

@@ -19,14 +19,14 @@ from mismatchctl.compare.model import (
     Side,
     comparison_schema,
 )
-from mismatchctl.compare.sources import Source, read_sources
+from mismatchctl.compare.sources import ComparedRun, read_sources
 from mismatchctl.compare.tokens import pair_tokens
 from mismatchctl.compare.words import details, headline
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import Dump, open_dump
 from mismatchctl.engines import Engine
 from mismatchctl.frameworks import column_aliases
-from mismatchctl.resample import Sample, sample_of_run
+from mismatchctl.resample import ClusterSample, sample_of_run
 from mismatchctl.result import Result, Value
 
 _NOT_MEASURED = Value(value=None, status="not measured")
@@ -92,7 +92,7 @@ def compare(
     )
 
 
-def _side(source: Source, sample: Sample) -> Side:
+def _side(source: ComparedRun, sample: ClusterSample) -> Side:
     return Side(
         name=source.name,
         source=source.argument.path,
@@ -107,7 +107,9 @@ def _side(source: Source, sample: Sample) -> Side:
     )
 
 
-def _correction_changes(first: Source, other: Source, samples: tuple[Sample, Sample]) -> dict[str, Tested]:
+def _correction_changes(
+    first: ComparedRun, other: ComparedRun, samples: tuple[ClusterSample, ClusterSample]
+) -> dict[str, Tested]:
     """Metrics of every correction that both sides have by the same definition, as `name/key`."""
     return {
         f"{correction.name}/{key}": tested
@@ -123,9 +125,9 @@ def _correction_changes(first: Source, other: Source, samples: tuple[Sample, Sam
 
 
 def _contrast(
-    first: Source,
-    other: Source,
-    samples: tuple[Sample, Sample],
+    first: ComparedRun,
+    other: ComparedRun,
+    samples: tuple[ClusterSample, ClusterSample],
     changes: dict[str, Change],
     corrected: dict[str, Change],
 ) -> Contrast:
@@ -156,7 +158,7 @@ def _by_correction(changes: Mapping[str, Change]) -> dict[str, dict[str, Change]
     return found
 
 
-def _paired(first: Source, samples: tuple[Sample, Sample], shared: int, *, same: bool) -> str:
+def _paired(first: ComparedRun, samples: tuple[ClusterSample, ClusterSample], shared: int, *, same: bool) -> str:
     """What the two have in common, which is what their difference does not vary with."""
     what = f"{first.run.clusters.by}s" if first.run.clusters.by != "content" else "sequences"
     if same:
@@ -166,7 +168,7 @@ def _paired(first: Source, samples: tuple[Sample, Sample], shared: int, *, same:
     return f"not paired: no {what} in common"
 
 
-def _decompositions(first: Source, other: Source) -> list[Decomposition]:
+def _decompositions(first: ComparedRun, other: ComparedRun) -> list[Decomposition]:
     """By every quantity that both sides know, in the order in which people ask."""
     steps = by_steps(first.run, other.run)
     values = [by_values(column, first.run, other.run) for column in first.run.by if column in other.run.by]
@@ -178,7 +180,7 @@ def _decompositions(first: Source, other: Source) -> list[Decomposition]:
     return [found for found in (steps, *values, *bins) if found is not None]
 
 
-def _matrix(sources: Sequence[Source]) -> Matrix | None:
+def _matrix(sources: Sequence[ComparedRun]) -> Matrix | None:
     """Pairs of engines, in the order in which they were named; None where fewer than two were."""
     named = {(s.argument.rollout, s.argument.trainer): s for s in sources if s.argument.rollout is not None}
     if len(named) < 2:
@@ -189,7 +191,7 @@ def _matrix(sources: Sequence[Source]) -> Matrix | None:
     return Matrix(rollouts=rollouts, trainers=trainers, cells=cells)
 
 
-def _cell(source: Source | None) -> Cell | None:
+def _cell(source: ComparedRun | None) -> Cell | None:
     if source is None:
         return None
     metrics = source.run.overall.metrics

@@ -16,9 +16,9 @@ from mismatchctl.gate.comparison import compare, layers_of, linear
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.resample import (
+    ClusterSample,
     Draws,
     Exchange,
-    Sample,
     TableMetric,
     find_metric,
     holm,
@@ -50,7 +50,7 @@ class Tested:
 def metric_changes(
     reference: Mapping[str, Value],
     other: Mapping[str, Value],
-    samples: tuple[Sample, Sample],
+    samples: tuple[ClusterSample, ClusterSample],
     correction: Correction | None = None,
 ) -> dict[str, Tested]:
     """Each metric (of a correction) that both sides have, in the order of the reference; the p-values are raw."""
@@ -64,7 +64,7 @@ def metric_changes(
     return {key: _change(metrics.get(key), reference[key], other[key], pairs.get(key), p.get(key)) for key in keys}
 
 
-def _p_values(metrics: Mapping[str, TableMetric], samples: tuple[Sample, Sample]) -> dict[str, float]:
+def _p_values(metrics: Mapping[str, TableMetric], samples: tuple[ClusterSample, ClusterSample]) -> dict[str, float]:
     """Two-sided, by relabeling clusters as the gate does: each metric by itself, K3 by layers where both have them."""
     reference, other = samples
     if not metrics or not all(map(len, samples)):
@@ -112,7 +112,7 @@ def _known(key: str, correction: Correction | None) -> TableMetric | None:
         return None  # of another version
 
 
-def _has_columns(metric: TableMetric, samples: Sequence[Sample]) -> bool:
+def _has_columns(metric: TableMetric, samples: Sequence[ClusterSample]) -> bool:
     try:
         for sample in samples:
             metric.columns(sample)

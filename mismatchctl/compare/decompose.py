@@ -17,7 +17,7 @@ from mismatchctl.batch import Bools, Float64s
 from mismatchctl.compare.model import Carrier, Contribution, Decomposition, Label
 from mismatchctl.errors import DataError
 from mismatchctl.finite import finite
-from mismatchctl.resample import Sample, find_metric, resample, sample_of_step, sample_of_value
+from mismatchctl.resample import ClusterSample, find_metric, resample, sample_of_step, sample_of_value
 from mismatchctl.result import Breakdown, Groups, RunResult
 
 MOST = 0.75
@@ -31,14 +31,14 @@ _REPLICATES = 2048
 
 
 @dataclass(frozen=True)
-class Parts:
+class PartMeans:
     """Tokens and mean K3 of each part on one side, [..., B]; K3 is NaN where there is no token."""
 
     tokens: Float64s
     k3: Float64s
 
 
-def contributions(reference: Parts, other: Parts) -> tuple[Float64s, Float64s]:
+def contributions(reference: PartMeans, other: PartMeans) -> tuple[Float64s, Float64s]:
     """(mix, level) of each part [..., B]; they add up to the difference of the means."""
     with np.errstate(all="ignore"):
         before, after = (side.tokens / side.tokens.sum(axis=-1, keepdims=True) for side in (reference, other))
@@ -59,7 +59,9 @@ def by_bin(reference: Breakdown, other: Breakdown) -> Decomposition | None:
     for side in (reference, other):
         where = {low: index for index, low in enumerate(side.low)}
         rows = [where.get(low) for low in lows]
-        sides.append(Parts(_picked([float(count) for count in side.tokens], rows, 0.0), _picked(side.k3, rows, np.nan)))
+        sides.append(
+            PartMeans(_picked([float(count) for count in side.tokens], rows, 0.0), _picked(side.k3, rows, np.nan))
+        )
         errors.append(_picked(side.k3_se, rows, np.nan))
     mix, level = contributions(*sides)
     se = _level_errors(sides, errors)
@@ -75,20 +77,20 @@ def by_steps(reference: RunResult, other: RunResult) -> Decomposition | None:
 def by_values(column: str, reference: RunResult, other: RunResult) -> Decomposition | None:
     """By the values of a `--by` column that both were broken down by."""
 
-    def sample(run: RunResult, index: int) -> Sample:
+    def sample(run: RunResult, index: int) -> ClusterSample:
         return sample_of_value(run, column, index)
 
     return _by_label(column, False, (reference, other), (reference.by[column], other.by[column]), sample)
 
 
-def _level_errors(sides: Sequence[Parts], errors: Sequence[Float64s]) -> Float64s:
+def _level_errors(sides: Sequence[PartMeans], errors: Sequence[Float64s]) -> Float64s:
     """Standard error of each level, from those of K3 on either side, as if nothing were paired."""
     shares = [side.tokens / max(side.tokens.sum(), 1) for side in sides]
     found: Float64s = (shares[0] + shares[1]) / 2 * np.hypot(*errors)
     return found
 
 
-SampleOf = Callable[[RunResult, int], Sample]
+SampleOf = Callable[[RunResult, int], ClusterSample]
 """The clusters of one step or value of a run, by its index."""
 
 
@@ -115,9 +117,9 @@ def _by_label(
     return _decomposition(quantity, ordered, [{"label": label} for label in labels], sides, (mix, level), se)
 
 
-def _of_groups(side: Groups, rows: Sequence[int | None]) -> Parts:
+def _of_groups(side: Groups, rows: Sequence[int | None]) -> PartMeans:
     tokens, k3 = (side.metrics[key].value for key in ("tokens", "k3"))
-    return Parts(_picked(tokens, rows, 0.0), _picked(k3, rows, np.nan))
+    return PartMeans(_picked(tokens, rows, 0.0), _picked(k3, rows, np.nan))
 
 
 def _resampled_errors(
@@ -132,7 +134,7 @@ def _resampled_errors(
     except DataError:
         return None
     shape = _REPLICATES, count
-    drawn = [Parts(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
+    drawn = [PartMeans(np.zeros(shape), np.full(shape, np.nan)) for _ in runs]
     for (side, part, _), (tokens, k3) in zip(places, resample(samples, metrics, _REPLICATES), strict=True):
         drawn[side].tokens[:, part], drawn[side].k3[:, part] = tokens.resampled, k3.resampled
     with np.errstate(all="ignore"):
@@ -147,7 +149,7 @@ def _decomposition(
     quantity: str,
     ordered: bool,
     places: Sequence[Mapping[str, Label]],
-    sides: Sequence[Parts],
+    sides: Sequence[PartMeans],
     found: tuple[Float64s, Float64s],
     se: Float64s,
 ) -> Decomposition | None:

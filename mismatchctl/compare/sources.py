@@ -34,7 +34,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Source:
+class ComparedRun:
     """One run to compare: its part of a Result, and how its dump is `opened` again where it comes from one.
 
     `alone` says that its argument holds no other run; `corrections` are those that it was analyzed with; `storage` is
@@ -79,7 +79,7 @@ def _unquoted(text: str) -> str:
 
 def read_sources(
     texts: Sequence[str], analyzed: Callable[[str], Result], opened: Opened
-) -> tuple[list[Source], list[str]]:
+) -> tuple[list[ComparedRun], list[str]]:
     """Every run of every argument, in their order, under names of their own; and what to warn about.
 
     Args:
@@ -93,7 +93,7 @@ def read_sources(
     """
     arguments = [parse_argument(text) for text in texts]
     _check_pairs(arguments)
-    sources: list[Source] = []
+    sources: list[ComparedRun] = []
     warnings: list[str] = []
     for argument in arguments:
         saved = is_result(argument.path)
@@ -105,7 +105,9 @@ def read_sources(
         warnings += [f"left out of {row.file}: {row.count:,}, {row.reason}" for row in result.provenance.left_out]
         corrections, alone = tuple(result.corrections), len(result.runs) == 1
         sources += [
-            Source(name, argument, name, run, alone, corrections, None if saved else opened, storage_of(result, name))
+            ComparedRun(
+                name, argument, name, run, alone, corrections, None if saved else opened, storage_of(result, name)
+            )
             for name, run in result.runs.items()
         ]
     if len(sources) < 2:
@@ -114,7 +116,7 @@ def read_sources(
     return named, [*warnings, *_stored_otherwise(named)]
 
 
-def _stored_otherwise(sources: Sequence[Source]) -> Iterator[str]:
+def _stored_otherwise(sources: Sequence[ComparedRun]) -> Iterator[str]:
     """Warnings about log-probs whose storage alone would make a difference."""
     first, *others = sources
     for other in others:
@@ -131,7 +133,7 @@ def _check_pairs(arguments: Sequence[Argument]) -> None:
             raise ConfigError(f"rollout={rollout},trainer={trainer} is named {times} times: a pair has one dump")
 
 
-def _named(sources: Sequence[Source]) -> list[Source]:
+def _named(sources: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Sources under different names: the engines, else the run, else with the path before it, else numbered."""
     names = [f"{s.argument.rollout} → {s.argument.trainer}" if s.argument.rollout else s.run_name for s in sources]
     shared = Counter(names)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Ints, Segments, TokenBatch
 from mismatchctl.compare.model import PairedTokens
 from mismatchctl.compare.moved import Moved
-from mismatchctl.compare.sources import Source
+from mismatchctl.compare.sources import ComparedRun
 from mismatchctl.dumps import Dump, Problems, Unit
 from mismatchctl.measure.table import Hashes, hash_values, mix
 from mismatchctl.ratios import Ratios
@@ -46,7 +46,7 @@ class _Index:
     units: Ints
 
 
-def pair_tokens(reference: Source, other: Source) -> tuple[PairedTokens | None, str]:
+def pair_tokens(reference: ComparedRun, other: ComparedRun) -> tuple[PairedTokens | None, str]:
     """Pair two sides token by token; or None, and why not."""
     if reference.dump is None or other.dump is None:
         return None, NO_TOKENS
@@ -68,7 +68,7 @@ def pair_tokens(reference: Source, other: Source) -> tuple[PairedTokens | None, 
     return moved.finish(matched_by, unmatched), "ok"
 
 
-def _batches(source: Source, unit: Unit) -> Iterator[TokenBatch]:
+def _batches(source: ComparedRun, unit: Unit) -> Iterator[TokenBatch]:
     """The sequences of a unit that are of the run and have tokens."""
     assert source.dump is not None
     for batch in source.dump.read(unit, Problems()):
@@ -86,7 +86,7 @@ def _is_of_run(batch: TokenBatch, default: str, wanted: str) -> Bools:
     return np.array([(default if run is None or run != run else str(run)) == wanted for run in names])
 
 
-def _index(source: Source, with_ids: bool, names: list[str]) -> _Index:
+def _index(source: ComparedRun, with_ids: bool, names: list[str]) -> _Index:
     assert source.dump is not None
     hashes: dict[str, list[Hashes]] = {name: [np.zeros(0, np.uint64)] for name in (*CONTENTS, "name")}
     units: list[Ints] = [np.zeros(0, np.int64)]
@@ -182,7 +182,7 @@ class _Held:
     train: NDArray[Any]
 
 
-class _Part:
+class _SequencePart:
     """Collects sequences to hold; of their batches no more than what will be asked for."""
 
     def __init__(self) -> None:
@@ -212,7 +212,7 @@ def _emptied(arrays: list[NDArray[Any]]) -> NDArray[Any]:
     return flat
 
 
-def _chosen(source: Source, units: Ints, keys: Hashes, wanted: Hashes) -> Iterator[tuple[TokenBatch, Hashes]]:
+def _chosen(source: ComparedRun, units: Ints, keys: Hashes, wanted: Hashes) -> Iterator[tuple[TokenBatch, Hashes]]:
     """The wanted sequences with their keys, batch by batch, from the units that hold any."""
     assert source.dump is not None
     chosen = np.isin(keys, wanted)
@@ -228,12 +228,12 @@ def _chosen(source: Source, units: Ints, keys: Hashes, wanted: Hashes) -> Iterat
 
 def _parts(found: Iterable[tuple[TokenBatch, Hashes]]) -> Iterator[_Held]:
     """As many sequences at a time as may be held."""
-    part = _Part()
+    part = _SequencePart()
     for batch, keys in found:
         part.add(batch, keys)
         if part.tokens >= MOST_HELD:
             yield part.held()
-            part = _Part()
+            part = _SequencePart()
     if part.tokens:
         yield part.held()
 

@@ -27,11 +27,11 @@ from mismatchctl.correction.selection import Selection
 from mismatchctl.correction.weights import Weights
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
 
-__all__ = ["Applied", "Selection", "Weights", "apply", "gate_bounds", "measure", "reaching"]
+__all__ = ["CorrectedBlock", "Selection", "Weights", "apply", "gate_bounds", "measure", "reaching"]
 
 
 @dataclass(frozen=True)
-class Applied:
+class CorrectedBlock:
     """A Correction applied to a block: weights, each gate's verdict, and what remains.
 
     Attributes:
@@ -54,7 +54,9 @@ class Applied:
         return bounded if self.weights.per_token else self.kept.segments.spread(bounded)
 
 
-def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, calm: bool = False) -> Applied:
+def apply(
+    correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatch, *, calm: bool = False
+) -> CorrectedBlock:
     """Apply `correction` to a block.
 
     Args:
@@ -81,7 +83,7 @@ def apply(correction: Correction, ratios: Mapping[str, Ratios], batch: TokenBatc
             counted = counted.without(outcome.low).without(outcome.high)
     rule = correction.weight
     weights = None if rule is None else _weigh(rule, ratios, batch, kept, calm)
-    return Applied(weights, tuple(outcomes), kept, counted)
+    return CorrectedBlock(weights, tuple(outcomes), kept, counted)
 
 
 def _weigh(rule: Weight, ratios: Mapping[str, Ratios], batch: TokenBatch, kept: Selection, calm: bool) -> Weights:

@@ -19,7 +19,7 @@ LEVELS = {"ratio": ("token", "sequence", "geometric", "mean", "min", "max"), "ag
 """Where a statistic has others."""
 
 
-class _Strict(BaseModel):
+class _CorrectionModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @model_validator(mode="before")
@@ -65,7 +65,7 @@ _SOURCE = (
 _OVER = "over the sequence, or over each run of adjacent valid tokens (a turn)"
 
 
-class Gate(_Strict):
+class Gate(_CorrectionModel):
     """Keeps what has a statistic inside a closed interval; rejects the rest: a token, or a whole sequence."""
 
     statistic: Literal[
@@ -198,7 +198,7 @@ class Gate(_Strict):
         return f"{'veto' if self.is_veto else self.level} {self.statistic} {kept}"
 
 
-class Weight(_Strict):
+class Weight(_CorrectionModel):
     """The importance weight of each token: a ratio at a level, bounded, normalized.
 
     Exactly one of `truncate`, `clip`, `zero` may be given; none of them leaves the ratio as it is
@@ -283,7 +283,7 @@ class Weight(_Strict):
         return self.level == "token" or self.over == "segment"
 
 
-class Correction(_Strict):
+class Correction(_CorrectionModel):
     """A weight rule, gates in their order, and the surrogate loss that both enter.
 
     Weights and rejection are separate things: gates never edit weights, weights never edit the mask.

@@ -21,7 +21,7 @@ _OFTEN, _MOST, _SLACK = 0.005, 0.99, 0.02
 
 
 @dataclass(frozen=True)
-class Scale:
+class LogitScale:
     """One factor between the log-probs of the rollout and of the trainer, relative to the most likely token.
 
     Attributes:
@@ -65,7 +65,7 @@ def _lists(case: Case) -> tuple[Float64s, Float64s, Ints] | None:
 
 
 @once
-def scale(case: Case) -> Scale | None:
+def scale(case: Case) -> LogitScale | None:
     """The factor between both sides, where it is not 1 and little else is between them."""
     lists = _lists(case)
     if lists is None:
@@ -85,7 +85,7 @@ def scale(case: Case) -> Scale | None:
     error = float(np.sqrt((own**2).sum() * used / (used - 1))) / (2 * factor * whole_b)
     if explained < _EXPLAINED or abs(factor - 1) < max(_Z * error, _LEAST_CHANGE):
         return None
-    return Scale(1 / factor, (1 / (factor + 2 * error), 1 / max(factor - 2 * error, 1e-9)), explained)
+    return LogitScale(1 / factor, (1 / (factor + 2 * error), 1 / max(factor - 2 * error, 1e-9)), explained)
 
 
 @once

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s, Floats, Ints, Segments
 from mismatchctl.dumps import Rows
-from mismatchctl.measure.kernels.look import CAP, Look, look_at
+from mismatchctl.measure.kernels.look import CAP, RowScan, look_at
 from mismatchctl.measure.table import Hashes, both, mix
 
 LEAST_SAMPLE, LARGEST_SAMPLE, SAMPLED = 1 << 16, 1 << 18, 1 / 32
@@ -78,7 +78,7 @@ Flags = Callable[[Rows], Mapping[str, Marks]]
 
 
 @dataclass(frozen=True)
-class Sample:
+class RowSample:
     """Whole rows, chosen by a hash of their content: the lowest hashes, up to `size` tokens.
 
     Equal rows have equal hashes, so that duplicates are sampled together. Causes are told from these rows; counts
@@ -93,7 +93,7 @@ class Sample:
     size: int
 
     @classmethod
-    def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> Sample:
+    def of(cls, hashes: Hashes, rows: Rows, size: int, tokens: int = 0) -> RowSample:
         """The rows that a sample of these would keep.
 
         Where they are part of a run of about so many `tokens`, rows whose hash is twice as high as those of a sample
@@ -115,7 +115,7 @@ class Sample:
         if len(self.parts) == 1:
             return self.parts[0]
         hashes, rows = zip(*self.parts, strict=True)
-        return Sample.of(np.concatenate(hashes), _concatenated(rows), self.size).parts[0]
+        return RowSample.of(np.concatenate(hashes), _concatenated(rows), self.size).parts[0]
 
     @cached_property
     def _held(self) -> int:
@@ -132,12 +132,12 @@ class Sample:
         """The rows, in the order of their hashes."""
         return self._chosen[1]
 
-    def __add__(self, other: Sample) -> Sample:
-        both = Sample((*self.parts, *other.parts), self.size)
+    def __add__(self, other: RowSample) -> RowSample:
+        both = RowSample((*self.parts, *other.parts), self.size)
         vars(both)["_held"] = held = self._held + other._held  # of thousands of parts, none is counted twice
-        return Sample((both._chosen,), self.size) if held > 2 * self.size else both
+        return RowSample((both._chosen,), self.size) if held > 2 * self.size else both
 
-    def moved(self, by: int) -> Sample:
+    def moved(self, by: int) -> RowSample:
         """The same rows of files that lie so many places further on in the dump."""
         return replace(self, parts=tuple((hashes, replace(rows, file=rows.file + by)) for hashes, rows in self.parts))
 
@@ -161,7 +161,7 @@ class Evidence:
 
     tallies: dict[str, Tally] = field(default_factory=dict)
     cells: Cells = field(default_factory=dict)
-    sample: Sample | None = None
+    sample: RowSample | None = None
     tokens: int = 0
     sequences: int = 0
 
@@ -185,7 +185,7 @@ class Evidence:
         """The same with the sample that would have been taken of a run of about so many `tokens`."""
         if self.sample is None:
             return self
-        return replace(self, sample=Sample.of(self.sample.hashes, self.sample.rows, size, tokens))
+        return replace(self, sample=RowSample.of(self.sample.hashes, self.sample.rows, size, tokens))
 
 
 def gather(
@@ -203,7 +203,7 @@ def _of_run(rows: Rows, by: Sequence[str], flags: Sequence[Flags], size: int, to
         rows = replace(rows, look=look_at(rows.train, rows.rollout, rows.mask, rows.segments.offsets))
     pieces = [rows] if compiled else rows.pieces()
     evidence = reduce(add, (_of_piece(piece, by, flags, compiled) for piece in pieces), Evidence())
-    return replace(evidence, sample=Sample.of(_content(rows), replace(rows, look=None), size, tokens))
+    return replace(evidence, sample=RowSample.of(_content(rows), replace(rows, look=None), size, tokens))
 
 
 def _of_piece(rows: Rows, by: Sequence[str], flags: Sequence[Flags], compiled: bool) -> Evidence:
@@ -239,7 +239,7 @@ def _content(rows: Rows) -> Hashes:
 
 
 def level_sums(
-    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: Look | None = None
+    rows: Rows, rollout: Floats, train: Floats, sound: Bools, columns: Iterable[str], look: RowScan | None = None
 ) -> Cells:
     """By (column, step, value): sums over sequences of 1, `LEVEL_TERMS`, and of the products of any two of these.
 

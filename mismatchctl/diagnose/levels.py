@@ -170,7 +170,7 @@ def deviations(cells: Cells) -> list[Deviation]:
 
 
 @dataclass(frozen=True)
-class Series:
+class StepLevels:
     """Mean level of the sequences of each step, in order, and its standard error; rows left out do not count."""
 
     steps: list[Any]
@@ -180,19 +180,19 @@ class Series:
     freedom: float
 
 
-def series(case: Case) -> Series:
+def series(case: Case) -> StepLevels:
     """The level by step, where steps are numbers."""
     column = "" if case.complete else next((name for name, gone in case.left_out.items() if gone), "")
     cells = {key: sums for key, sums in cells_of(case, column).items() if isinstance(key[0], (int, float))}
     if not cells:
         none = np.zeros(0)
-        return Series([], none, none, none, 0.0)
+        return StepLevels([], none, none, none, 0.0)
     levels = Levels.of(cells)
     steps = {step: np.sum(list(values.values()), axis=0) for step, values in levels.by_step.items()}
     labels = sorted(steps, key=lambda step: float(step or 0))
     table = np.array([steps[label] for label in labels])
     counts = np.maximum(table[:, 0], 1)
-    return Series(labels, table[:, 1] / counts, np.sqrt(levels.variance / counts), counts, levels.freedom)
+    return StepLevels(labels, table[:, 1] / counts, np.sqrt(levels.variance / counts), counts, levels.freedom)
 
 
 def slope(cells: Mapping[tuple[Value, Value], Float64s]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from mismatchctl.contract import LEAST_LOG_PROB, POSITIVE_TOLERANCE, REFERENCE
 from mismatchctl.diagnose.case import Case
 from mismatchctl.diagnose.cause import Cause
 from mismatchctl.diagnose.causes import CAUSES
-from mismatchctl.diagnose.evidence import LAG, LEAST_SAMPLE, Evidence, Sample, column_of, gather
+from mismatchctl.diagnose.evidence import LAG, LEAST_SAMPLE, Evidence, RowSample, column_of, gather
 from mismatchctl.diagnose.judge import findings
 from mismatchctl.dumps import Rows
 from mismatchctl.ratios import k3_of
@@ -308,7 +308,9 @@ def told_apart(
     sides = sides_of(Case.of(evidence, rows))
     if sides is None:
         return list(found), None
-    few = Sample.of(evidence.sample.hashes, rows, LEAST_SAMPLE).rows  # which cause it is shows in fewer than how much
+    few = RowSample.of(
+        evidence.sample.hashes, rows, LEAST_SAMPLE
+    ).rows  # which cause it is shows in fewer than how much
     reference = few.tokens[REFERENCE]
     # without the extents of the columns that make way: those of the reference are not they
     pairs = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Ints
-from mismatchctl.contract import BY_NAME, Column, Kind
+from mismatchctl.contract import BY_NAME, DumpColumn, Kind
 from mismatchctl.dumps.kinds import TEXT, holds, is_list_view, plain
 
 
@@ -94,7 +94,7 @@ def numbers(array: pa.Array) -> NDArray[Any]:
     return values
 
 
-def scalars(array: pa.Array, column: Column | None) -> NDArray[Any]:
+def scalars(array: pa.Array, column: DumpColumn | None) -> NDArray[Any]:
     """Per-sequence values as int64, float64 with NaN for null, or objects with None for null.
 
     Ids with nulls (or beyond int64) become objects of int, so that an id is the same wherever it stands.

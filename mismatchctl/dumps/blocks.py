@@ -18,7 +18,7 @@ from mismatchctl.dumps.arrays import Lists, nulls, numbers, scalars
 from mismatchctl.dumps.files import DumpFile
 from mismatchctl.dumps.kinds import is_list
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
-from mismatchctl.measure.kernels.look import Look, can_look, look_at
+from mismatchctl.measure.kernels.look import RowScan, can_look, look_at
 
 MASK, CURRENT, ADVANTAGES, POSITION = "response_mask", "current_log_probs", "advantages", "position"
 FLOAT_COLUMNS = (*REQUIRED, CURRENT, ADVANTAGES)
@@ -26,7 +26,7 @@ FLOAT_COLUMNS = (*REQUIRED, CURRENT, ADVANTAGES)
 
 
 @dataclass
-class Block:
+class DecodedBlock:
     """Whole sequences as decoded, masked tokens included.
 
     Attributes:
@@ -62,7 +62,7 @@ class Block:
         return np.asarray(per_token(self.tokens[MASK]) == 1)
 
     @cached_property
-    def look(self) -> Look | None:
+    def look(self) -> RowScan | None:
         """A look at the log-probs, where it takes less than to look for one thing after the other."""
         reference, policy = (self.tokens[column] for column in REQUIRED)
         sound = all(nulls(array) is None and pa.types.is_floating(array.type) for array in (policy, reference))
@@ -96,7 +96,7 @@ class Block:
             self.faults.append(Fault(column, reason, rows, int(rows[0]), problem))
 
 
-def assemble(block: Block) -> TokenBatch:
+def assemble(block: DecodedBlock) -> TokenBatch:
     """The valid tokens of the block's sound sequences; faults found on the way are added to the block."""
     valid = _valid(block)
     index = None if valid is None else np.flatnonzero(valid)
@@ -121,7 +121,7 @@ def assemble(block: Block) -> TokenBatch:
     return _batch(block, Segments(offsets), picked)
 
 
-def _valid(block: Block) -> Bools | None:
+def _valid(block: DecodedBlock) -> Bools | None:
     """The mask as booleans; None when every token is valid."""
     mask = block.tokens.get(MASK)
     if mask is None or len(mask) == 0:
@@ -145,7 +145,7 @@ def _valid(block: Block) -> Bools | None:
     return None if valid.all() else valid
 
 
-def _checked(block: Block, column: str, index: Ints | None) -> Floats:
+def _checked(block: DecodedBlock, column: str, index: Ints | None) -> Floats:
     """The valid tokens' values of a float column; what is not finite, or not a log-prob, is a fault."""
     array = block.tokens[column]
     missing, values = nulls(array), numbers(array)
@@ -173,7 +173,7 @@ def _is_sound(column: str, extent: Extent) -> bool:
     return extent[0] > lowest and extent[1] <= highest and extent[1] < math.inf
 
 
-def _find_faults(block: Block, column: str, index: Ints | None, values: Floats, missing: Bools | None) -> None:
+def _find_faults(block: DecodedBlock, column: str, index: Ints | None, values: Floats, missing: Bools | None) -> None:
     gone = np.zeros(len(values), np.bool_) if missing is None else missing
     checks = {
         "null element": gone,
@@ -193,7 +193,7 @@ def _impossible(values: Floats) -> dict[str, Bools]:
     }
 
 
-def _note(block: Block, column: str, index: Ints | None, values: Floats, checks: Mapping[str, Bools]) -> None:
+def _note(block: DecodedBlock, column: str, index: Ints | None, values: Floats, checks: Mapping[str, Bools]) -> None:
     """Note what is wrong with the valid tokens' values of a column."""
     for reason, flags in checks.items():
         bad = np.flatnonzero(flags)
@@ -261,7 +261,7 @@ def _position(place: Ints | None, segments: Segments) -> Ints | None:
     return position
 
 
-def _check_values(block: Block, held: Bools) -> None:
+def _check_values(block: DecodedBlock, held: Bools) -> None:
     """Per-sequence columns that may not be missing: `step` (a row without has no group) and advantages."""
     for column in ("step", ADVANTAGES):
         array = block.values.get(column)
@@ -276,7 +276,7 @@ def _check_values(block: Block, held: Bools) -> None:
         block.fault_rows(column, f"{column}: missing", bad, "the value is missing or not finite")
 
 
-def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
+def _batch(block: DecodedBlock, segments: Segments, picked: dict[str, NDArray[Any]]) -> TokenBatch:
     """Put the batch together, without the sequences that have a fault."""
     files, rows, values = block.files, block.rows, dict(block.values)
     if block.faults:
@@ -304,7 +304,7 @@ def _batch(block: Block, segments: Segments, picked: dict[str, NDArray[Any]]) ->
     )
 
 
-def column_values(block: Block) -> dict[str, NDArray[Any]]:
+def column_values(block: DecodedBlock) -> dict[str, NDArray[Any]]:
     """The per-sequence columns of all rows of a block, sound or not."""
     return _columns(block.file, {**block.values, **block.watched_values}, len(block.rows))
 

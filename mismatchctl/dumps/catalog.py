@@ -11,7 +11,7 @@ import pyarrow as pa
 from mismatchctl.contract import BY_NAME, COLUMNS, REQUIRED, VERSIONS
 from mismatchctl.dumps.files import ColumnNames, DumpFile, Footer, Value, identify, read_footer
 from mismatchctl.dumps.kinds import NOTHING, agreed, holds, plain
-from mismatchctl.dumps.paths import Found
+from mismatchctl.dumps.paths import UnopenedFile
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.stores import asked, printable, remote
@@ -39,7 +39,7 @@ class Catalog:
         self.problems.add_file(error.file or "-", f"{place}{error.problem}")
 
 
-def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
+def catalog(found: Sequence[UnopenedFile], names: ColumnNames, wanted: Collection[str], skip: bool) -> Catalog:
     """Open all files; those that can't be used raise, or are left out with `skip`.
 
     Raises:
@@ -47,7 +47,7 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
         ConfigError: a column named with `--by` that can't be had.
     """
     result = Catalog()
-    ready: list[Found] = []
+    ready: list[UnopenedFile] = []
     for one in _native(found, skip, result.notes.append):
         if isinstance(one, DataError):
             result.reject(one, skip)
@@ -70,7 +70,9 @@ def catalog(found: Sequence[Found], names: ColumnNames, wanted: Collection[str],
     return result
 
 
-def _native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> Iterable[Found | DataError]:
+def _native(
+    found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
+) -> Iterable[UnopenedFile | DataError]:
     """The files as Parquet; what converts those of frameworks is loaded where there are some."""
     if not any(one.foreign for one in found):
         return found
@@ -79,10 +81,10 @@ def _native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> 
     return native(found, skip, note)
 
 
-def _footers(found: Sequence[Found]) -> Iterator[Footer | DataError]:
+def _footers(found: Sequence[UnopenedFile]) -> Iterator[Footer | DataError]:
     """The footers in order."""
 
-    def read(one: Found) -> Footer | DataError:
+    def read(one: UnopenedFile) -> Footer | DataError:
         try:
             return read_footer(one)
         except DataError as error:

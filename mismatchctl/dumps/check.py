@@ -11,7 +11,7 @@ from mismatchctl.contract import COLUMNS
 from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT
 from mismatchctl.dumps.catalog import Catalog, catalog
 from mismatchctl.dumps.files import ColumnNames, DumpFile
-from mismatchctl.dumps.paths import Found, discover
+from mismatchctl.dumps.paths import UnopenedFile, discover
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.reader import Dump
 from mismatchctl.errors import DataError, suggestion
@@ -133,7 +133,7 @@ def _emptiness(dump: Dump, scans: Iterable[_Scan]) -> str | None:
 
 
 def _explain(
-    found: Found, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan], empty: str | None
+    found: UnopenedFile, opened: Catalog, names: ColumnNames, counted: Mapping[str, _Scan], empty: str | None
 ) -> FileCheck:
     footer = next((footer for footer in opened.footers if footer.found.path == found.path), None)
     scan = counted.get(found.path)

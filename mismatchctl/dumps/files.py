@@ -13,7 +13,7 @@ from mismatchctl.contract import BY_NAME, COLUMNS, LONG_LAYOUT_REQUIRED, REQUIRE
 from mismatchctl.dumps.contents import Contents, Span
 from mismatchctl.dumps.formats import format_name, read_contents
 from mismatchctl.dumps.kinds import NOTHING, holds, is_list, misfit, plain
-from mismatchctl.dumps.paths import Found
+from mismatchctl.dumps.paths import UnopenedFile
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.stores import first_line, printable, store_of
 
@@ -30,7 +30,7 @@ _SHOWN_COLUMNS = 12
 class Footer:
     """A file whose footer could be read: what is known before its columns are told apart."""
 
-    found: Found
+    found: UnopenedFile
     size: int
     version: str
     contents: Contents = field(repr=False)
@@ -133,7 +133,7 @@ class Unit:
     along: tuple[Unit, ...] = ()
 
 
-def read_footer(found: Found) -> Footer:
+def read_footer(found: UnopenedFile) -> Footer:
     """Open a file as far as its footer.
 
     Raises:

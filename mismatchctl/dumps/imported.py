@@ -13,8 +13,8 @@ from itertools import count, groupby
 from pathlib import Path
 
 from mismatchctl.dumps.foreign.batches import write_batches
-from mismatchctl.dumps.foreign.reading import Source, left_out, read_file
-from mismatchctl.dumps.paths import Found
+from mismatchctl.dumps.foreign.reading import ForeignRun, left_out, read_file
+from mismatchctl.dumps.paths import UnopenedFile
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch_folder
 
@@ -28,7 +28,9 @@ _folder = cache(scratch_folder)
 """Makes a folder once, which is removed when the process ends."""
 
 
-def native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> Iterator[Found | DataError]:
+def native(
+    found: Sequence[UnopenedFile], skip: bool, note: Callable[[str], None]
+) -> Iterator[UnopenedFile | DataError]:
     """The files as Parquet; those that are no framework's, or whose sequences other files have too, are left out.
 
     Args:
@@ -58,7 +60,7 @@ def native(found: Sequence[Found], skip: bool, note: Callable[[str], None]) -> I
                 yield replace(one, location=str(outcome), size=size, foreign=False)
 
 
-def _stamp(one: Found) -> tuple[str, int, int]:
+def _stamp(one: UnopenedFile) -> tuple[str, int, int]:
     try:
         status = os.stat(one.location)
     except OSError as error:
@@ -66,10 +68,10 @@ def _stamp(one: Found) -> tuple[str, int, int]:
     return one.location, status.st_size, status.st_mtime_ns
 
 
-def _convert(run: Sequence[Found], skip: bool) -> tuple[list[Outcome], list[str]]:
+def _convert(run: Sequence[UnopenedFile], skip: bool) -> tuple[list[Outcome], list[str]]:
     """The Parquet file made of each file of a run: its place, why there is none, or None where it holds nothing."""
     place = os.path.commonpath([one.path for one in run])
-    source = Source(place)
+    source = ForeignRun(place)
     outcomes: list[Outcome] = []
     for one in run:
         try:
@@ -83,6 +85,6 @@ def _convert(run: Sequence[Found], skip: bool) -> tuple[list[Outcome], list[str]
     return outcomes, [f"{place}: {text}" for text in left_out(source.missing, source.copies)]
 
 
-def _write(source: Source, path: Path) -> Path | None:
+def _write(source: ForeignRun, path: Path) -> Path | None:
     place = _folder() / f"{next(_numbers)}.parquet"
     return place if write_batches(place, source.read(path, read_file)) else None

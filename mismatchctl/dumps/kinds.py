@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from mismatchctl.contract import NESTED, Column, Kind
+from mismatchctl.contract import NESTED, DumpColumn, Kind
 
 NUMBERS, FLAGS, TEXT, NOTHING = "numbers", "true/false", "text", "nothing"
 
@@ -49,13 +49,13 @@ def holds(kind: pa.DataType) -> str:
     return NOTHING if pa.types.is_null(kind) else str(kind)
 
 
-def agreed(column: Column | None, kind: pa.DataType) -> str:
+def agreed(column: DumpColumn | None, kind: pa.DataType) -> str:
     """`holds`, with true/false and numbers as one where the contract takes either."""
     words = holds(kind)
     return words if column is None or column.kind is Kind.ID else words.replace(FLAGS, NUMBERS)
 
 
-def misfit(column: Column, kind: pa.DataType, layout: str) -> str | None:
+def misfit(column: DumpColumn, kind: pa.DataType, layout: str) -> str | None:
     """Why a column of this type can't serve as `column`; None when it can."""
     kind = plain(kind)
     if layout == "wide" and (column.per_token or (column.kind is Kind.PER_TOKEN_OR_SCALAR and is_list(kind))):

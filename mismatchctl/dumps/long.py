@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps.arrays import changes, nulls, numbers, single, whole
-from mismatchctl.dumps.blocks import POSITION, Block
+from mismatchctl.dumps.blocks import POSITION, DecodedBlock
 from mismatchctl.dumps.files import DumpFile, Unit, pieces
 from mismatchctl.dumps.plan import KEYS
 from mismatchctl.dumps.problems import SORT_REMEDY, Fault
@@ -32,7 +32,7 @@ class Stretch:
 
 def read_long(
     unit: Unit, columns: Collection[str], broken: Mapping[int, str], watched: Collection[str] = ()
-) -> Iterator[Block]:
+) -> Iterator[DecodedBlock]:
     """Decode a unit in pieces of whole sequences; `broken` says which sequences lie in several pieces."""
     for stretch in stretches(unit, [*columns, *watched]):
         yield _block(unit.file, stretch, broken, watched)
@@ -89,14 +89,14 @@ def _stretch(file: DumpFile, table: pa.Table, columns: Collection[str], first: i
     return Stretch(arrays, first, starts, len(table))
 
 
-def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> Block:
+def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched: Collection[str]) -> DecodedBlock:
     columns = {column: array for column, array in stretch.columns.items() if column not in watched}
     unchecked = {column: array for column, array in stretch.columns.items() if column in watched}
     tokens = {column: array for column, array in columns.items() if file.is_per_token(column)}
     beside = {column: array for column, array in unchecked.items() if file.is_per_token(column)}
     starts = pa.array(stretch.starts)
     per_sequence = {column: array for column, array in columns.items() if column not in tokens}
-    block = Block(
+    block = DecodedBlock(
         file=file,
         offsets=np.append(stretch.starts, stretch.length),
         files=np.full(len(stretch.starts), file.index),
@@ -113,7 +113,7 @@ def _block(file: DumpFile, stretch: Stretch, broken: Mapping[int, str], watched:
     return block
 
 
-def _check_whole(block: Block, broken: Mapping[int, str]) -> None:
+def _check_whole(block: DecodedBlock, broken: Mapping[int, str]) -> None:
     """Sequences of which other rows lie elsewhere."""
     for row in sorted(broken):
         at = np.flatnonzero(block.rows == row)
@@ -122,13 +122,13 @@ def _check_whole(block: Block, broken: Mapping[int, str]) -> None:
             block.faults.append(Fault("sequence_id", reason, block.rows[at], row, broken[row], SORT_REMEDY))
 
 
-def _check_ids(block: Block, stretch: Stretch) -> None:
+def _check_ids(block: DecodedBlock, stretch: Stretch) -> None:
     missing = nulls(stretch.columns["sequence_id"])
     if missing is not None:
         block.fault("sequence_id", "sequence_id: missing", np.flatnonzero(missing), "the row has no sequence_id")
 
 
-def _check_constant(block: Block, per_sequence: Mapping[str, pa.Array]) -> None:
+def _check_constant(block: DecodedBlock, per_sequence: Mapping[str, pa.Array]) -> None:
     """Columns that describe a sequence must say the same in all of its rows."""
     for column, array in per_sequence.items():
         if column not in KEYS:
@@ -137,7 +137,7 @@ def _check_constant(block: Block, per_sequence: Mapping[str, pa.Array]) -> None:
             _note(block, column, f"{column}: changes within a sequence", differ)
 
 
-def _check_positions(block: Block, stretch: Stretch) -> None:
+def _check_positions(block: DecodedBlock, stretch: Stretch) -> None:
     """Positions ascend strictly within a sequence."""
     position = stretch.columns[POSITION]
     missing = nulls(position)
@@ -156,7 +156,7 @@ def _check_positions(block: Block, stretch: Stretch) -> None:
     _check_steps(block, stretch, inside, values)
 
 
-def _check_steps(block: Block, stretch: Stretch, inside: Bools, values: NDArray[Any]) -> None:
+def _check_steps(block: DecodedBlock, stretch: Stretch, inside: Bools, values: NDArray[Any]) -> None:
     """A step that changes where id and position just go on is no new sequence but a wrong step."""
     if "step" not in stretch.columns:
         return
@@ -167,7 +167,7 @@ def _check_steps(block: Block, stretch: Stretch, inside: Bools, values: NDArray[
     _note(block, "step", "step: changes within a sequence", np.append(False, goes_on))
 
 
-def _note(block: Block, column: str, reason: str, flags: Bools) -> None:
+def _note(block: DecodedBlock, column: str, reason: str, flags: Bools) -> None:
     bad = np.flatnonzero(flags)
     if len(bad):
         block.fault(column, reason, bad, f"{column} changes within a sequence", SORT_REMEDY)

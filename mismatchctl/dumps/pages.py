@@ -87,7 +87,7 @@ def _read(file: pa.NativeFile, chunks: list[tuple[int, pq.ColumnChunkMetaData]],
     if min(sizes) < 1 or max(rows, count) > MOST_VALUES:
         raise _RefusedError
     width = kind.value_type.bit_width // 8
-    values, offsets, empty = _Values(count, width), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)
+    values, offsets, empty = _PageValues(count, width), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)
     state, end = np.zeros(3, np.int64), 0
     for length, chunk in chunks:
         state[2], end = False, end + length
@@ -146,7 +146,7 @@ def _decompressed(page: _Page, compression: str) -> Bytes:
     return np.frombuffer(body, np.uint8)
 
 
-class _Values:
+class _PageValues:
     """The values of all pages, end to end; flags take a byte each until they are all there."""
 
     def __init__(self, count: int, width: int) -> None:

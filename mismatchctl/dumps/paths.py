@@ -31,7 +31,7 @@ _POLARS = {".csv": "read_csv", ".json": "read_json", ".jsonl": "read_ndjson", ".
 
 
 @dataclass(frozen=True)
-class Found:
+class UnopenedFile:
     """One file of a run, not yet opened.
 
     Attributes:
@@ -83,7 +83,7 @@ def passing_over(locations: Iterable[str]) -> Iterator[None]:
         _passed_over.reset(token)
 
 
-def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
+def discover(paths: Sequence[str]) -> tuple[list[UnopenedFile], list[str]]:
     """Find the files behind the path arguments, in canonical order, and what to warn about.
 
     The order depends on the names only: runs in natural order, then files in natural order.
@@ -95,7 +95,9 @@ def discover(paths: Sequence[str]) -> tuple[list[Found], list[str]]:
     names = _run_names(arguments)
     runs = sorted(zip(names, arguments, strict=True), key=lambda run: (natural_key(run[0]), run[1].shown))
     found = [
-        Found(store_of(file).location(file), printable(file), printable(name), _partition(file), argument.foreign)
+        UnopenedFile(
+            store_of(file).location(file), printable(file), printable(name), _partition(file), argument.foreign
+        )
         for name, argument in runs
         for file in argument.files
     ]
@@ -286,7 +288,7 @@ def _partition(path: str) -> dict[str, str | None]:
     return {key: None if value == HIVE_NULL else value for key, value in pairs.items()}
 
 
-def _hints(arguments: Sequence[_Argument], found: Sequence[Found]) -> Iterator[str]:
+def _hints(arguments: Sequence[_Argument], found: Sequence[UnopenedFile]) -> Iterator[str]:
     """What probably was not meant: steps that became runs, runs that became one, a file in two runs."""
     siblings: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for argument in arguments:

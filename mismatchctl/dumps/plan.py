@@ -39,7 +39,7 @@ _MOST_TOKENS = 1 << 18
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadPlan:
     """The units of all files; and, by file and first row, why a sequence can't be put together."""
 
     units: tuple[Unit, ...]
@@ -59,7 +59,7 @@ class _Survey:
     cuttable: Bools
 
 
-def plan(opened: Catalog, skip: bool) -> Plan:
+def plan(opened: Catalog, skip: bool) -> ReadPlan:
     """Cut all files into units; files that can't be surveyed are taken out of `opened` with `skip`.
 
     Raises:
@@ -89,7 +89,7 @@ def plan(opened: Catalog, skip: bool) -> Plan:
         if not skip:
             raise DataError(problem, file=opened.files[number].path, row=row, column="sequence_id", remedy=remedy)
         broken.setdefault(number, {})[row] = problem
-    return Plan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
+    return ReadPlan(tuple(replace(unit, index=index) for index, unit in enumerate(units)), broken)
 
 
 def _identity(file: DumpFile) -> str:

@@ -39,7 +39,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Example:
+class ProblemExample:
     """Where a kind of bad value stands first in its file."""
 
     row: int
@@ -59,7 +59,7 @@ class Problems:
     """
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    examples: dict[tuple[str, str], Example] = field(default_factory=dict)
+    examples: dict[tuple[str, str], ProblemExample] = field(default_factory=dict)
     skipped: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
@@ -76,13 +76,13 @@ class Problems:
         rows: set[int] = set()
         for fault in faults:
             rows.update(fault.sequences.tolist())
-            example = Example(fault.row, fault.column, fault.problem)
+            example = ProblemExample(fault.row, fault.column, fault.problem)
             self._count(path, fault.reason, len(fault.sequences), example)
         self.skipped[path] = self.skipped.get(path, 0) + len(rows)
 
     def add_unreadable(self, path: str, sequences: int, row: int, problem: str) -> None:
         """Count the sequences of a part of a file that could not be decoded."""
-        self._count(path, "cannot be decoded", sequences, Example(row, "-", problem))
+        self._count(path, "cannot be decoded", sequences, ProblemExample(row, "-", problem))
         self.skipped[path] = self.skipped.get(path, 0) + sequences
 
     def add_file(self, path: str, problem: str) -> None:
@@ -108,7 +108,7 @@ class Problems:
         problem = f"{example.problem}; without such rows no valid token is left"
         return DataError(problem, file=path, row=example.row, column=example.column, remedy="correct the dump")
 
-    def _count(self, path: str, reason: str, number: int, example: Example) -> None:
+    def _count(self, path: str, reason: str, number: int, example: ProblemExample) -> None:
         key = path, reason
         self.counts[key] = self.counts.get(key, 0) + number
         if key not in self.examples or example.row < self.examples[key].row:

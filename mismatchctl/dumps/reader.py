@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import TokenBatch
 from mismatchctl.contract import BY_NAME, PARTIAL, REQUIRED
-from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, Block, assemble
+from mismatchctl.dumps.blocks import ADVANTAGES, CURRENT, MASK, POSITION, DecodedBlock, assemble
 from mismatchctl.dumps.catalog import ALWAYS, Catalog, catalog, require, warnings
 from mismatchctl.dumps.files import NO_ROW_REMEDY, ColumnNames, DumpFile, Unit
 from mismatchctl.dumps.ids import token_ids
 from mismatchctl.dumps.long import read_long
 from mismatchctl.dumps.paths import discover
-from mismatchctl.dumps.plan import Plan, apart, files_of, plan, together
+from mismatchctl.dumps.plan import ReadPlan, apart, files_of, plan, together
 from mismatchctl.dumps.problems import Problems
 from mismatchctl.dumps.rows import Rows
 from mismatchctl.dumps.wide import read_wide
@@ -89,7 +89,7 @@ class Dump:
         self._columns = (*REQUIRED, *ALWAYS, *(column for column in wanted if column not in ALWAYS), *by)
         self._watched = tuple(column for column in watched if column not in self._columns)
         self._skip = on_bad == "skip"
-        self._plan: Plan = plan(opened, self._skip)  # may take files out of `opened`
+        self._plan: ReadPlan = plan(opened, self._skip)  # may take files out of `opened`
         self.problems: Problems = opened.problems
         self.files: tuple[DumpFile, ...] = tuple(opened.files)
         self._known = _known(self.files)
@@ -186,7 +186,7 @@ class Dump:
             for part in apart(unit):
                 yield from self.rows(part, problems)
 
-    def _blocks(self, unit: Unit) -> Iterator[Block]:
+    def _blocks(self, unit: Unit) -> Iterator[DecodedBlock]:
         columns = _projection(unit.file, self._columns)
         also = [column for column in PARTIAL if column in self._columns and column not in columns]
         watched = [column for column in (*self._watched, *also) if column in unit.file.columns]
@@ -219,7 +219,7 @@ class Dump:
         raise DataError(f"there is no valid token {where}", file=file, remedy=remedy)
 
 
-def _is_odd(block: Block) -> bool:
+def _is_odd(block: DecodedBlock) -> bool:
     """Whether a block of several files, once assembled, is known not to be as sound as the rows of each should be."""
     return bool(block.faults) or block.lacks
 

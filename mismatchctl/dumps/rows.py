@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Extent, Floats, Ints, Segments, extent_of
-from mismatchctl.dumps.blocks import MASK, POSITION, Block, column_values, per_token, with_versions
-from mismatchctl.measure.kernels.look import Look
+from mismatchctl.dumps.blocks import MASK, POSITION, DecodedBlock, column_values, per_token, with_versions
+from mismatchctl.measure.kernels.look import RowScan
 
 PIECE_TOKENS = 1 << 17
 """Tokens per piece: its few temporaries, mostly of four bytes, stay in the processor's cache."""
@@ -46,13 +46,13 @@ class Rows:
     file: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     rows: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     extents: Mapping[str, Extent] = field(default_factory=dict)
-    look: Look | None = None
+    look: RowScan | None = None
 
     def __len__(self) -> int:
         return len(self.segments)
 
     @classmethod
-    def of(cls, block: Block) -> Rows:
+    def of(cls, block: DecodedBlock) -> Rows:
         """The rows of a block, faults or not."""
         segments = Segments(block.offsets)
         found = {name: per_token(array) for name, array in {**block.tokens, **block.watched_tokens}.items()}

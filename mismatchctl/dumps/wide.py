@@ -10,7 +10,7 @@ import pyarrow as pa
 from mismatchctl.batch import Bools, Ints
 from mismatchctl.contract import PARTIAL, REQUIRED
 from mismatchctl.dumps.arrays import Lists, single
-from mismatchctl.dumps.blocks import Block
+from mismatchctl.dumps.blocks import DecodedBlock
 from mismatchctl.dumps.files import DumpFile, Unit, failing, pieces
 from mismatchctl.dumps.problems import SKIP_REMEDY, Fault
 from mismatchctl.stores import asked, printable, remote
@@ -19,7 +19,7 @@ BATCH_TOKENS = 1 << 21
 """Tokens per batch, about: a bigger row group is decoded in several pieces."""
 
 
-def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[Block]:
+def read_wide(unit: Unit, columns: Collection[str], watched: Collection[str] = ()) -> Iterator[DecodedBlock]:
     """Decode a unit, in pieces where it is big. The pieces depend on the file alone.
 
     Small files that are read together are one block, whose faults are told file by file by whoever reads each alone.
@@ -65,7 +65,7 @@ def wide_block(
     rows: Ints,
     columns: Collection[str],
     watched: Collection[str] = (),
-) -> Block:
+) -> DecodedBlock:
     """Sort out rows whose lists don't match, and lay the others' tokens end to end; so with `watched` that match."""
     arrays = {column: single(table.column(file.columns[column])) for column in columns}
     lists = {column: Lists.of(array) for column, array in arrays.items() if file.is_list(column)}
@@ -81,7 +81,7 @@ def wide_block(
     watched_arrays = {column: single(table.column(file.columns[column])) for column in watched}
     unchecked = {column: Lists.of(array) for column, array in watched_arrays.items() if file.is_list(column)}
     beside = {column: _watched(column, column_lists, keep, lengths) for column, column_lists in unchecked.items()}
-    return Block(
+    return DecodedBlock(
         file=file,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         files=files,

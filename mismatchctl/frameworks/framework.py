@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import suggestion
-from mismatchctl.frameworks.layout import Layout
-from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.layout import FileLayout
+from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.measure.metrics import Measure, Quantity
-from mismatchctl.texts.python_text import Call
+from mismatchctl.texts.python_text import PythonCall
 
 _OF_CORRECTIONS = re.compile(
     r"rollout_(is|rs|corr|correction|token_veto)(_.*)?|(tis|rs|mis)_.*|use_(tis|rs|mis|mask|rollout_correction)"
@@ -28,7 +28,7 @@ _OF_CORRECTIONS = re.compile(
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadKey:
     """A key that nothing reads.
 
     Attributes:
@@ -196,12 +196,12 @@ class Framework(ABC):
         """Whether a configuration that is said to be its own may be: one by which nobody is recognized."""
         return False
 
-    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys of a configuration that nothing reads; `correction` refuses those that are of a correction."""
         return []
 
     @abstractmethod
-    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
         """The traps of a configuration in the framework's own keys, one it rejects included."""
 
     @abstractmethod
@@ -267,8 +267,8 @@ class Shelf:
     recognize: Callable[[Mapping[str, Any]], str | None]
     presets: Path
     columns: Mapping[str, str] = field(default_factory=dict)
-    layouts: tuple[Layout, ...] = ()
-    classes: Mapping[str, Callable[[Call], dict[str, Any] | None]] = field(default_factory=dict)
+    layouts: tuple[FileLayout, ...] = ()
+    classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
     compared: tuple[str, ...] = ()
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 

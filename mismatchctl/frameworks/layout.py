@@ -54,7 +54,7 @@ class File(Protocol):
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """One framework's file.
 
     A layout that declares no `train_log_probs` is of rollout-only files, which need them joined.

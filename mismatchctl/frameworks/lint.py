@@ -28,7 +28,7 @@ _LARGEST = {"k1": LOG_RATIO_BOUND, "k2": LOG_RATIO_BOUND**2 / 2, "k3": math.exp(
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintMessage:
     """One trap in a configuration.
 
     Attributes:
@@ -75,7 +75,9 @@ def named_key(message: str, keys: Mapping[str, Any] | tuple[str, ...]) -> str:
     return max((key for key in keys if key in message), key=len, default="")
 
 
-def bound_findings(correction: Correction, weight_place: str, gate_place: PlaceOf, source: str) -> Iterator[Finding]:
+def bound_findings(
+    correction: Correction, weight_place: str, gate_place: PlaceOf, source: str
+) -> Iterator[LintMessage]:
     """Bounds of a correction that nothing reaches, that hold nothing, or that agreement lies outside of."""
     if correction.weight is not None:
         yield from _of_weight(correction.weight, weight_place, source)
@@ -83,12 +85,12 @@ def bound_findings(correction: Correction, weight_place: str, gate_place: PlaceO
         yield from _of_gate(gate, gate_place(gate), source)
 
 
-def _of_gate(gate: Gate, place: str, source: str) -> Iterator[Finding]:
+def _of_gate(gate: Gate, place: str, source: str) -> Iterator[LintMessage]:
     """An interval that keeps nothing, that rejects agreement, or with a bound that nothing reaches."""
     low, high = _interval(gate)
     agreement = 1.0 if gate.statistic == "ratio" else 0.0
     if not low <= high:
-        yield Finding(
+        yield LintMessage(
             "error",
             place,
             f"keeps {low:g} to {high:g}, which holds nothing: every token is rejected",
@@ -96,7 +98,7 @@ def _of_gate(gate: Gate, place: str, source: str) -> Iterator[Finding]:
             source,
         )
     elif not low <= agreement <= high:
-        yield Finding(
+        yield LintMessage(
             "error",
             place,
             f"keeps {low:g} to {high:g}: {gate.statistic} is {agreement:g} where both policies agree, and is rejected",
@@ -107,7 +109,7 @@ def _of_gate(gate: Gate, place: str, source: str) -> Iterator[Finding]:
         yield from _unreachable(gate, low, high, place, source)
 
 
-def _unreachable(gate: Gate, low: float, high: float, place: str, source: str) -> Iterator[Finding]:
+def _unreachable(gate: Gate, low: float, high: float, place: str, source: str) -> Iterator[LintMessage]:
     largest = _LARGEST.get(gate.statistic, math.exp(LOG_RATIO_BOUND))
     smallest = -LOG_RATIO_BOUND if gate.statistic == "k1" else 1 / largest if gate.statistic == "ratio" else 0.0
     if largest < high < math.inf:
@@ -116,14 +118,14 @@ def _unreachable(gate: Gate, low: float, high: float, place: str, source: str) -
         yield _beyond(f"{gate.statistic} is never below {smallest:g}: the lower bound rejects nothing", place, source)
 
 
-def _of_weight(weight: Weight, place: str, source: str) -> Iterator[Finding]:
+def _of_weight(weight: Weight, place: str, source: str) -> Iterator[LintMessage]:
     """Bounds that nothing reaches, or that 1 is outside of."""
     low, high = weight.bounds
     if math.exp(LOG_RATIO_BOUND) < high < math.inf:
         yield _beyond("weights never exceed exp(20): the bound does nothing", place, source)
     if not low <= 1 <= high:
         becomes = "0" if weight.zero else f"{min(max(1.0, low), high):g}"
-        yield Finding(
+        yield LintMessage(
             "error" if weight.zero else "warning",
             place,
             f"weights are bounded by {low:g} and {high:g}: those of 1, where both policies agree, become {becomes}",
@@ -132,9 +134,9 @@ def _of_weight(weight: Weight, place: str, source: str) -> Iterator[Finding]:
         )
 
 
-def _beyond(what: str, place: str, source: str) -> Finding:
+def _beyond(what: str, place: str, source: str) -> LintMessage:
     consequence = f"log ratios are clamped to +-20, so that {what}"
-    return Finding("warning", place, consequence, "give a bound below exp(20), or leave it out", source)
+    return LintMessage("warning", place, consequence, "give a bound below exp(20), or leave it out", source)
 
 
 def _interval(gate: Gate) -> tuple[float, float]:
@@ -154,7 +156,7 @@ _NORMALIZES = "articles on the mismatch, batch normalization and the bias-varian
 _LEVEL_OF_K1 = {"token": "token", "sum": "sequence", "mean": "geometric"}
 
 
-def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, normalizing: str) -> Iterator[Finding]:
+def advice(correction: Correction, weight_place: str, gate_place: PlaceOf, normalizing: str) -> Iterator[LintMessage]:
     """What the documents would have otherwise; each with the correction that they would have instead.
 
     Args:
@@ -192,27 +194,27 @@ def _changed(correction: Correction, **rules: Any) -> Correction | None:
         return None
 
 
-def _normalize(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[Finding]:
+def _normalize(correction: Correction, weight: Weight, place: str, how: str) -> Iterator[LintMessage]:
     if weight.level == "token" or weight.normalize != "none":
         return
     consequence = (
         f"{weight.level} weights are not normalized: their mean, and with it the step size, varies from batch to batch"
     )
     instead = _with_weight(correction, weight.model_copy(update={"normalize": "sequence"}))
-    yield Finding("advice", place, consequence, how, _NORMALIZES, instead)
+    yield LintMessage("advice", place, consequence, how, _NORMALIZES, instead)
 
 
-def _weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[Finding]:
+def _weight_range(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
     low, high = weight.bounds
     nearer = _into(high, USEFUL[weight.level])
     if not low <= 1 < high < math.inf or nearer == high:  # without a bound, or ruinous: said elsewhere
         return
     consequence = _outside(f"the upper bound {high:g} of {weight.level} weights", USEFUL[weight.level])
     instead = _with_weight(correction, _bounded(weight, nearer))
-    yield Finding("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
+    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
 
 
-def _relax(correction: Correction, weight: Weight, place: str) -> Iterator[Finding]:
+def _relax(correction: Correction, weight: Weight, place: str) -> Iterator[LintMessage]:
     (low, high), top = weight.bounds, USEFUL[weight.level][1]
     if weight.normalize == "none" or not low <= 1 < high < top:
         return
@@ -221,20 +223,20 @@ def _relax(correction: Correction, weight: Weight, place: str) -> Iterator[Findi
     )
     instead = _with_weight(correction, _bounded(weight, top))
     fix = f"relax the bounds, up to {top:g}, and see that the effective sample size holds"
-    yield Finding("advice", place, consequence, fix, _NORMALIZES, instead)
+    yield LintMessage("advice", place, consequence, fix, _NORMALIZES, instead)
 
 
-def _veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[Finding]:
+def _veto(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
     low = gate.keep[0]
     if not gate.is_veto or low is None or _into(low, VETO) == low:
         return
     nearer = _into(low, VETO)
     consequence = f"the veto {low:g} lies outside {VETO[0]:g} to {VETO[1]:g}, where it catches catastrophic tokens only"
     instead = with_gate(correction, index, gate.model_copy(update={"keep": (nearer, gate.keep[1])}))
-    yield Finding("advice", place, consequence, f"take {decimal(nearer)}", _VETOES, instead)
+    yield LintMessage("advice", place, consequence, f"take {decimal(nearer)}", _VETOES, instead)
 
 
-def _gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[Finding]:
+def _gate_range(correction: Correction, index: int, gate: Gate, place: str) -> Iterator[LintMessage]:
     found = ratio_bounds(gate)
     if found is None:
         return
@@ -245,7 +247,7 @@ def _gate_range(correction: Correction, index: int, gate: Gate, place: str) -> I
     consequence = _outside(f"the upper bound {high:g} of {level} rejection", USEFUL[level])
     reciprocal = low > 0 and math.isclose(low * high, 1, rel_tol=1e-6)
     instead = with_gate(correction, index, with_ratio_bounds(gate, 1 / nearer if reciprocal else low, nearer))
-    yield Finding("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
+    yield LintMessage("advice", place, consequence, f"take {nearer:g}", _RANGES, instead)
 
 
 def ratio_bounds(gate: Gate) -> tuple[Literal["token", "sequence", "geometric"], float, float] | None:

@@ -102,7 +102,7 @@ def _mapping(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Written:
+class NativeConfig:
     """A configuration as it stands in a file.
 
     Attributes:
@@ -133,7 +133,7 @@ class Written:
             return False
         return True
 
-    def says_the_same(self, other: Written) -> bool:
+    def says_the_same(self, other: NativeConfig) -> bool:
         """Whether both make the same correction: an example in Python often shows two ways to say it."""
         try:
             ours, theirs = (one.framework.correction(one.keys) for one in (self, other))
@@ -142,7 +142,7 @@ class Written:
         return is_same(ours, theirs)
 
 
-def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Written, Correction]]:
+def read_configurations(path: str | Path, framework: str = "") -> list[tuple[NativeConfig, Correction]]:
     """The configurations of a file in a framework's own keys, and what each does: those that calls or branches say.
 
     Args:
@@ -155,15 +155,17 @@ def read_configurations(path: str | Path, framework: str = "") -> list[tuple[Wri
     return [(written, _read(Path(path), written)) for written in read_written(path, framework)]
 
 
-def read_written(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[Written]:
+def read_written(path: str | Path, framework: str = "", *, of_any: bool = False) -> list[NativeConfig]:
     """What stands in a file, and whose it is: see `read_configurations`; `of_any`: even if it is of another one."""
     path = Path(path)
-    found: list[Written] = []
+    found: list[NativeConfig] = []
     everything = keys_in(path)
     for said in [said for said in everything if _tells(said, framework)] or everything[:1]:
         chosen = _whose(path, said, framework, of_any)
         whole = chosen.with_included(_own(said, chosen), path.parent)
-        one = Written(said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line, said.beside)
+        one = NativeConfig(
+            said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line, said.beside
+        )
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     if len(found) > 1:  # where a script takes no branch, variables may be without a value
@@ -171,7 +173,7 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     return [replace(one, name=name) for one, name in zip(found, _names(found), strict=True)]
 
 
-def _names(found: Sequence[Written]) -> Iterator[str]:
+def _names(found: Sequence[NativeConfig]) -> Iterator[str]:
     """A name of its own for each: with the line, and with a number where several begin there."""
     places = [(one.name, one.line) for one in found]
     for number, (name, line) in enumerate(places):
@@ -211,7 +213,7 @@ def _whose(path: Path, said: Said, framework: str, of_any: bool) -> Framework:
     return load(guessed)
 
 
-def _read(path: Path, written: Written) -> Correction:
+def _read(path: Path, written: NativeConfig) -> Correction:
     chosen = written.framework
     try:
         found = chosen.correction(written.keys)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Unread, nearest
+from mismatchctl.frameworks.framework import UnreadKey, nearest
 from mismatchctl.frameworks.run import Options
 
 Meant = TypeVar("Meant")
@@ -77,7 +77,7 @@ class Spelling:
         """Whether a configuration has a sign."""
         return any(re.fullmatch(self.signs, said) for said in _said(native))
 
-    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys that are no option.
 
         Of a configuration that has no sign, all at its root are refused; of another one those that look like an option.
@@ -93,7 +93,7 @@ class Spelling:
                 sign = not place and (not known or re.fullmatch(self.signs, _plain(key)) is not None)
                 hint = (self._home(key) if place or sign else "") or nearest(str(key), spelt)
                 if not place or hint:
-                    found.append(Unread((*place, str(key)), hint, refused=sign or bool(hint)))
+                    found.append(UnreadKey((*place, str(key)), hint, refused=sign or bool(hint)))
         return found
 
     def read(self, native: Mapping[str, Any], title: str) -> Options:

@@ -29,9 +29,9 @@ from mismatchctl.frameworks.framework import (
     Replay,
     ReplayOptions,
     Shelf,
-    Unread,
+    UnreadKey,
 )
-from mismatchctl.frameworks.lint import Finding, Level, bound_findings
+from mismatchctl.frameworks.lint import Level, LintMessage, bound_findings
 from mismatchctl.frameworks.options import Place, Spelling, merged
 from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term, total
@@ -53,7 +53,7 @@ class Configured(Correction):
 
 @dataclass(frozen=True)
 class Trap:
-    """A documented trap: whether options are caught in it, and what a Finding then says."""
+    """A documented trap: whether options are caught in it, and what a LintMessage then says."""
 
     caught: Callable[[Options], bool]
     level: Level
@@ -133,7 +133,7 @@ class PlainFramework(Framework):
         """Whether a key is an option, a common word too."""
         return any(True for _ in self.spelling.find(native))
 
-    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys that nothing here reads."""
         return self.spelling.unread(native)
 
@@ -216,27 +216,27 @@ class PlainFramework(Framework):
         except (ValidationError, ConfigError, TypeError, KeyError):
             return None
 
-    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
         """The traps of a configuration."""
         try:
             made, options = self.correction(native), self.read(native)
             with self._taking_values():
                 found = [
-                    Finding(trap.level, trap.place, trap.consequence, trap.fix, self.source)
+                    LintMessage(trap.level, trap.place, trap.consequence, trap.fix, self.source)
                     for trap in self.traps
                     if trap.caught(options)
                 ]
         except ConfigError as error:
-            return [Finding("error", "", str(error), "correct it", self.title)]
+            return [LintMessage("error", "", str(error), "correct it", self.title)]
         return [*self._off(native, made), *found, *bound_findings(made, "", lambda gate: "", self.title)]
 
-    def _off(self, native: Mapping[str, Any], made: Correction) -> list[Finding]:
+    def _off(self, native: Mapping[str, Any], made: Correction) -> list[LintMessage]:
         """That what turns the correction on is missing."""
         switch = self.switch
         given = {name for _, name, _ in self.spelling.find(native)}
         if switch is None or made.weight is None or switch.option in given:
             return []
-        return [Finding("warning", switch.place, switch.consequence, switch.fix, self.source)]
+        return [LintMessage("warning", switch.place, switch.consequence, switch.fix, self.source)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where each threshold stands: in the keys of the block."""

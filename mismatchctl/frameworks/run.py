@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments, TokenBatch
-from mismatchctl.correction import Applied, Correction, Gate, apply
+from mismatchctl.correction import CorrectedBlock, Correction, Gate, apply
 from mismatchctl.errors import DataError
 from mismatchctl.ratios import Ratios, SingleRatios
 from mismatchctl.surrogates import Array
@@ -225,7 +225,7 @@ class Run:
         )
 
     @cached_property
-    def applied(self) -> Applied:
+    def applied(self) -> CorrectedBlock:
         """The correction applied; in float32 its statistics are taken so."""
         single = self.single and self.step.dtype == np.float32
         kind, rules = Ratios, self.correction

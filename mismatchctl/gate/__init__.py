@@ -13,7 +13,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks import Framework, load, preset
 from mismatchctl.gate.baseline import as_baseline, read_history, write_baseline
 from mismatchctl.gate.comparable import matching_run
-from mismatchctl.gate.judge import LEVEL, Against, judge
+from mismatchctl.gate.judge import LEVEL, AcceptedResults, judge
 from mismatchctl.gate.measure import places
 from mismatchctl.gate.names import PLAINEST, find_target
 from mismatchctl.gate.need import Need, needed
@@ -36,7 +36,7 @@ __all__ = [
     "DEFAULT_RULES",
     "LEVEL",
     "TOLERANCE",
-    "Against",
+    "AcceptedResults",
     "Allowance",
     "Check",
     "Need",
@@ -135,7 +135,7 @@ def read_against(
     nights: int | None = None,
     *,
     fixed_tokens: bool = False,
-) -> Against:
+) -> AcceptedResults:
     """What to compare with: the last accepted Results of a folder, and after them the baseline, if any is named.
 
     Args:
@@ -158,11 +158,11 @@ def read_against(
         accepted[str(baseline)] = read_result(baseline)
     name = baseline if baseline is not None else history
     shared = nights or (1 if history is None else last)
-    return Against(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
+    return AcceptedResults(None if name is None else str(name), [*accepted.values()], [*accepted], shared, fixed_tokens)
 
 
 def plan(
-    result: Result, rules: Sequence[Rule], regression: float, against: Against, level: float = LEVEL
+    result: Result, rules: Sequence[Rule], regression: float, against: AcceptedResults, level: float = LEVEL
 ) -> list[Need]:
     """How many sequences it takes to find a relative rise, for each rule that one can break."""
     found = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mismatchctl.gate.names import Target
+from mismatchctl.gate.names import RuleTarget
 from mismatchctl.result import Result, RunResult, storage_of
 
 
@@ -13,7 +13,7 @@ def matching_run(name: str, baseline: Result) -> tuple[str, RunResult] | None:
     return next(iter(baseline.runs.items())) if len(baseline.runs) == 1 else None
 
 
-def first_difference(target: Target, run: str, result: Result, baseline_run: str, baseline: Result) -> str | None:
+def first_difference(target: RuleTarget, run: str, result: Result, baseline_run: str, baseline: Result) -> str | None:
     """The first thing that makes what is judged another quantity in the baseline; None if there is nothing.
 
     The definitions of metrics belong to the Result's format, which reading it has checked.

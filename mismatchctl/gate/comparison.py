@@ -21,9 +21,9 @@ from mismatchctl.gate.verdict import K3Part
 from mismatchctl.measure.layers import BINS, PROBABILITIES
 from mismatchctl.measure.metrics.intervals import t_quantile
 from mismatchctl.resample import (
+    ClusterSample,
     Exchange,
     Layers,
-    Sample,
     TableMetric,
     influence_of,
     merged_bins,
@@ -66,7 +66,7 @@ class Statistic:
 
 
 @dataclass
-class Comparison:
+class BaselineComparison:
     """What came of it.
 
     Attributes:
@@ -89,14 +89,14 @@ class Comparison:
 
 
 def compare(
-    sample: Sample,
-    baseline: Sample,
+    sample: ClusterSample,
+    baseline: ClusterSample,
     metric: TableMetric,
     allowance: Allowance,
     *,
     lower: bool = False,
     level: float = 0.05,
-) -> Comparison:
+) -> BaselineComparison:
     """Judge one metric of a sample against the baseline's.
 
     Args:
@@ -121,7 +121,7 @@ def compare(
     p = float(np.mean(smallest <= smallest[0] * (1 + 1e-9)))
     parts = [] if layers is None else parts_of(exchange, *layers)
     surest = "" if layers is None else list(WEIGHTS)[int(np.argmin(shares[0] / weights))]
-    return Comparison(exchange, statistics, p, surest, parts)
+    return BaselineComparison(exchange, statistics, p, surest, parts)
 
 
 def is_layered(metric: TableMetric, *, lower: bool) -> bool:
@@ -129,7 +129,9 @@ def is_layered(metric: TableMetric, *, lower: bool) -> bool:
     return metric.metric.key == "k3" and not metric.prefix and not lower
 
 
-def layers_of(sample: Sample, baseline: Sample, metric: TableMetric, *, lower: bool) -> tuple[Layers, Layers] | None:
+def layers_of(
+    sample: ClusterSample, baseline: ClusterSample, metric: TableMetric, *, lower: bool
+) -> tuple[Layers, Layers] | None:
     """The layers of both where they are looked at, and both Results hold them."""
     if not is_layered(metric, lower=lower):
         return None
@@ -204,8 +206,8 @@ def enough_to_decide(new: int, old: int, level: float) -> float:
 
 
 def linear(
-    sample: Sample,
-    baseline: Sample,
+    sample: ClusterSample,
+    baseline: ClusterSample,
     metric: TableMetric,
     allowance: Allowance,
     *,
@@ -240,12 +242,14 @@ def linear(
     return Statistic(new, sign * slope * baseline_influence * baseline_size.sum())
 
 
-def _about_both(sample: Sample, baseline: Sample, metric: TableMetric) -> list[tuple[float, Float64s, Float64s]]:
+def _about_both(
+    sample: ClusterSample, baseline: ClusterSample, metric: TableMetric
+) -> list[tuple[float, Float64s, Float64s]]:
     """As `influence_of` for either, along the slopes at both together."""
     names = tuple(name for name in sample.names if name in baseline.columns)
     sums = [each.sums[:, [each.columns[name] for name in names]] for each in (sample, baseline)]
     value, influence, size = influence_of(
-        Sample(np.arange(len(sample) + len(baseline), dtype=np.uint64), names, np.concatenate(sums)), metric
+        ClusterSample(np.arange(len(sample) + len(baseline), dtype=np.uint64), names, np.concatenate(sums)), metric
     )
     found = []
     for own in (slice(len(sample)), slice(len(sample), None)):

@@ -10,7 +10,7 @@ from mismatchctl.batch import Float64s
 from mismatchctl.gate.comparable import matching_run
 from mismatchctl.gate.rules import Rule, target_of
 from mismatchctl.gate.verdict import Check
-from mismatchctl.resample import Sample, sample_of_run
+from mismatchctl.resample import ClusterSample, sample_of_run
 from mismatchctl.result import Result, RunResult
 
 MAX_SKIPPED = 0.01
@@ -180,12 +180,12 @@ def _hidden(result: Result, baseline: Result) -> Iterator[Check]:
             yield _undecided(name, "tokens of the same prompts", reason)
 
 
-def _responses(sample: Sample) -> Float64s:
+def _responses(sample: ClusterSample) -> Float64s:
     """Sequences by cluster, those without a valid token too."""
     return sum((sample.column(name) for name in _RESPONSES if name in sample.columns), np.zeros(len(sample)))
 
 
-def _fewer_tokens(sample: Sample, other: Sample) -> tuple[int, int, int, int]:
+def _fewer_tokens(sample: ClusterSample, other: ClusterSample) -> tuple[int, int, int, int]:
     """Of shared clusters of as many sequences: how many hold fewer tokens; the same ones; as many; more."""
     _, here, there = np.intersect1d(sample.keys, other.keys, assume_unique=True, return_indices=True)
     tokens = sample.column("tokens")[here], other.column("tokens")[there]

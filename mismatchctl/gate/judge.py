@@ -19,8 +19,8 @@ from mismatchctl.gate.comparison import compare, is_layered
 from mismatchctl.gate.coverage import MAX_SKIPPED, coverage, said
 from mismatchctl.gate.facts import judge_fact, limits_of
 from mismatchctl.gate.measure import Place, counterpart, places
-from mismatchctl.gate.names import Target
-from mismatchctl.gate.nights import LEAST, Change, change
+from mismatchctl.gate.names import RuleTarget
+from mismatchctl.gate.nights import LEAST, LevelChange, change
 from mismatchctl.gate.power import LEAST_CLUSTERS, detectable, least_clusters
 from mismatchctl.gate.rules import Allowance, Rule, target_of
 from mismatchctl.gate.verdict import (
@@ -39,7 +39,7 @@ from mismatchctl.gate.verdict import (
     worst,
 )
 from mismatchctl.gate.words import exceeds, told
-from mismatchctl.resample import Draws, Exchange, Layers, Sample, holm, interval_of, p_above_zero, resample
+from mismatchctl.resample import ClusterSample, Draws, Exchange, Layers, holm, interval_of, p_above_zero, resample
 from mismatchctl.result import Result, RunResult
 from mismatchctl.result.story import growth_of_run
 
@@ -52,7 +52,7 @@ ACCEPTED = "saved as the baseline by --accept, whatever the verdict: later dumps
 
 
 @dataclass(frozen=True)
-class Against:
+class AcceptedResults:
     """Accepted Results, the oldest first; the last is the baseline.
 
     Attributes:
@@ -78,7 +78,7 @@ class _Case:
 
     rule: Rule
     run: str
-    target: Target
+    target: RuleTarget
     kind: Kind
     bound: float | Allowance
     place: Place | None
@@ -96,7 +96,7 @@ class _Case:
 def judge(
     result: Result,
     rules: Sequence[Rule],
-    against: Against | None = None,
+    against: AcceptedResults | None = None,
     level: float = LEVEL,
     max_skipped: float = MAX_SKIPPED,
 ) -> Verdict:
@@ -107,7 +107,7 @@ def judge(
     """
     if not 0 < level <= MOST_LEVEL:
         raise ConfigError(f"level is a chance above 0 and at most {MOST_LEVEL}, not {level}")
-    against = against or Against()
+    against = against or AcceptedResults()
     cases = [case for rule in rules for case in _cases(rule, result, against)]
     level /= against.nights
     judging = _Judging(level / max(sum(case.is_resampled for case in cases), 1), against)
@@ -138,7 +138,7 @@ def judge(
     return told(found)
 
 
-def _cases(rule: Rule, result: Result, against: Against) -> Iterator[_Case]:
+def _cases(rule: Rule, result: Result, against: AcceptedResults) -> Iterator[_Case]:
     target = target_of(rule, result)
     lacking = _lacks_logged(target, result)
     for name, run in result.runs.items():
@@ -175,7 +175,7 @@ def _compared(case: _Case, place: Place, accepted: list[RunResult], incomparable
         yield replace(case, kind="rising trend" if case.kind == "increase" else "falling trend")
 
 
-def _lacks_logged(target: Target, result: Result) -> str:
+def _lacks_logged(target: RuleTarget, result: Result) -> str:
     """Why a Result cannot hold a number that a framework logs."""
     if not target.logged_by or result.provenance.framework == target.logged_by:
         return ""
@@ -185,7 +185,7 @@ def _lacks_logged(target: Target, result: Result) -> str:
     )
 
 
-def _comparable(target: Target, name: str, result: Result, against: Against) -> tuple[list[RunResult], str]:
+def _comparable(target: RuleTarget, name: str, result: Result, against: AcceptedResults) -> tuple[list[RunResult], str]:
     """The accepted runs to compare with, the newest last, as far back as they are comparable; or why there is none."""
     found: list[RunResult] = []
     for accepted in reversed(against.results):
@@ -203,10 +203,10 @@ def _comparable(target: Target, name: str, result: Result, against: Against) -> 
 class _Judging:
     """Checks one case after the other, of so many that share a level."""
 
-    def __init__(self, level: float, against: Against) -> None:
+    def __init__(self, level: float, against: AcceptedResults) -> None:
         self._level, self._against = level, against
-        self._kept: dict[tuple[int, str, Target], tuple[Sample, Draws]] = {}
-        self._changes: dict[tuple[str, str, str, bool], Change] = {}
+        self._kept: dict[tuple[int, str, RuleTarget], tuple[ClusterSample, Draws]] = {}
+        self._changes: dict[tuple[str, str, str, bool], LevelChange] = {}
         self.notes: list[str] = []
 
     def check(self, case: _Case) -> Check:
@@ -269,7 +269,7 @@ class _Judging:
         if check.outcome == "passed" and (check.value is None or check.limit is None):
             check.outcome, check.reason = "undecided", NOT_FINITE
 
-    def _over_nights(self, check: Check, case: _Case, samples: Sequence[Sample]) -> None:
+    def _over_nights(self, check: Check, case: _Case, samples: Sequence[ClusterSample]) -> None:
         """A change over the accepted nights and this one."""
         check.clusters, check.sequences = len(samples[-1]), int(samples[-1].column("sequences").sum())
         check.reason = check.reason or _too_little(check, case.rule, None)
@@ -287,7 +287,7 @@ class _Judging:
         beyond = found.rise < found.room if case.kind in LOWER else found.rise > found.room
         check.reason = WITHIN_NIGHTS if beyond else ""
 
-    def _compared(self, check: Check, case: _Case, sample: Sample, nights: Sequence[Sample]) -> None:
+    def _compared(self, check: Check, case: _Case, sample: ClusterSample, nights: Sequence[ClusterSample]) -> None:
         """A rise or fall against the baseline, the last of the nights, by permuting clusters."""
         assert isinstance(case.bound, Allowance)
         metric, lower, baseline = case.target.table, case.kind in LOWER, nights[-1]
@@ -307,7 +307,7 @@ class _Judging:
             if risen and check.detectable is not None and check.value is not None and check.detectable > check.value:
                 check.detectable = None  # what has just failed was smaller: another rise than one of every token
 
-    def _change(self, case: _Case, samples: Sequence[Sample]) -> Change:
+    def _change(self, case: _Case, samples: Sequence[ClusterSample]) -> LevelChange:
         """Over the nights, once for the comparison with the last of them and for the trend."""
         assert isinstance(case.bound, Allowance) and case.place is not None
         lower = case.kind in LOWER
@@ -316,7 +316,7 @@ class _Judging:
             self._changes[key] = change(samples, case.target.table, case.bound, lower=lower)
         return self._changes[key]
 
-    def _baseline(self, place: Place, target: Target) -> tuple[Sample, Draws]:
+    def _baseline(self, place: Place, target: RuleTarget) -> tuple[ClusterSample, Draws]:
         key = id(place.run), place.name, target
         if key not in self._kept:
             self._kept[key] = _drawn(place, target)
@@ -328,7 +328,7 @@ def _beside_k3(check: Check) -> str:
     return "" if exceeds(check) else STATISTICS.get(check.statistic, "")
 
 
-def _unlayered(run: str, sample: Sample) -> str:
+def _unlayered(run: str, sample: ClusterSample) -> str:
     """Why K3 was judged as it is alone, and what helps."""
     lacking, remedy = ("the baseline", "save a new one") if Layers.of(sample) else ("the Result", "name its dump")
     return (
@@ -337,7 +337,7 @@ def _unlayered(run: str, sample: Sample) -> str:
     )
 
 
-def _drawn(place: Place, target: Target) -> tuple[Sample, Draws]:
+def _drawn(place: Place, target: RuleTarget) -> tuple[ClusterSample, Draws]:
     sample = place.sample()
     return sample, resample([sample], [target.table])[0][0]
 
@@ -384,7 +384,7 @@ def _cannot_fail(exchange: Exchange, level: float) -> str:
     return f"{n} clusters against {m} cannot tell: needs {least_clusters(level, max(m, 2))} against {max(m, 2)}"
 
 
-def _pairing(sample: Sample, other: Sample) -> Pairing:
+def _pairing(sample: ClusterSample, other: ClusterSample) -> Pairing:
     if sample.has_same_tokens(other):
         return "same tokens"
     shared = sample.shared(other)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mismatchctl.errors import DataError
-from mismatchctl.gate.names import Target, logged_sample, logged_values
+from mismatchctl.gate.names import RuleTarget, logged_sample, logged_values
 from mismatchctl.gate.rules import Rule
-from mismatchctl.resample import Sample, sample_of_run, sample_of_step, sample_of_value
+from mismatchctl.resample import ClusterSample, sample_of_run, sample_of_step, sample_of_value
 from mismatchctl.result import Groups, RunResult, Series, Value
 
 Label = str | int | float | bool | None
@@ -23,9 +23,9 @@ class Place:
     name: str
     groups: Groups | None = None
     index: int = 0
-    sampled: Callable[[], Sample] | None = None
+    sampled: Callable[[], ClusterSample] | None = None
 
-    def sample(self) -> Sample:
+    def sample(self) -> ClusterSample:
         """Its clusters.
 
         Raises:
@@ -42,7 +42,7 @@ class Place:
         series = self.groups.metrics if correction is None else self.groups.corrections.get(correction, {})
         return _at(series.get(key), self.index)
 
-    def value(self, target: Target) -> Value:
+    def value(self, target: RuleTarget) -> Value:
         """The value of what is judged there; of a logged number, its mean over the steps.
 
         Raises:
@@ -68,7 +68,7 @@ def _at(series: Series | None, index: int) -> Value:
     )
 
 
-def places(rule: Rule, target: Target, run: RunResult) -> Iterator[Place]:
+def places(rule: Rule, target: RuleTarget, run: RunResult) -> Iterator[Place]:
     """Every place of a rule in a run.
 
     Raises:
@@ -88,12 +88,12 @@ def places(rule: Rule, target: Target, run: RunResult) -> Iterator[Place]:
         yield _place(rule, target, run, groups, index, label)
 
 
-def _overall(target: Target, run: RunResult) -> Place:
+def _overall(target: RuleTarget, run: RunResult) -> Place:
     return Place(run, "overall", sampled=(lambda: logged_sample(target, run)) if target.logged_by else None)
 
 
-def _place(rule: Rule, target: Target, run: RunResult, groups: Groups, index: int, label: Label) -> Place:
-    def sampled() -> Sample:
+def _place(rule: Rule, target: RuleTarget, run: RunResult, groups: Groups, index: int, label: Label) -> Place:
+    def sampled() -> ClusterSample:
         if target.logged_by:
             return logged_sample(target, run, index)
         return sample_of_step(run, index) if rule.per == "step" else sample_of_value(run, rule.per, index)
@@ -102,7 +102,7 @@ def _place(rule: Rule, target: Target, run: RunResult, groups: Groups, index: in
     return Place(run, name, groups, index, sampled)
 
 
-def counterpart(rule: Rule, target: Target, place: Place, baseline: RunResult) -> Place:
+def counterpart(rule: Rule, target: RuleTarget, place: Place, baseline: RunResult) -> Place:
     """What a place is compared with: the same value of a column; for a step, the baseline's overall.
 
     Raises:

@@ -12,7 +12,7 @@ from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.meanings import Resolved, resolve
 from mismatchctl.measure.metrics import Metric
 from mismatchctl.measure.table import hash_values
-from mismatchctl.resample import Sample, TableMetric, find_metric
+from mismatchctl.resample import ClusterSample, TableMetric, find_metric
 from mismatchctl.result import RunResult
 
 ANY = Correction(name="any", gates=(Gate(level="min", keep=(1.0, None)),))
@@ -24,7 +24,7 @@ _MEAN_OVER_STEPS = ("value", "steps", "sequences")
 
 
 @dataclass(frozen=True)
-class Target:
+class RuleTarget:
     """The number that a rule judges.
 
     Attributes:
@@ -47,7 +47,7 @@ class Target:
         return self.table.metric
 
 
-def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> Target:
+def find_target(name: str, framework: str = "", correction: Correction | None = None, also: str = "") -> RuleTarget:
     """The number that a key of the registry or a framework's name stands for.
 
     Args:
@@ -69,8 +69,8 @@ def find_target(name: str, framework: str = "", correction: Correction | None = 
     if found.source == "corrections" and correction is None:
         raise ConfigError(f"{name} is a metric of corrections: say of which, with correction=NAME")
     if correction is not None and (found.source == "corrections" or not found.framework):
-        return Target(found.key, find_metric(found.key, correction), correction.name, words=words)
-    return Target(found.key, find_metric(found.key), words=words)
+        return RuleTarget(found.key, find_metric(found.key, correction), correction.name, words=words)
+    return RuleTarget(found.key, find_metric(found.key), words=words)
 
 
 def _words(found: Resolved) -> str:
@@ -81,7 +81,7 @@ def _words(found: Resolved) -> str:
     return f"{same if found.key != found.name else f'{found.name} of {found.framework}'}{documented}"
 
 
-def _logged(found: Resolved, correction: Correction | None, words: str) -> Target:
+def _logged(found: Resolved, correction: Correction | None, words: str) -> RuleTarget:
     name = None if correction is None else correction.name
     metric = Metric(
         key=found.key,
@@ -93,10 +93,10 @@ def _logged(found: Resolved, correction: Correction | None, words: str) -> Targe
         better="",
     )
     beside = "" if name is None else f" beside correction {name}"
-    return Target(found.key, TableMetric(metric), name, found.framework, f"{words}, as it is logged{beside}")
+    return RuleTarget(found.key, TableMetric(metric), name, found.framework, f"{words}, as it is logged{beside}")
 
 
-def logged_values(target: Target, run: RunResult) -> list[float | None]:
+def logged_values(target: RuleTarget, run: RunResult) -> list[float | None]:
     """What is logged in each step of a run.
 
     Raises:
@@ -109,7 +109,7 @@ def logged_values(target: Target, run: RunResult) -> list[float | None]:
     return found
 
 
-def logged_sample(target: Target, run: RunResult, index: int | None = None) -> Sample:
+def logged_sample(target: RuleTarget, run: RunResult, index: int | None = None) -> ClusterSample:
     """The steps of a run, or one of them by its index, as clusters; what is not finite makes every total undefined."""
     values = np.array(logged_values(target, run), np.float64)
     labels = hash_values(np.array([str(label) for label in run.groups.labels], dtype=str))
@@ -117,4 +117,4 @@ def logged_sample(target: Target, run: RunResult, index: int | None = None) -> S
     sequences = np.zeros(len(values)) if sizes is None else np.array(sizes.value, np.float64)
     rows = np.argsort(labels) if index is None else np.array([index])
     sums = np.stack([values, np.ones(len(values)), np.nan_to_num(sequences)], axis=1)
-    return Sample(labels[rows], _MEAN_OVER_STEPS, sums[rows])
+    return ClusterSample(labels[rows], _MEAN_OVER_STEPS, sums[rows])

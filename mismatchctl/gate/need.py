@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mismatchctl.gate.power import POWER, Population, Sizes, planted, power
 from mismatchctl.gate.rules import Allowance
-from mismatchctl.resample import Sample, TableMetric, influence_of
+from mismatchctl.resample import ClusterSample, TableMetric, influence_of
 
 _MOST_CLUSTERS = 1 << 20
 
@@ -41,8 +41,8 @@ class Need(BaseModel):
 def needed(
     run: str,
     metric: TableMetric,
-    sample: Sample,
-    baseline: Sample | None,
+    sample: ClusterSample,
+    baseline: ClusterSample | None,
     regression: float,
     allowance: Allowance,
     level: float,

@@ -21,7 +21,7 @@ from mismatchctl.gate.comparison import BULK, SHOULDER, WEIGHTS, is_layered, ris
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.gate.verdict import K3Part
 from mismatchctl.measure.table import mix
-from mismatchctl.resample import Layers, Sample, TableMetric
+from mismatchctl.resample import ClusterSample, Layers, TableMetric
 
 LEAST = 3
 """Accepted nights from which their scatter is known: a change is looked for, and tonight held against it."""
@@ -31,7 +31,7 @@ _PARTS: tuple[Literal["shoulder", "bulk"], ...] = ("shoulder", "bulk")
 
 
 @dataclass(frozen=True)
-class Change:
+class LevelChange:
     """What came of it.
 
     Attributes:
@@ -51,7 +51,9 @@ class Change:
     room: float
 
 
-def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance, *, lower: bool = False) -> Change:
+def change(
+    samples: Sequence[ClusterSample], metric: TableMetric, allowance: Allowance, *, lower: bool = False
+) -> LevelChange:
     """The change over nights, the oldest first and tonight's last; p is NaN where a night has no finite value.
 
     Args:
@@ -65,7 +67,7 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
         [metric.of(each.sums[:, of].sum(axis=0), each, of) for each, of in zip(samples, columns, strict=True)]
     )
     if not np.isfinite(values).all():
-        return Change(math.nan, math.nan, 0, None, math.nan, math.nan)
+        return LevelChange(math.nan, math.nan, 0, None, math.nan, math.nan)
     every = [values, *(_layered(samples) if is_layered(metric, lower=lower) else [])]
     weights = [WEIGHTS[name] for name in ("whole", *_PARTS)] if len(every) > 1 else [1.0]
     found = [_statistics(series, allowance, lower=lower) for series in every]
@@ -79,10 +81,10 @@ def change(samples: Sequence[Sample], metric: TableMetric, allowance: Allowance,
     p, p_last = np.minimum(adjusted.min(axis=0), 1.0).tolist()
     before = float(values[: first or len(values)].mean())
     room = (allowance.relative * abs(before) + allowance.absolute) * (-1 if lower else 1)
-    return Change(p, p_last, first, part, _rise(values, first), room)
+    return LevelChange(p, p_last, first, part, _rise(values, first), room)
 
 
-def _layered(samples: Sequence[Sample]) -> list[Float64s]:
+def _layered(samples: Sequence[ClusterSample]) -> list[Float64s]:
     """Shoulder and bulk of K3 on the scale of the oldest night; none where that has no K3, or a night no layers."""
     layers = [Layers.of(sample) for sample in samples]
     known = [each for each in layers if each is not None]

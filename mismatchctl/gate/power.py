@@ -31,7 +31,7 @@ from mismatchctl.gate.comparison import (
 from mismatchctl.gate.rules import Allowance
 from mismatchctl.measure.layers import CAPPED
 from mismatchctl.measure.metrics.intervals import t_quantile
-from mismatchctl.resample import Layers, Sample, TableMetric, relabelings
+from mismatchctl.resample import ClusterSample, Layers, TableMetric, relabelings
 
 LEAST_CLUSTERS = 5
 """Of fewer clusters, no random half can say anything at the usual level."""
@@ -82,13 +82,13 @@ class Population:
         fold: how many clusters each of these stands for.
     """
 
-    sample: Sample
+    sample: ClusterSample
     shared: int = 0
     second: int = 0
     fold: int = 1
 
     @classmethod
-    def of(cls, sample: Sample, baseline: Sample | None = None, fold: int = 1) -> Population:
+    def of(cls, sample: ClusterSample, baseline: ClusterSample | None = None, fold: int = 1) -> Population:
         """Without a baseline, of one sample alone; so many clusters of each added up."""
         if baseline is None:
             return cls(_sample(sample.names, _folded(sample.sums, fold)), fold=fold)
@@ -101,8 +101,8 @@ class Population:
         return cls(_sample(names, np.concatenate(blocks)), len(blocks[0]), len(blocks[0]) + len(blocks[1]), fold)
 
 
-def _sample(names: Sequence[str], sums: Float64s) -> Sample:
-    return Sample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
+def _sample(names: Sequence[str], sums: Float64s) -> ClusterSample:
+    return ClusterSample(np.arange(len(sums), dtype=np.uint64), tuple(names), sums)
 
 
 def _folded(sums: Float64s, fold: int) -> Float64s:
@@ -111,7 +111,7 @@ def _folded(sums: Float64s, fold: int) -> Float64s:
 
 
 @dataclass(frozen=True)
-class _Values:
+class _ClusterValues:
     """What each cluster has in each statistic [P, K], were it new and its metric a factor as large, or were it old."""
 
     new: Float64s
@@ -120,7 +120,7 @@ class _Values:
     lost: tuple[Float64s, Float64s] | None = None
 
 
-Planted = Callable[[float], _Values]
+Planted = Callable[[float], _ClusterValues]
 
 
 def planted(population: Population, metric: TableMetric, allowance: Allowance) -> Planted | None:
@@ -138,7 +138,7 @@ def planted(population: Population, metric: TableMetric, allowance: Allowance) -
     if not np.isfinite(known.k3).all():
         return None
 
-    def of(factor: float) -> _Values:
+    def of(factor: float) -> _ClusterValues:
         risen = known.scaled(factor)
         first, second = (np.minimum(each, 1.0) for each in lost_counts(risen, known))
         return _values(of_k3(risen, known, allowance, level=1.0), of_new, (first, second))
@@ -146,10 +146,12 @@ def planted(population: Population, metric: TableMetric, allowance: Allowance) -
     return of
 
 
-def _values(statistics: Sequence[Statistic], of_new: int, lost: tuple[Float64s, Float64s] | None = None) -> _Values:
+def _values(
+    statistics: Sequence[Statistic], of_new: int, lost: tuple[Float64s, Float64s] | None = None
+) -> _ClusterValues:
     new, old = (np.stack(each, axis=1) for each in zip(*((one.new, one.old) for one in statistics), strict=True))
     weights = np.array([statistic.weight for statistic in statistics])
-    return _Values(_level(new, of_new), _level(old, of_new), weights / weights.sum(), lost)
+    return _ClusterValues(_level(new, of_new), _level(old, of_new), weights / weights.sum(), lost)
 
 
 def _level(values: Float64s, of_new: int) -> Float64s:
@@ -169,7 +171,7 @@ def _noise(values: Float64s) -> Float64s:
     return found
 
 
-def power(values: _Values, population: Population, sizes: Sizes, level: float) -> float:
+def power(values: _ClusterValues, population: Population, sizes: Sizes, level: float) -> float:
     """The share of dumps of such sizes that fail."""
     drawn = sizes.over(population.fold)
     rows, pairs = len(values.new), np.arange(population.shared)
@@ -257,8 +259,8 @@ def _critical(null: Float64s, shares: Float64s, least_p: float, level: float) ->
 
 
 def detectable(
-    sample: Sample,
-    baseline: Sample,
+    sample: ClusterSample,
+    baseline: ClusterSample,
     metric: TableMetric,
     allowance: Allowance,
     level: float,
@@ -285,7 +287,7 @@ def detectable(
     return _first(lambda factor: power(of(factor), population, sizes, level) >= POWER, 1.0, _HOPELESS)
 
 
-def _calmed(sample: Sample, baseline: Sample, metric: TableMetric) -> Sample:
+def _calmed(sample: ClusterSample, baseline: ClusterSample, metric: TableMetric) -> ClusterSample:
     """The sample with the K3 of every token divided by what that of most tokens (the bulk) has risen by."""
     layers = layers_of(sample, baseline, metric, lower=False)
     if layers is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.gate.names import ANY, Target, find_target
+from mismatchctl.gate.names import ANY, RuleTarget, find_target
 from mismatchctl.gate.verdict import Kind
 from mismatchctl.measure.pairs import BY_SOURCE
 from mismatchctl.result import Result
@@ -29,11 +29,11 @@ def _number(value: Any) -> Any:
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
+class _RuleModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Allowance(_Strict):
+class Allowance(_RuleModel):
     """How far a value may move from the baseline's: a share of it plus an absolute amount, neither below 0."""
 
     relative: float = Field(default=0.0, ge=0, allow_inf_nan=False)
@@ -61,7 +61,7 @@ class Allowance(_Strict):
         return "+".join([*parts, *([f"{self.absolute:g}"] if self.absolute else [])])
 
 
-class Rule(_Strict):
+class Rule(_RuleModel):
     """One rule: a metric, where it is judged, and at least one bound on it."""
 
     metric: str = Field(default="k3", min_length=1, description="a key of the registry, or a framework's name")
@@ -179,7 +179,7 @@ def _completed(rule: Rule, where: str) -> Rule:
     return rule.model_copy(update={side: Allowance(relative=TOLERANCE)})
 
 
-def target_of(rule: Rule, result: Result) -> Target:
+def target_of(rule: Rule, result: Result) -> RuleTarget:
     """The number of a Result that a rule judges: the one place where names become metrics.
 
     What is logged beside every correction is taken from the first that has it, where the rule names none.

@@ -5,7 +5,7 @@ from mismatchctl.measure.columns import MISMATCH
 from mismatchctl.measure.kernels.choose import Device, kernel_for, worth_compiling
 from mismatchctl.measure.kernels.kernel import Kernel
 from mismatchctl.measure.pairs import PAIRS, Pair
-from mismatchctl.measure.reduce import Plan, Sums, reduce_batch
+from mismatchctl.measure.reduce import MeasurePlan, Sums, reduce_batch
 from mismatchctl.measure.table import GROUP_CAP, OVERALL_CAP, ClusterTable
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "ClusterTable",
     "Device",
     "Kernel",
+    "MeasurePlan",
     "Pair",
     "PairSums",
-    "Plan",
     "RunSums",
     "Sums",
     "kernel_for",

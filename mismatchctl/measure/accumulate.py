@@ -9,12 +9,12 @@ from operator import add
 
 import numpy as np
 
-from mismatchctl.measure import CellSums, Plan, RunSums, Sums
-from mismatchctl.measure.close import Closed, Closing
+from mismatchctl.measure import CellSums, MeasurePlan, RunSums, Sums
+from mismatchctl.measure.close import ClosedSums, SumsCloser
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, MISMATCH
-from mismatchctl.measure.groups import Cells, Groups, by_value
+from mismatchctl.measure.groups import Cells, GroupMerger, by_value
 from mismatchctl.measure.hashes import Value, step_hash
-from mismatchctl.measure.metrics import Evaluator, Row
+from mismatchctl.measure.metrics import EstimateRow, Evaluator
 from mismatchctl.measure.metrics.kept import BY_STEP
 from mismatchctl.measure.table import GROUP_CAP, Hashes, Prompts
 
@@ -36,17 +36,17 @@ class RunTotals:
     """
 
     steps: list[Value] = field(default_factory=list)
-    groups: list[Row] = field(default_factory=list)
+    groups: list[EstimateRow] = field(default_factory=list)
     overall: CellSums | None = None
     by: dict[str, dict[Value, CellSums]] = field(default_factory=dict)
     sums: RunSums = field(default_factory=RunSums)
     prompts: dict[tuple[str, Value], Prompts] = field(default_factory=dict)
 
 
-class Accumulator(Groups[CellSums]):
+class Accumulator(GroupMerger[CellSums]):
     """Adds up units in the order of the input, and closes their groups."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MeasurePlan) -> None:
         super().__init__(plan.by)
         self.plan = plan
         self.evaluator = Evaluator(plan)
@@ -70,7 +70,7 @@ class Accumulator(Groups[CellSums]):
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[CellSums]]) -> None:
         totals = self.runs[run]
         whole = [reduce(add, cells.values()).folded(GROUP_CAP) for cells in groups]
-        closing = Closing([cell.table for cell in whole], self.plan)
+        closing = SumsCloser([cell.table for cell in whole], self.plan)
         if self.plan.sequences:
             for number, step in enumerate(steps):
                 self.factors += [(run, str(step), *found) for found in closing.factors(number)]
@@ -86,7 +86,7 @@ class Accumulator(Groups[CellSums]):
         for column, value, cells in by_value([values for own in groups for values in own], self.plan.by):
             self._extend(totals, column, value, closed.take(cells), salts[of_group[cells]])
 
-    def _extend(self, totals: RunTotals, column: str, value: Value, closed: Closed, salts: Hashes) -> None:
+    def _extend(self, totals: RunTotals, column: str, value: Value, closed: ClosedSums, salts: Hashes) -> None:
         """Add closed groups to a run, or to one value of a column of it."""
         plan, names = self.plan, self.evaluator.columns
         if plan.by_prompt:
@@ -100,7 +100,7 @@ class Accumulator(Groups[CellSums]):
             sums[value] = _extended(sums.get(value), closed, salts, plan)
 
 
-def _extended(total: CellSums | None, closed: Closed, salts: Hashes, plan: Plan) -> CellSums:
+def _extended(total: CellSums | None, closed: ClosedSums, salts: Hashes, plan: MeasurePlan) -> CellSums:
     """A run's sums with more groups, kept apart in the table; beyond the cap of rows clusters are folded."""
     merged, cap = closed.merged(salts), plan.most_clusters
     if total is not None:

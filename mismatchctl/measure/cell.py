@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
 from mismatchctl.measure import bins
-from mismatchctl.measure.histogram import Histogram, Rows, histograms_of, table_buffers
+from mismatchctl.measure.histogram import Histogram, HistogramRows, histograms_of, table_buffers
 from mismatchctl.measure.kernels.kernel import BREAKDOWNS, JOINT, Kernel, Places, RunTables
 from mismatchctl.measure.layers import table_of
 from mismatchctl.measure.losses import Columns
@@ -53,7 +53,7 @@ class PairCollector:
     Rows of its tables are one for each cell and bucket that occurs, so that a block may hold many cells.
     """
 
-    def __init__(self, kernel: Kernel, rows: Rows) -> None:
+    def __init__(self, kernel: Kernel, rows: HistogramRows) -> None:
         self._kernel, self._rows = kernel, rows
         self._tables = table_buffers(rows)
         cells = np.unique(rows.cells).tolist()

@@ -11,8 +11,8 @@ from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.correction import Correction, Weight, divisor
 from mismatchctl.measure.cell import CellSums, PairSums
 from mismatchctl.measure.columns import CLUSTERS, EMPTY_CLUSTER, FACTOR, MISMATCH
-from mismatchctl.measure.reduce import Plan
-from mismatchctl.measure.table import Axis, ClusterTable, Hashes, Prompts, rows_of, together
+from mismatchctl.measure.reduce import MeasurePlan
+from mismatchctl.measure.table import ClusterTable, Hashes, Prompts, TableAxis, rows_of, together
 
 _EXCESS = {"weight_excess": "tokens", "kept_excess": "kept"}  # sums of w - 1, and over how many tokens
 _LINEAR = ("sequence_weight", "loss", "loss_mean", "gradient_product")
@@ -23,7 +23,7 @@ _SQUARED = ("squared_sequence_weight", "squared_kept_weight", "squared_gradient"
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedSums:
     """Closed sums of some cells, side by side.
 
     Attributes:
@@ -50,7 +50,7 @@ class Closed:
         return np.diff(np.append(self.starts, len(self.clusters)))
 
     @classmethod
-    def one(cls, cell: CellSums, *, by_prompt: bool) -> Closed:
+    def one(cls, cell: CellSums, *, by_prompt: bool) -> ClosedSums:
         """A cell of many steps that is closed already; a prompt is one cluster of all of them."""
         table = cell.table.of_scope(np.uint64(0)) if by_prompt else cell.table
         folded = np.array([table.is_folded])
@@ -64,7 +64,7 @@ class Closed:
         pairs = {name: PairSums.together([own[name] for own in self.pairs if name in own]) for name in names}
         return CellSums(ClusterTable.of(self.clusters, scopes, self.sums, self.maxima, folded), pairs)
 
-    def counted(self, prompts: Prompts, places: Ints) -> Closed:
+    def counted(self, prompts: Prompts, places: Ints) -> ClosedSums:
         """The same with what each row adds to the counts of a run's prompts in place of the counts of its step.
 
         Args:
@@ -79,12 +79,12 @@ class Closed:
             sums[start : start + size, rest] = emptied
         return replace(self, sums=sums)
 
-    def take(self, cells: Ints) -> Closed:
+    def take(self, cells: Ints) -> ClosedSums:
         """Some of the cells, in the order given."""
         sizes = self.sizes[cells]
         ends = np.cumsum(sizes)
         rows = np.arange(sizes.sum()) + np.repeat(self.starts[cells] - ends + sizes, sizes)
-        return Closed(
+        return ClosedSums(
             self.clusters[rows],
             rows_of(self.sums, rows),
             rows_of(self.maxima, rows),
@@ -140,10 +140,10 @@ def _added(values: Float64s, where: Ints) -> Float64s:
     return found
 
 
-class Closing:
+class SumsCloser:
     """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
 
-    def __init__(self, groups: Sequence[ClusterTable], plan: Plan) -> None:
+    def __init__(self, groups: Sequence[ClusterTable], plan: MeasurePlan) -> None:
         self.plan = plan
         self._scopes = Scopes(groups)
         self._factors = self._normalization(groups)
@@ -153,7 +153,7 @@ class Closing:
         for number, scope in self._scopes.of(group):
             yield scope, tuple(self._factors[number].tolist())
 
-    def close(self, cells: Sequence[CellSums], groups: Ints) -> Closed:
+    def close(self, cells: Sequence[CellSums], groups: Ints) -> ClosedSums:
         """Parts of groups [G], normalized, one row per cluster, with the closed columns appended."""
         tables = [cell.table for cell in cells]
         clusters = np.concatenate([table.clusters for table in tables])
@@ -180,7 +180,7 @@ class Closing:
             kept = sums[:, self.plan.sums.place(index, "kept")]
             sums[:, width + corrections + 1 + index] = counted * (kept == 0)
         starts = np.searchsorted(cell, np.arange(len(tables)))
-        return Closed(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
+        return ClosedSums(clusters, sums, maxima, starts, folded, [own.pairs for own in cells])
 
     def _normalization(self, groups: Sequence[ClusterTable]) -> Float64s:
         """The factor of each correction in each micro-batch: [keys, corrections]; 1 where nothing is normalized."""
@@ -233,10 +233,10 @@ def normalized(columns: Mapping[str, Float64s], factor: Float64s, correction: Co
     return found | {name: scaled[name] / factor**2 for name in _SQUARED if name in scaled}
 
 
-def closed_axis(plan: Plan) -> Axis:
+def closed_axis(plan: MeasurePlan) -> TableAxis:
     """The columns of a closed table that add."""
     numbers = range(len(plan.corrections))
-    return Axis(
+    return TableAxis(
         (
             *plan.sums.names,
             *((index, FACTOR.name) for index in numbers),

@@ -29,7 +29,7 @@ Along = Literal["none", "weights", "kept", "all", "veto"] | int
 
 
 @dataclass(frozen=True)
-class Column(Generic[Facts]):
+class SumColumn(Generic[Facts]):
     """A column.
 
     Attributes:
@@ -51,41 +51,41 @@ class Column(Generic[Facts]):
     along: Along = "kept"
 
 
-def _token(*names: str) -> tuple[Column[PairFacts], ...]:
-    return tuple(Column(name, scope="token") for name in names)
+def _token(*names: str) -> tuple[SumColumn[PairFacts], ...]:
+    return tuple(SumColumn(name, scope="token") for name in names)
 
 
-PAIR: tuple[Column[PairFacts], ...] = (
-    Column("tokens", lambda s: s.length),
-    Column("sequences", lambda s: s.some),
-    Column("empty_sequences", lambda s: 1.0 - s.some),
-    Column("squared_length", lambda s: s.length**2),
+PAIR: tuple[SumColumn[PairFacts], ...] = (
+    SumColumn("tokens", lambda s: s.length),
+    SumColumn("sequences", lambda s: s.some),
+    SumColumn("empty_sequences", lambda s: 1.0 - s.some),
+    SumColumn("squared_length", lambda s: s.length**2),
     *_token("log_ratio", "abs", "square", "k3", "excess", "squared_excess", "identical"),
     *_token("prob_diff", "squared_prob_diff", "policy_prob", "squared_policy_prob"),
     *_token("reference_prob", "squared_reference_prob"),
-    Column("policy", scope="token", kept=False),
-    Column("reference", scope="token", kept=False),
+    SumColumn("policy", scope="token", kept=False),
+    SumColumn("reference", scope="token", kept=False),
     # Neighbours are adjacent tokens of one sequence, one position apart.
     *_token("neighbours", "neighbour_product", "neighbour_sum"),
-    Column("squared_ratio", PairFacts.squared_ratio),
-    Column("policy_log_ppl", lambda s: -s.sums["policy"] / s.n),
-    Column("reference_log_ppl", lambda s: -s.sums["reference"] / s.n),
-    Column("policy_ppl", lambda s: s.exp(-s.sums["policy"] / s.n)),
-    Column("reference_ppl", lambda s: s.exp(-s.sums["reference"] / s.n)),
-    Column("log_ppl_diff", lambda s: s.mean),
-    Column("log_ppl_abs_diff", lambda s: np.abs(s.mean)),
-    Column("ppl_ratio", lambda s: s.exp(s.mean)),
-    Column("product", lambda s: s.product),
-    Column("squared_product", lambda s: s.product * s.product),
-    Column("product_excess", lambda s: s.product_excess),
-    Column("squared_product_excess", lambda s: s.product_excess * s.product_excess),
-    Column("squared_log_ratio_sum", lambda s: s.sums["log_ratio"] * s.sums["log_ratio"]),
-    Column("log_ratio_sum_length", lambda s: s.sums["log_ratio"] * s.length),
-    Column("log_ratio", scope="token", merge="largest"),
-    Column("-log_ratio", scope="token", merge="largest"),
-    Column("prob_diff", scope="token", merge="largest"),
-    Column("log_ppl_diff", lambda s: np.where(s.length > 0, s.mean, -np.inf), merge="largest"),
-    Column("-log_ppl_diff", lambda s: np.where(s.length > 0, -s.mean, -np.inf), merge="largest"),
+    SumColumn("squared_ratio", PairFacts.squared_ratio),
+    SumColumn("policy_log_ppl", lambda s: -s.sums["policy"] / s.n),
+    SumColumn("reference_log_ppl", lambda s: -s.sums["reference"] / s.n),
+    SumColumn("policy_ppl", lambda s: s.exp(-s.sums["policy"] / s.n)),
+    SumColumn("reference_ppl", lambda s: s.exp(-s.sums["reference"] / s.n)),
+    SumColumn("log_ppl_diff", lambda s: s.mean),
+    SumColumn("log_ppl_abs_diff", lambda s: np.abs(s.mean)),
+    SumColumn("ppl_ratio", lambda s: s.exp(s.mean)),
+    SumColumn("product", lambda s: s.product),
+    SumColumn("squared_product", lambda s: s.product * s.product),
+    SumColumn("product_excess", lambda s: s.product_excess),
+    SumColumn("squared_product_excess", lambda s: s.product_excess * s.product_excess),
+    SumColumn("squared_log_ratio_sum", lambda s: s.sums["log_ratio"] * s.sums["log_ratio"]),
+    SumColumn("log_ratio_sum_length", lambda s: s.sums["log_ratio"] * s.length),
+    SumColumn("log_ratio", scope="token", merge="largest"),
+    SumColumn("-log_ratio", scope="token", merge="largest"),
+    SumColumn("prob_diff", scope="token", merge="largest"),
+    SumColumn("log_ppl_diff", lambda s: np.where(s.length > 0, s.mean, -np.inf), merge="largest"),
+    SumColumn("-log_ppl_diff", lambda s: np.where(s.length > 0, -s.mean, -np.inf), merge="largest"),
 )
 """Of each pair of policies."""
 
@@ -98,11 +98,11 @@ TOKEN_SUMS, TOKEN_MAXIMA = _token_names("sum"), _token_names("largest")
 """Sums over the tokens of each sequence, and the largest over them, in the order in which the kernels give them."""
 
 
-def _weight(name: str, along: Along) -> Column[Corrected]:
-    return Column(name, lambda c: c.weight_sums[name], along=along)
+def _weight(name: str, along: Along) -> SumColumn[Corrected]:
+    return SumColumn(name, lambda c: c.weight_sums[name], along=along)
 
 
-_WEIGHTS: tuple[Column[Corrected], ...] = (
+_WEIGHTS: tuple[SumColumn[Corrected], ...] = (
     _weight("raw_weight_excess", "none"),
     _weight("weight_excess", "weights"),
     _weight("kept_excess", "all"),
@@ -110,31 +110,31 @@ _WEIGHTS: tuple[Column[Corrected], ...] = (
     _weight("weight_high", "weights"),
     _weight("squared_raw_weight_excess", "none"),
     _weight("squared_weight_excess", "weights"),
-    Column("kept", lambda c: c.kept),
-    Column("counted", lambda c: c.counted),
-    Column("kept_k3", lambda c: c.kept_k3),
-    Column("touched", lambda c: (c.kept < c.length).astype(np.float64)),
-    Column("emptied", lambda c: ((c.kept == 0) & (c.length > 0)).astype(np.float64)),
-    Column("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n, along="weights"),
-    Column("sequence_weight", lambda c: c.sequence_weight, along="all"),
-    Column("squared_sequence_weight", lambda c: c.sequence_weight**2, along="all"),
-    Column("squared_kept_weight", lambda c: c.squared_kept_weight, along="all"),
+    SumColumn("kept", lambda c: c.kept),
+    SumColumn("counted", lambda c: c.counted),
+    SumColumn("kept_k3", lambda c: c.kept_k3),
+    SumColumn("touched", lambda c: (c.kept < c.length).astype(np.float64)),
+    SumColumn("emptied", lambda c: ((c.kept == 0) & (c.length > 0)).astype(np.float64)),
+    SumColumn("mean_excess", lambda c: c.weight_sums["weight_excess"] / c.n, along="weights"),
+    SumColumn("sequence_weight", lambda c: c.sequence_weight, along="all"),
+    SumColumn("squared_sequence_weight", lambda c: c.sequence_weight**2, along="all"),
+    SumColumn("squared_kept_weight", lambda c: c.squared_kept_weight, along="all"),
 )
 
 
-def _extreme(name: str, along: Along) -> Column[Corrected]:
-    return Column(name, lambda c: c.extremes[name], merge="largest", along=along)
+def _extreme(name: str, along: Along) -> SumColumn[Corrected]:
+    return SumColumn(name, lambda c: c.extremes[name], merge="largest", along=along)
 
 
-_EXTREMES: tuple[Column[Corrected], ...] = (
+_EXTREMES: tuple[SumColumn[Corrected], ...] = (
     _extreme("raw_weight", "none"),
     _extreme("-raw_weight", "none"),
     _extreme("weight", "weights"),
     _extreme("-weight", "weights"),
 )
-_VETO: tuple[Column[Corrected], ...] = (
-    Column("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), along="veto"),
-    Column("catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), along="veto"),
+_VETO: tuple[SumColumn[Corrected], ...] = (
+    SumColumn("catastrophic_tokens", lambda c: np.asarray(c.catastrophic), along="veto"),
+    SumColumn("catastrophic_sequences", lambda c: (np.asarray(c.catastrophic) > 0).astype(np.float64), along="veto"),
 )
 _OF_LOSS: dict[str, Along] = {
     "loss_tokens": "none",
@@ -142,16 +142,16 @@ _OF_LOSS: dict[str, Along] = {
     "loss_kept": "kept",
     "loss_counted": "kept",
 }
-_LOSS: tuple[Column[Corrected], ...] = tuple(
-    Column(name, lambda c, name=name: c.loss_sums[name], along=_OF_LOSS.get(name, "all"))  # type: ignore[misc]
+_LOSS: tuple[SumColumn[Corrected], ...] = tuple(
+    SumColumn(name, lambda c, name=name: c.loss_sums[name], along=_OF_LOSS.get(name, "all"))  # type: ignore[misc]
     for name in LOSS_NAMES
 )
 
 
-def _gate(index: int, side: Side) -> tuple[Column[Corrected], ...]:
+def _gate(index: int, side: Side) -> tuple[SumColumn[Corrected], ...]:
     return (
-        Column(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], along=index),
-        Column(
+        SumColumn(f"gate{index}_tokens_{side}", lambda c: c.rejected[index, side], along=index),
+        SumColumn(
             f"gate{index}_sequences_{side}",
             lambda c: (c.rejected[index, side] > 0).astype(np.float64),
             along=index,
@@ -159,15 +159,15 @@ def _gate(index: int, side: Side) -> tuple[Column[Corrected], ...]:
     )
 
 
-def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[Column[Corrected], ...]:
+def _comparison(name: str, side: Literal["kept", "rejected"]) -> tuple[SumColumn[Corrected], ...]:
     return (
-        Column(f"{side}_{name}", lambda c: c.outcomes[name][1] * c.share[side]),
-        Column(f"{side}_{name}_known", lambda c: c.outcomes[name][0] * c.share[side]),
+        SumColumn(f"{side}_{name}", lambda c: c.outcomes[name][1] * c.share[side]),
+        SumColumn(f"{side}_{name}_known", lambda c: c.outcomes[name][0] * c.share[side]),
     )
 
 
 @cache
-def columns_of(correction: Correction, *, losses: bool) -> tuple[Column[Corrected], ...]:
+def columns_of(correction: Correction, *, losses: bool) -> tuple[SumColumn[Corrected], ...]:
     """The columns of a correction, before its weights are normalized; `losses`: with those of its loss."""
     gates = (_gate(index, side) for index in range(len(correction.gates)) for side in SIDES)
     comparisons = (_comparison(name, side) for name in COMPARED for side in ("kept", "rejected"))
@@ -181,15 +181,15 @@ def columns_of(correction: Correction, *, losses: bool) -> tuple[Column[Correcte
     )
 
 
-FACTOR = Column[Corrected]("factor", scope="cluster")
+FACTOR = SumColumn[Corrected]("factor", scope="cluster")
 """Tokens times what the weights were divided by, of each correction."""
-CLUSTERS = Column[PairFacts]("clusters", scope="cluster")
+CLUSTERS = SumColumn[PairFacts]("clusters", scope="cluster")
 """Clusters with a token, where they are told apart."""
-EMPTY_CLUSTER = Column[Corrected]("empty_cluster", scope="cluster")
+EMPTY_CLUSTER = SumColumn[Corrected]("empty_cluster", scope="cluster")
 """Of those, such of which a correction leaves nothing."""
 
 
-def names_of(columns: Iterable[Column[Facts]], merge: str) -> tuple[str, ...]:
+def names_of(columns: Iterable[SumColumn[Facts]], merge: str) -> tuple[str, ...]:
     """The names of those that tables keep and that merge so, in order."""
     return tuple(column.name for column in columns if column.kept and column.merge == merge)
 

@@ -27,7 +27,7 @@ def by_value(cells: Sequence[tuple[Value, ...]], by: Sequence[str]) -> Iterator[
             yield column, value, np.array(numbers)
 
 
-class Groups(ABC, Generic[Cell]):
+class GroupMerger(ABC, Generic[Cell]):
     """Adds up the cells of groups in the order of the input; memory is that of open groups, and of some complete ones.
 
     A subclass says what a cell is.

@@ -24,7 +24,7 @@ _FEW = 1 << 13
 
 
 @dataclass(frozen=True)
-class Rows:
+class HistogramRows:
     """What the rows of a kernel's tables stand for.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Buffers(threading.local):
 _BUFFERS = _Buffers()
 
 
-def table_buffers(rows: Rows) -> PairTables:
+def table_buffers(rows: HistogramRows) -> PairTables:
     """Tables of zeros with these rows; `histograms_of` gives them back to this thread."""
     cells = np.unique(rows.cells, return_inverse=True)[1]
     if len(cells) > MOST_ROWS:
@@ -135,7 +135,7 @@ def table_buffers(rows: Rows) -> PairTables:
     return PairTables(cells, tokens[: len(cells)], sums[: cells.max(initial=-1) + 1])
 
 
-def histograms_of(tables: PairTables, rows: Rows) -> dict[int, Histogram]:
+def histograms_of(tables: PairTables, rows: HistogramRows) -> dict[int, Histogram]:
     """The histogram of each cell whose rows these are; the tables are zero again afterwards, and lent to the next."""
     tokens, sums = tables.tokens.reshape(-1), tables.sums.reshape(-1, 2)
     places, signed = np.flatnonzero(tokens != 0), np.flatnonzero(sums[:, 0] != 0)  # of flags, in a fifth of the time

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatchctl import surrogates
 from mismatchctl.batch import Bools, Float64s, Floats, TokenBatch
-from mismatchctl.correction import Applied, Correction, Selection
+from mismatchctl.correction import CorrectedBlock, Correction, Selection
 from mismatchctl.correction.losses import OF_SEQUENCES, WITH_OWN_RATIO, loss_numbers
 from mismatchctl.ratios import LOG_RATIO_BOUND
 from mismatchctl.surrogates import Term
@@ -144,7 +144,9 @@ def plain_loss_columns(plain: TokenLoss | None, batch: TokenBatch) -> Columns:
     return dict(zip(PLAIN_LOSS, (total(plain.losses), total(plain.gradient**2)), strict=True))
 
 
-def loss_columns(correction: Correction, applied: Applied, plain: TokenLoss | None, batch: TokenBatch) -> Columns:
+def loss_columns(
+    correction: Correction, applied: CorrectedBlock, plain: TokenLoss | None, batch: TokenBatch
+) -> Columns:
     """The loss with a correction, before normalization; zeros where it is unknown."""
     own = plain if correction.loss == "ppo" else token_loss(correction.loss, batch)
     if own is None or plain is None:

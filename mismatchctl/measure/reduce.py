@@ -18,7 +18,7 @@ from mismatchctl.measure.cell import CellSums, PairCollector, PairSums, RunColle
 from mismatchctl.measure.columns import MISMATCH, PAIR, columns_of, names_of, pair_columns
 from mismatchctl.measure.facets import FACETS, Facet
 from mismatchctl.measure.hashes import Value, cluster_hashes, labels_of, plain
-from mismatchctl.measure.histogram import MOST_ROWS, Rows
+from mismatchctl.measure.histogram import MOST_ROWS, HistogramRows
 from mismatchctl.measure.kernels.kernel import BUCKETS, Kernel, Places
 from mismatchctl.measure.kernels.plain import PLAIN
 from mismatchctl.measure.layers import LAYERS, close_layers
@@ -28,9 +28,9 @@ from mismatchctl.measure.table import (
     DETAILED_CAP,
     GROUP_CAP,
     OVERALL_CAP,
-    Axis,
     Hashes,
     Of,
+    TableAxis,
     TableOfBatch,
     both,
     hash_values,
@@ -45,7 +45,7 @@ Cell = tuple[Value, tuple[Value, ...]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurePlan:
     """What one pass computes.
 
     Attributes:
@@ -83,18 +83,18 @@ class Plan:
         return "current_log_probs" in self.has
 
     @cached_property
-    def of_sequences(self) -> Axis:
+    def of_sequences(self) -> TableAxis:
         """The columns that are made of every sequence and add."""
         pairs = [(pair.name, name) for pair in self.pairs for name in _names(pair)]
         facets = [(MISMATCH, name) for facet in self.facets for name in facet.names]
         losses = [(MISMATCH, name) for name in PLAIN_LOSS if self.losses]
-        return Axis((*pairs, *facets, *losses, *self._of_corrections("sum")))
+        return TableAxis((*pairs, *facets, *losses, *self._of_corrections("sum")))
 
     @cached_property
-    def sums(self) -> Axis:
+    def sums(self) -> TableAxis:
         """The columns of a cluster table that add: those, and the layers, which are added up by cluster at once."""
         names = self.of_sequences.names
-        return Axis(
+        return TableAxis(
             (*names[: self.before_layers], *((MISMATCH, name) for name in LAYERS), *names[self.before_layers :])
         )
 
@@ -104,10 +104,10 @@ class Plan:
         return sum(len(_names(pair)) for pair in self.pairs)
 
     @cached_property
-    def maxima(self) -> Axis:
+    def maxima(self) -> TableAxis:
         """The columns of a cluster table of which the largest counts."""
         pairs = [(pair.name, name) for pair in self.pairs for name in names_of(PAIR, "largest")]
-        return Axis((*pairs, *self._of_corrections("largest")))
+        return TableAxis((*pairs, *self._of_corrections("largest")))
 
     def _of_corrections(self, merge: Literal["sum", "largest"]) -> Iterator[tuple[Of, str]]:
         for index, correction in enumerate(self.corrections):
@@ -143,7 +143,7 @@ class Sums:
         return Sums(self.cells, runs, rows)
 
 
-def reduce_batch(batch: TokenBatch, run: str, plan: Plan) -> Sums:
+def reduce_batch(batch: TokenBatch, run: str, plan: MeasurePlan) -> Sums:
     """Sums of one batch; `run` names the rows that carry no run of their own."""
     found = gathered(batch, run, plan.by)
     result = Sums()
@@ -243,7 +243,7 @@ def require_few(by: Sequence[str], values: int) -> None:
         )
 
 
-def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, plan: Plan) -> Sums:
+def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints, plan: MeasurePlan) -> Sums:
     """Sums of a batch of one run, whose cells of so many sequences lie one after the other."""
     cells, clusters, scopes = np.repeat(np.arange(len(sizes)), sizes), cluster_hashes(batch), scopes_of(batch, plan)
     buckets = (clusters % np.uint64(BUCKETS)).astype(np.int64)
@@ -261,7 +261,9 @@ def _reduce_run(batch: TokenBatch, run: str, names: Sequence[Cell], sizes: Ints,
         own = filled[first : first + MOST_ROWS]
         start, stop = np.searchsorted(rows, [first, first + len(own)]) if len(own) < len(filled) else (0, len(batch))
         places = Places(rows[start:stop] - first, buckets[start:stop], table.rows[start:stop])
-        collectors = {pair.name: PairCollector(plan.kernel, Rows(*np.divmod(own, BUCKETS))) for pair in plan.pairs}
+        collectors = {
+            pair.name: PairCollector(plan.kernel, HistogramRows(*np.divmod(own, BUCKETS))) for pair in plan.pairs
+        }
         for sums, maxima in _blocks(batch.sequences(int(start), int(stop)), places, collectors, worst, plan):
             table.add(sums, maxima)
             if plan.sequences:
@@ -280,7 +282,7 @@ def _blocks(
     places: Places,
     collectors: dict[str, PairCollector],
     worst: RunCollector,
-    plan: Plan,
+    plan: MeasurePlan,
 ) -> Iterator[tuple[list[Float64s], list[Float64s]]]:
     """The columns of each sequence that add, and those of which the largest counts [S] each, block by block.
 
@@ -329,7 +331,7 @@ def _names(pair: Pair) -> tuple[str, ...]:
 
 
 def _of_some(
-    pair: Pair, known: Bools, batch: TokenBatch, places: Places, collector: PairCollector, plan: Plan
+    pair: Pair, known: Bools, batch: TokenBatch, places: Places, collector: PairCollector, plan: MeasurePlan
 ) -> tuple[Columns, Columns]:
     """The columns of a pair that only some sequences have, or none; nothing where they have it not."""
     columns = {name: np.zeros(len(batch)) for name in _names(pair)}
@@ -350,7 +352,7 @@ def _of_some(
     return columns, maxima
 
 
-def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
+def ratios_of(block: TokenBatch, plan: MeasurePlan) -> dict[str, Ratios]:
     """One Ratios per source that a correction looks at."""
     sources = {"train/rollout", *(source for correction in plan.corrections for source in correction.sources)}
     if plan.losses and block.current is not None:
@@ -358,7 +360,7 @@ def ratios_of(block: TokenBatch, plan: Plan) -> dict[str, Ratios]:
     return {source: _ratios(source, block, plan) for source in sources}
 
 
-def _ratios(source: str, block: TokenBatch, plan: Plan) -> Ratios:
+def _ratios(source: str, block: TokenBatch, plan: MeasurePlan) -> Ratios:
     """The Ratios of two policies that the block has."""
     policy, reference = map(block.log_probs, source.split("/"))
     assert policy is not None
@@ -366,7 +368,7 @@ def _ratios(source: str, block: TokenBatch, plan: Plan) -> Ratios:
     return plan.kernel.ratios(policy, reference, block.segments)
 
 
-def scopes_of(batch: TokenBatch, plan: Plan) -> Hashes:
+def scopes_of(batch: TokenBatch, plan: MeasurePlan) -> Hashes:
     """Hash of each sequence's micro-batch [S]; 0 where that does not matter."""
     scopes = batch.columns.get("micro_batch") if plan.scoped else None
     return np.zeros(len(batch), np.uint64) if scopes is None else hash_values(scopes)

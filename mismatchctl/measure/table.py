@@ -121,7 +121,7 @@ Of = str | int
 
 
 @dataclass(frozen=True)
-class Axis:
+class TableAxis:
     """The names along the columns of a table.
 
     Attributes:

@@ -2,8 +2,17 @@
 
 from mismatchctl.predict.batch import batch_rejection
 from mismatchctl.predict.length import at_length
-from mismatchctl.predict.prediction import Check, Prediction
-from mismatchctl.predict.sample import Sample, collect, sample_of
+from mismatchctl.predict.prediction import BackTest, Prediction
+from mismatchctl.predict.sample import SequenceSample, collect, sample_of
 from mismatchctl.predict.trend import at_step
 
-__all__ = ["Check", "Prediction", "Sample", "at_length", "at_step", "batch_rejection", "collect", "sample_of"]
+__all__ = [
+    "BackTest",
+    "Prediction",
+    "SequenceSample",
+    "at_length",
+    "at_step",
+    "batch_rejection",
+    "collect",
+    "sample_of",
+]

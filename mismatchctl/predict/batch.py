@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.measure.table import Hashes
 from mismatchctl.predict.prediction import Prediction, generator, middle, unknown
-from mismatchctl.predict.sample import Sample
+from mismatchctl.predict.sample import SequenceSample
 
 Unit = Literal["tokens", "sequences"]
 _MOST = 1 << 62
@@ -23,7 +23,7 @@ _MODEL = (
 )
 
 
-def batch_rejection(sample: Sample, correction: int, sequences: int, unit: Unit = "sequences") -> Prediction:
+def batch_rejection(sample: SequenceSample, correction: int, sequences: int, unit: Unit = "sequences") -> Prediction:
     """The fraction that the correction of this number rejects of a batch of so many sequences.
 
     The interval is that of the batch's own fraction: it holds what is unknown of the dump's population and the luck of
@@ -53,7 +53,7 @@ def batch_rejection(sample: Sample, correction: int, sequences: int, unit: Unit 
     return Prediction(question, quantity, value, middle(draws), status, _MODEL)
 
 
-def _by_cluster(sample: Sample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:
+def _by_cluster(sample: SequenceSample, columns: Float64s) -> tuple[Hashes, Ints, Float64s]:
     """Clusters, the index of each one's step, and sums of columns by cluster."""
     clusters, first, where = np.unique(sample.cluster, return_index=True, return_inverse=True)
     table = np.zeros((len(clusters), columns.shape[1]))

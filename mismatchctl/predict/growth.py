@@ -15,7 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.predict.sample import GRID, Sample
+from mismatchctl.predict.sample import GRID, SequenceSample
 
 _LARGEST_K3 = 1.0  # beyond it the mean ratio says nothing, and the drift is the mean log ratio
 _CHANCE = 0.01  # of replicates without a growing bias, from which on the dump is taken to have none
@@ -23,7 +23,7 @@ _CHANCE = 0.01  # of replicates without a growing bias, from which on the dump i
 NOISE, GROWING_NOISE, BIAS, GROWING_BIAS = range(4)
 
 
-def sums_at(sample: Sample, length: int, weights: Float64s) -> Float64s:
+def sums_at(sample: SequenceSample, length: int, weights: Float64s) -> Float64s:
     """What each sequence's log ratio would add up to over `length` tokens, in each replicate [R, S]."""
     log_ratio, k3, excess = np.moveaxis(sample.sums[:, -1], 1, 0)
     tokens = sample.tokens.astype(np.float64)
@@ -37,7 +37,7 @@ def sums_at(sample: Sample, length: int, weights: Float64s) -> Float64s:
     return np.asarray(drift + own * np.sqrt(_variance(parts, np.array([length])) / _variance(parts, tokens)))
 
 
-def components(sample: Sample, weights: Float64s) -> Float64s:
+def components(sample: SequenceSample, weights: Float64s) -> Float64s:
     """What deviations from the drift are made of, in each replicate [R, 4], none below 0.
 
     By index: variance a token of the noise, its growth with the position, variance of the bias of a sequence, variance
@@ -56,7 +56,7 @@ def _variance(parts: Float64s, tokens: Float64s) -> Float64s:
     return np.maximum(parts @ grown, np.finfo(np.float64).tiny)
 
 
-def _fitted(sample: Sample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
+def _fitted(sample: SequenceSample, weights: Float64s, chosen: tuple[int, ...]) -> Float64s:
     """Least squares over all pairs of parts, none below 0: the best of all subsets of components."""
     products, expected, scale = _moments(sample)
     observed = (weights @ products) * scale
@@ -83,7 +83,7 @@ def _fitted(sample: Sample, weights: Float64s, chosen: tuple[int, ...]) -> Float
 _RIDGE = 1e-9
 
 
-def _moments(sample: Sample) -> tuple[Float64s, Float64s, Float64s]:
+def _moments(sample: SequenceSample) -> tuple[Float64s, Float64s, Float64s]:
     """What pairs of parts show, and what they should, for each sequence.
 
     Returns:
@@ -107,7 +107,7 @@ def _moments(sample: Sample) -> tuple[Float64s, Float64s, Float64s]:
     return deviation[:, first] * deviation[:, second], np.stack(adds, axis=2), scale
 
 
-def _step_means(sample: Sample, values: Float64s, weights: Float64s) -> Float64s:
+def _step_means(sample: SequenceSample, values: Float64s, weights: Float64s) -> Float64s:
     """Mean of `values` [S] a token in each sequence's step, in each replicate [R, S]."""
     steps, where = np.unique(sample.step, return_inverse=True)
     one_hot = np.eye(len(steps))[where]
@@ -118,7 +118,7 @@ Mean = tuple[Float64s, Float64s]
 """A numerator and a denominator of each sequence [S]."""
 
 
-def _beyond_noise(sample: Sample, mean: Mean, weights: Float64s, less: Mean | None = None) -> Float64s:
+def _beyond_noise(sample: SequenceSample, mean: Mean, weights: Float64s, less: Mean | None = None) -> Float64s:
     """A mean (less another one), shrunk towards 0 by its noise over clusters (James and Stein, 1961) [R, 1]."""
     value, influence = _mean(mean, weights)
     if less is not None:
@@ -137,7 +137,7 @@ def _mean(parts: Mean, weights: Float64s) -> tuple[Float64s, Float64s]:
     return (weights @ top) / (weights @ bottom), (top - top.sum() / bottom.sum() * bottom) / bottom.sum()
 
 
-def _change(sample: Sample, column: int, weights: Float64s, length: int) -> Float64s:
+def _change(sample: SequenceSample, column: int, weights: Float64s, length: int) -> Float64s:
     """What the drift's change along the response adds over `length` tokens, beyond the mean of the dump's [R, S].
 
     A K3 that grows goes on growing in proportion to the position; one that fades stays, after the dump's lengths, what

@@ -19,8 +19,8 @@ from mismatchctl.batch import Bools, Float64s
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
 from mismatchctl.predict.growth import sums_at
-from mismatchctl.predict.prediction import Check, Prediction, generator, middle, unknown
-from mismatchctl.predict.sample import GRID, Sample
+from mismatchctl.predict.prediction import BackTest, Prediction, generator, middle, unknown
+from mismatchctl.predict.sample import GRID, SequenceSample
 from mismatchctl.predict.survival import survival
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
@@ -41,7 +41,7 @@ _BAD_MISS = 0.10
 _NORMAL = NormalDist()
 
 
-def at_length(sample: Sample, correction: Correction, length: int) -> list[Prediction]:
+def at_length(sample: SequenceSample, correction: Correction, length: int) -> list[Prediction]:
     """`rejected_sequences`, and `ess_sequence` where the correction weighs whole sequences, at a response length.
 
     Args:
@@ -88,7 +88,13 @@ def _weighs_sequences(weight: Weight | None) -> bool:
 
 
 def _prediction(
-    question: str, quantity: str, draws: Float64s, check: Check | None, sample: Sample, length: int, extremes: bool
+    question: str,
+    quantity: str,
+    draws: Float64s,
+    check: BackTest | None,
+    sample: SequenceSample,
+    length: int,
+    extremes: bool,
 ) -> Prediction:
     """From the value (first) and its replicates, widened by what the model is known to miss, and by luck."""
     value, shown = float(draws[0]), _shown(sample)
@@ -111,7 +117,7 @@ def _prediction(
     return Prediction(question, quantity, value, (low, high), status, _MODEL, check)
 
 
-def _shown(sample: Sample) -> int:
+def _shown(sample: SequenceSample) -> int:
     """The longest of GRID that enough responses reach; else the longest response."""
     reached = [int(tokens) for tokens in GRID if (sample.tokens >= tokens).sum() >= FEWEST]
     return max(reached) if reached else int(sample.tokens.max())
@@ -131,20 +137,20 @@ def _widened(value: float, drawn: tuple[float, float], miss: float, sequences: i
     return 0.0 if ends[0] < least else ends[0], 1.0 if ends[1] > 1 - least else ends[1]
 
 
-def _resampled(sample: Sample) -> Float64s:
+def _resampled(sample: SequenceSample) -> Float64s:
     """Weights of sequences in replicates [1 + REPLICATES, S]: the dump itself first, then the Bayesian bootstrap."""
     clusters, where = np.unique(sample.cluster, return_inverse=True)
     drawn = generator(clusters, "length").standard_gamma(1.0, (REPLICATES, len(clusters)))
     return np.concatenate([np.ones((1, len(sample))), drawn[:, where]])
 
 
-def rejected_at(sample: Sample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
+def rejected_at(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
     """Fraction of sequences of `length` tokens that the gates reject, in each replicate [R]."""
     kept = _kept_at(sample, gates, length, weights)
     return np.asarray(1 - (weights * kept).sum(axis=1) / weights.sum(axis=1))
 
 
-def ess_at(sample: Sample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
+def ess_at(sample: SequenceSample, weight: Weight, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
     """ESS of sequence weights at `length` tokens, as a fraction of sequences, in each replicate [R]."""
     log_ratio = sums_at(sample, length, weights) / (length if weight.level == "geometric" else 1)
     ratio = np.exp(np.clip(log_ratio, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
@@ -156,7 +162,7 @@ def ess_at(sample: Sample, weight: Weight, gates: Sequence[Gate], length: int, w
         return np.asarray(np.nan_to_num((kept * bounded).sum(axis=1) ** 2 / squares))
 
 
-def _kept_at(sample: Sample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
+def _kept_at(sample: SequenceSample, gates: Sequence[Gate], length: int, weights: Float64s) -> Float64s:
     """Chance that each sequence is kept at `length` tokens, in each replicate [R, S]."""
     kept = np.ones((len(weights), len(sample)))
     totals = sums_at(sample, length, weights) if any(gate.level in _SUMMED for gate in gates) else kept
@@ -180,7 +186,7 @@ def _is_kept(gate: Gate, log_ratio: Float64s) -> Bools:
     return above & below
 
 
-def _check(sample: Sample, gates: Sequence[Gate]) -> Check | None:
+def _check(sample: SequenceSample, gates: Sequence[Gate]) -> BackTest | None:
     """Predict rejection at two and four times the first tokens from these; None where too few sequences are so long."""
     octaves = [octave for octave in range(len(GRID) - 1) if (sample.tokens >= GRID[octave + 1]).sum() >= FEWEST]
     if not octaves:
@@ -189,11 +195,11 @@ def _check(sample: Sample, gates: Sequence[Gate]) -> Check | None:
     start = doubled[-1] if doubled else octaves[-1]
     points = [point for octave in (start + 1, start + 2) for point in _check_points(sample, gates, start, octave)]
     lengths, predicted, observed, sequences, noise = zip(*points, strict=True)
-    return Check(int(GRID[start]), lengths, predicted, observed, sequences, noise)
+    return BackTest(int(GRID[start]), lengths, predicted, observed, sequences, noise)
 
 
 def _check_points(
-    sample: Sample, gates: Sequence[Gate], start: int, octave: int
+    sample: SequenceSample, gates: Sequence[Gate], start: int, octave: int
 ) -> list[tuple[int, float, float, int, float]]:
     """(length, predicted, observed, sequences, noise) of gates with bounds at quantiles of what is to be predicted."""
     if octave >= len(GRID) or (sample.tokens >= GRID[octave]).sum() < FEWEST:

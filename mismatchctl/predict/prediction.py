@@ -15,7 +15,7 @@ LEVEL = 0.90
 
 
 @dataclass(frozen=True)
-class Check:
+class BackTest:
     """The model tried on the dump itself: the rest of long responses predicted from the first tokens of all.
 
     Attributes:
@@ -85,10 +85,10 @@ class Prediction:
     interval: tuple[float, float] | None
     status: str
     model: str
-    check: Check | None = None
+    check: BackTest | None = None
 
 
-def unknown(question: str, quantity: str, status: str, model: str, check: Check | None = None) -> Prediction:
+def unknown(question: str, quantity: str, status: str, model: str, check: BackTest | None = None) -> Prediction:
     """A prediction that cannot be made."""
     return Prediction(question, quantity, None, None, status, model, check)
 

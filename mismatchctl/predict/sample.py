@@ -31,7 +31,7 @@ _WANTED = ("current_log_probs", "advantages", "prompt_id", "sequence_id", "step"
 
 
 @dataclass(frozen=True)
-class Sample:
+class SequenceSample:
     """Sequences [S], in no order that matters.
 
     Attributes:
@@ -60,21 +60,21 @@ class Sample:
         return len(self.tokens)
 
     @classmethod
-    def together(cls, parts: Sequence[Sample]) -> Sample:
+    def together(cls, parts: Sequence[SequenceSample]) -> SequenceSample:
         """All of at least one."""
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ARRAYS}
         return cls(**joined, is_complete=all(part.is_complete for part in parts))._capped()
 
-    def __add__(self, other: Sample) -> Sample:
-        return Sample.together([self, other])
+    def __add__(self, other: SequenceSample) -> SequenceSample:
+        return SequenceSample.together([self, other])
 
-    def of_run(self, run: str) -> Sample:
+    def of_run(self, run: str) -> SequenceSample:
         """The sequences of one run that hold a token, in an order of their own."""
         chosen = self._chosen((self.run == run) & (self.tokens > 0))
         order = np.lexsort((chosen.sums[:, -1, 0], chosen.tokens, chosen.cluster))
         return chosen._chosen(order)
 
-    def first(self, octave: int) -> Sample:
+    def first(self, octave: int) -> SequenceSample:
         """What the sequences of at least GRID[octave] tokens look like after so many."""
         long = self._chosen(self.tokens >= GRID[octave])
         return replace(
@@ -85,10 +85,10 @@ class Sample:
             highest=long.highest[:, : octave + 1],
         )
 
-    def _chosen(self, which: Bools | Ints) -> Sample:
+    def _chosen(self, which: Bools | Ints) -> SequenceSample:
         return replace(self, **{name: getattr(self, name)[which] for name in _ARRAYS})
 
-    def _capped(self) -> Sample:
+    def _capped(self) -> SequenceSample:
         """At most CAP sequences of each run: whole clusters, by the order of their hashes."""
         if len(self) <= CAP:
             return self
@@ -100,20 +100,20 @@ class Sample:
         return replace(self._chosen(keep), is_complete=self.is_complete and bool(keep.all()))
 
 
-_ARRAYS = tuple(field.name for field in fields(Sample) if field.name != "is_complete")
+_ARRAYS = tuple(field.name for field in fields(SequenceSample) if field.name != "is_complete")
 
 
-def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> Sample:
+def collect(batch: TokenBatch, run: str, corrections: Sequence[Correction]) -> SequenceSample:
     """What one batch adds; `run` names the rows that carry no run of their own."""
     some = batch.segments.nonempty  # of the others nothing is predicted
     held = batch if some.all() else batch.take(np.flatnonzero(some))
     parts = [_of_cell(part, name, step, corrections) for name, (step, _), part in cut(held, run, ())]
-    return Sample.together([empty_sample(len(corrections)), *parts])
+    return SequenceSample.together([empty_sample(len(corrections)), *parts])
 
 
 def sample_of(
     paths: Sequence[str], corrections: Sequence[Correction], *, rename: Mapping[str, str] | None = None
-) -> Sample:
+) -> SequenceSample:
     """Read a dump for predictions alone; arguments as of `analyze`.
 
     Raises:
@@ -124,7 +124,7 @@ def sample_of(
     dump = open_dump(paths, rename=rename or {}, aliases=column_aliases(), by=(), wanted=wanted, on_bad="error")
     trims = trims_of(dump, corrections)
 
-    def work(unit: Unit) -> list[Sample]:
+    def work(unit: Unit) -> list[SequenceSample]:
         run = unit.file.run
         return [collect(trims.on(batch, run), run, corrections) for batch in dump.read(unit, Problems())]
 
@@ -135,18 +135,20 @@ def sample_of(
     return sample
 
 
-def empty_sample(corrections: int) -> Sample:
+def empty_sample(corrections: int) -> SequenceSample:
     """A sample without sequences, for so many corrections."""
     none, flat = np.zeros(0, np.uint64), np.zeros((0, OCTAVES))
     kept = np.zeros((0, corrections))
-    return Sample(np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, np.zeros((0, OCTAVES, 3)), flat, flat)
+    return SequenceSample(
+        np.zeros(0, object), none, none, np.zeros(0, np.int64), kept, np.zeros((0, OCTAVES, 3)), flat, flat
+    )
 
 
-def _of_cell(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Correction]) -> Sample:
+def _of_cell(batch: TokenBatch, run: str, step: Any, corrections: Sequence[Correction]) -> SequenceSample:
     salt = hash_values(np.array([str(step)]))[0]
     parts = [_of_block(block, corrections) for _, block in batch.blocks()]
     kept, sums, lowest, highest = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    return Sample(
+    return SequenceSample(
         np.full(len(batch), run, object),
         np.full(len(batch), salt),
         mix(cluster_hashes(batch), salt),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
-from mismatchctl.predict.sample import GRID, Sample
+from mismatchctl.predict.sample import GRID, SequenceSample
 
 _FRAILTIES = np.array([1e-6, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0])
 _RATES = np.geomspace(1e-7, 1.0, 100)
@@ -19,7 +19,7 @@ _BETTER = 2.0
 """Log likelihood that another power than 1 must gain: what a free parameter gains by chance in one case of twenty."""
 
 
-def survival(sample: Sample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
+def survival(sample: SequenceSample, beyond: Bools, length: int, weights: Float64s) -> Float64s:
     """Chance that no token of `length` goes beyond the bounds of a gate, in each replicate [R].
 
     Args:
@@ -55,7 +55,7 @@ def _fitted(
     return chances[np.arange(len(weights)), best], alive(np.array([float(length)]))[0][best]
 
 
-def _first_beyond(sample: Sample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
+def _first_beyond(sample: SequenceSample, beyond: Bools) -> tuple[Float64s, Float64s, Bools]:
     """Between which lengths each sequence first goes beyond, up to where it is seen where it does not [S]."""
     first = beyond.argmax(axis=1)
     grid = np.minimum(GRID[: beyond.shape[1]], sample.tokens[:, None])

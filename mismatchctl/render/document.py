@@ -36,7 +36,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell: `reason` stands below the table, `order` is what sorting goes by, `anchor` a link.
 
     `brief` is what stands in a narrow terminal, `kind` how it looks on a page; `place` is a K3 on its
@@ -54,7 +54,7 @@ class Cell:
 
 
 Item = TypeVar("Item")
-Columns = Sequence[tuple["Head | str", Callable[[Item], "Cell | str"]]]
+Columns = Sequence[tuple["Head | str", Callable[[Item], "TableCell | str"]]]
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Table(Part):
 
     caption: str
     heads: list[Head]
-    rows: list[list[Cell]] = field(default_factory=list)
+    rows: list[list[TableCell]] = field(default_factory=list)
     left_out: str = ""
     sortable: bool = False
     title: str = ""
@@ -98,7 +98,9 @@ class Table(Part):
         rows = []
         for item in items:
             cells = [make(item) for _, make in columns]
-            rows.append([c if isinstance(c, Cell) else Cell(c, kind=k) for c, k in zip(cells, plain, strict=True)])
+            rows.append(
+                [c if isinstance(c, TableCell) else TableCell(c, kind=k) for c, k in zip(cells, plain, strict=True)]
+            )
         return cls(caption, heads, rows, **more)
 
     @property

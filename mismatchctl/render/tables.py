@@ -11,7 +11,7 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 from mismatchctl.numbers import DASH, estimate, heavy_tail, number
-from mismatchctl.render.document import Cell, Head, Table
+from mismatchctl.render.document import Head, Table, TableCell
 from mismatchctl.render.text import clean, in_cell, label
 from mismatchctl.result import NOT_RECORDED, Groups, Value
 
@@ -27,22 +27,24 @@ MOST_ROWS = 200
 """Rows of a table with one row per group; longer ones say how many they leave out."""
 
 
-def words(text: str, kind: str = "text") -> Cell:
+def words(text: str, kind: str = "text") -> TableCell:
     """A cell of text from outside."""
-    return Cell(in_cell(text), kind=kind)
+    return TableCell(in_cell(text), kind=kind)
 
 
-def amount(value: float, unit: str = "") -> Cell:
+def amount(value: float, unit: str = "") -> TableCell:
     """A cell for a bare number."""
-    return Cell(number(value, unit), order=f"{value:.6g}")
+    return TableCell(number(value, unit), order=f"{value:.6g}")
 
 
-def measured(value: Value, unit: str, *, errors: bool = True) -> Cell:
+def measured(value: Value, unit: str, *, errors: bool = True) -> TableCell:
     """A cell for a value: with ± where known and a note where that is too little, or a dash with its reason."""
     if value.value is None:
-        return Cell(DASH, value.status)
+        return TableCell(DASH, value.status)
     reason, brief = heavy_tail(value.covers) if errors and value.tail else "", estimate(value.value, None, unit)
-    return Cell(estimate(value.value, value.se if errors else None, unit), reason, f"{value.value:.6g}", brief=brief)
+    return TableCell(
+        estimate(value.value, value.se if errors else None, unit), reason, f"{value.value:.6g}", brief=brief
+    )
 
 
 def stacked(text: str) -> str:
@@ -96,10 +98,10 @@ class Registry:
         of: Callable[[Any], Mapping[str, Value]],
         scope: str = "m",
         texts: Mapping[str, str] | None = None,
-    ) -> list[tuple[Head, Callable[[Any], Cell]]]:
+    ) -> list[tuple[Head, Callable[[Any], TableCell]]]:
         """A column per metric: `of` gives an item's values; keys may say `drop` of a head, `texts` says its text."""
 
-        def cell(key: str) -> Callable[[Any], Cell]:
+        def cell(key: str) -> Callable[[Any], TableCell]:
             unit = self.metric(key, scope).unit
             return lambda item: measured(of(item).get(key, NOT_RECORDED), unit)
 
@@ -108,7 +110,7 @@ class Registry:
 
     def series(
         self, groups: Groups, key: str, correction: str | None = None, *, drop: int | None = None, text: str = ""
-    ) -> tuple[Head, Callable[[Any], Cell]]:
+    ) -> tuple[Head, Callable[[Any], TableCell]]:
         """The column of one metric of groups, of the mismatch or of one correction; items are places of groups."""
         series, scope = groups.series(key, correction), "m" if correction is None else "c"
         return self.columns({key: drop}, lambda index: {key: series.at(index)}, scope, {key: clean(text)})[0]

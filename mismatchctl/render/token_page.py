@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mismatchctl import __version__
-from mismatchctl.browse import Browsed, Row, Threshold
+from mismatchctl.browse import Browsed, SequenceRow, Threshold
 from mismatchctl.browse.thresholds import TOTALS
 from mismatchctl.numbers import counted, label, number
 from mismatchctl.render.text import clean, short
@@ -44,7 +44,7 @@ def render_tokens(browsed: Browsed) -> str:
     return render_page("tokens.html.j2", page, "tokens")
 
 
-def _shown(row: Row, span: tuple[int, int], index: int) -> dict[str, Any]:
+def _shown(row: SequenceRow, span: tuple[int, int], index: int) -> dict[str, Any]:
     """One sequence as the template has it."""
     log_ratio, tokens, (first, last) = row.log_ratio, row.batch.tokens, span
     facts = [f"{text} {short(label(row.facts[name]), 40)}" for name, text in _FACTS.items() if name in row.facts]
@@ -57,7 +57,7 @@ def _shown(row: Row, span: tuple[int, int], index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tokens(row: Row, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
+def _tokens(row: SequenceRow, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) -> Iterator[Markup]:
     """Valid tokens one by one; a stretch of masked ones as one piece."""
     first, last = span
     valid = np.flatnonzero(row.mask)
@@ -83,7 +83,7 @@ def _tokens(row: Row, log_ratio: np.ndarray[Any, Any], span: tuple[int, int]) ->
         place = end
 
 
-def _text(row: Row, place: int) -> str:
+def _text(row: SequenceRow, place: int) -> str:
     """A token as text; a line break is shown, and breaks the line."""
     if not row.texts:
         return "▯"
@@ -103,7 +103,7 @@ def _data(browsed: Browsed, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     }
 
 
-def _numbers(row: Row, span: tuple[int, int]) -> dict[str, Any]:
+def _numbers(row: SequenceRow, span: tuple[int, int]) -> dict[str, Any]:
     part = slice(*span)
     found: dict[str, Any] = {
         "run": clean(row.run),
@@ -123,7 +123,7 @@ def _digits(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def _bound(threshold: Threshold, rows: Sequence[Row], spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
+def _bound(threshold: Threshold, rows: Sequence[SequenceRow], spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     patterns: dict[str, int] = {}
     sentences: dict[str, int] = {}
     sequences = []

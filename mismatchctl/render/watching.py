@@ -9,7 +9,7 @@ from mismatchctl.numbers import estimate, label
 from mismatchctl.render.tables import SHORT
 from mismatchctl.render.text import short
 from mismatchctl.result.story import story_of
-from mismatchctl.watch import Look
+from mismatchctl.watch import Snapshot
 
 COLUMNS = {
     "tokens": ("tokens", 10),
@@ -34,7 +34,7 @@ def _line(run: str, step: str, cells: Iterable[str]) -> str:
     return "  ".join([*([short(run, _RUN).ljust(_RUN)] if run else []), short(step, _STEP).ljust(_STEP), *placed])
 
 
-def lines(look: Look) -> Iterator[str]:
+def lines(look: Snapshot) -> Iterator[str]:
     """A line for each step that is new, or has more data than before."""
     several = len(look.result.runs) > 1
     for run, index in look.steps:
@@ -45,7 +45,7 @@ def lines(look: Look) -> Iterator[str]:
         yield line + ("  more data" if (run, index) in look.again else "")
 
 
-def answers(look: Look) -> Iterator[str]:
+def answers(look: Snapshot) -> Iterator[str]:
     """The four lines of each run whose answer changed."""
     for run in look.answered:
         if len(look.result.runs) > 1:
@@ -54,7 +54,7 @@ def answers(look: Look) -> Iterator[str]:
             yield f"  {answer.question}: {short(answer.text, 400)}"
 
 
-def failures(look: Look) -> list[str]:
+def failures(look: Snapshot) -> list[str]:
     """What rules do not let pass, a sentence each."""
     checks = [] if look.verdict is None else look.verdict.checks
     return [

@@ -4,7 +4,7 @@ from mismatchctl.resample.bootstrap import Draws, holm, interval, p_above_zero, 
 from mismatchctl.resample.layers import Layers, merged_bins
 from mismatchctl.resample.permute import Exchange, relabelings, shares_above, smallest_of_family
 from mismatchctl.resample.samples import (
-    Sample,
+    ClusterSample,
     TableMetric,
     find_metric,
     influence_of,
@@ -15,10 +15,10 @@ from mismatchctl.resample.samples import (
 )
 
 __all__ = [
+    "ClusterSample",
     "Draws",
     "Exchange",
     "Layers",
-    "Sample",
     "TableMetric",
     "find_metric",
     "holm",

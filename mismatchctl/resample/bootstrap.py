@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.measure.table import Hashes, mix
-from mismatchctl.resample.samples import Sample, TableMetric
+from mismatchctl.resample.samples import ClusterSample, TableMetric
 
 REPLICATES = 1 << 15
 """Enough to resolve what a few hundred comparisons at once ask for."""
@@ -71,7 +71,7 @@ def _operands(other: Draws | float) -> tuple[float, Float64s | float]:
 
 
 def resample(
-    samples: Sequence[Sample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
+    samples: Sequence[ClusterSample], metrics: Sequence[TableMetric], replicates: int = REPLICATES
 ) -> list[list[Draws]]:
     """Each metric of each sample, all in the same replicates: `[sample][metric]`; NaN where it is undefined.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.measure.layers import BINS, CAPPED, CAPS, EXPONENTS, TOKENS
-from mismatchctl.resample.samples import Sample
+from mismatchctl.resample.samples import ClusterSample
 
 _STEPS = np.diff(CAPS)
 _BELOW = CAPS[0] / 4.0**8  # below the lowest cap, nearly all tokens are beyond
@@ -31,7 +31,7 @@ class Layers:
     capped: Float64s
 
     @classmethod
-    def of(cls, sample: Sample) -> Layers | None:
+    def of(cls, sample: ClusterSample) -> Layers | None:
         """Those of a sample; None where its Result is older than they are."""
         if not set(TOKENS + CAPPED + ("k3",)) <= sample.columns.keys():
             return None

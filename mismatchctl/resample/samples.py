@@ -28,7 +28,7 @@ ASK_THE_DUMP = "name the dump itself in place of the Result"
 
 
 @dataclass(frozen=True)
-class Sample:
+class ClusterSample:
     """Sums by cluster, of a run or of a part of it.
 
     Attributes:
@@ -53,28 +53,28 @@ class Sample:
         """One column [N]."""
         return self.sums[:, self.columns[name]]
 
-    def shared(self, other: Sample) -> int:
+    def shared(self, other: ClusterSample) -> int:
         """How many clusters both hold."""
         return len(np.intersect1d(self.keys, other.keys, assume_unique=True))
 
-    def has_same_tokens(self, other: Sample) -> bool:
+    def has_same_tokens(self, other: ClusterSample) -> bool:
         """Whether both hold the same responses: as many tokens everywhere, and the same log-probs of one policy."""
         return np.array_equal(self.keys, other.keys) and (
             all(self._agrees(other, name) for name in ("tokens", "sequences", "squared_length"))
             and any(self._agrees(other, name) for name in ("policy_log_ppl", "reference_log_ppl"))
         )
 
-    def _agrees(self, other: Sample, name: str) -> bool:
+    def _agrees(self, other: ClusterSample, name: str) -> bool:
         known = name in self.columns and name in other.columns
         return known and np.allclose(self.column(name), other.column(name), rtol=1e-7, atol=0)
 
 
-def sample_of_run(run: RunResult) -> Sample:
+def sample_of_run(run: RunResult) -> ClusterSample:
     """All clusters of a run. A prompt is one cluster in whatever steps it occurs; a sequence belongs to its step."""
     return _sample(run.clusters, run.groups, np.ones(len(run.clusters.hashes), np.bool_))
 
 
-def sample_of_step(run: RunResult, index: int) -> Sample:
+def sample_of_step(run: RunResult, index: int) -> ClusterSample:
     """The clusters of one step, by its index among the labels.
 
     Raises:
@@ -85,7 +85,7 @@ def sample_of_step(run: RunResult, index: int) -> Sample:
     return _sample(run.clusters, run.groups, np.array(run.clusters.groups, np.int64) == index)
 
 
-def sample_of_value(run: RunResult, column: str, index: int) -> Sample:
+def sample_of_value(run: RunResult, column: str, index: int) -> ClusterSample:
     """The clusters of one value of a `--by` column, by its index among the labels.
 
     Raises:
@@ -99,7 +99,7 @@ def sample_of_value(run: RunResult, column: str, index: int) -> Sample:
     return _sample(table, None, np.array(table.groups, np.int64) == index)
 
 
-def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Sample:
+def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> ClusterSample:
     """Rows of one cluster added up; a cluster that is no prompt goes by its step's label too."""
     keys = np.array([int(text, 16) for text in table.hashes], np.uint64)
     sums = np.array(table.sums, np.float64).reshape(len(keys), len(table.columns))
@@ -110,7 +110,7 @@ def _sample(table: Clusters, steps: Groups | None, rows: np.ndarray[tuple[int], 
     merged = np.zeros((len(keys), len(table.columns)))
     with np.errstate(over="ignore"):
         np.add.at(merged, where, sums[rows])
-    return Sample(keys, tuple(table.columns), merged)
+    return ClusterSample(keys, tuple(table.columns), merged)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class TableMetric:
         """Whether it is a smooth function of sums; maxima, quantiles and counts are not."""
         return self.metric.formula is not None and self.metric.uncertain
 
-    def columns(self, sample: Sample) -> list[int]:
+    def columns(self, sample: ClusterSample) -> list[int]:
         """Positions of the columns that its formula reads.
 
         Raises:
@@ -147,7 +147,7 @@ class TableMetric:
             self.metric.formula(asked)
         return [sample.columns[name] for name in asked.read]
 
-    def of(self, totals: Float64s, sample: Sample, positions: list[int]) -> Float64s:
+    def of(self, totals: Float64s, sample: ClusterSample, positions: list[int]) -> Float64s:
         """Its value on totals [..., len(positions)] of those columns of a sample; NaN where it is undefined."""
         assert self.metric.formula is not None
         found = {sample.names[position]: totals[..., index] for index, position in enumerate(positions)}
@@ -199,7 +199,7 @@ def find_metric(key: str, correction: Correction | None = None) -> TableMetric:
 _STEP = 1e-4  # of a cluster's weight, over their number
 
 
-def influence_of(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
+def influence_of(sample: ClusterSample, metric: TableMetric) -> tuple[float, Float64s, Float64s]:
     """A metric's value, how each cluster moves it [N], summing to about 0, and the size of clusters that it counts."""
     columns = metric.columns(sample)
     sums = sample.sums[:, columns]
@@ -213,7 +213,7 @@ def influence_of(sample: Sample, metric: TableMetric) -> tuple[float, Float64s, 
     return value, influence, sample.column(by)
 
 
-def interval_of(sample: Sample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
+def interval_of(sample: ClusterSample, metric: TableMetric) -> tuple[tuple[float, float] | None, float | None]:
     """The 90 % interval of a metric, and what it covers instead where its tail is heavy; None for what there is not."""
     value, influence, _ = influence_of(sample, metric)
     clusters = float(len(sample))

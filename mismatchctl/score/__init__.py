@@ -16,12 +16,12 @@ from mismatchctl.contract import REFERENCE
 from mismatchctl.dumps import DumpFile
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.score.folder import Folder, Row, Settings, fingerprint
+from mismatchctl.score.folder import Row, ScoreFolder, Settings, fingerprint
 from mismatchctl.score.sequences import MASK, PROMPT, RESPONSE, Piece, open_sequences, pieces
 
 
 @dataclass(frozen=True)
-class Choice:
+class SequenceChoice:
     """Some of the sequences of a dump.
 
     Attributes:
@@ -33,7 +33,7 @@ class Choice:
     worst: bool
 
 
-def chosen(files: Sequence[DumpFile], choice: Choice | None) -> list[Bools]:
+def chosen(files: Sequence[DumpFile], choice: SequenceChoice | None) -> list[Bools]:
     """Which rows of each file are chosen; of equal ones, the first.
 
     Raises:
@@ -70,7 +70,7 @@ NAMES = ("run", "step", "sequence_id", PROMPT, RESPONSE, MASK)
 """What a line holds, of what the dump has, beside its file and row."""
 
 
-def write_replay(place: str, out: Path, *, choice: Choice | None = None) -> int:
+def write_replay(place: str, out: Path, *, choice: SequenceChoice | None = None) -> int:
     """Write the sequences of a dump, one line each, in order; how many there are.
 
     Args:
@@ -97,7 +97,7 @@ def write_replay(place: str, out: Path, *, choice: Choice | None = None) -> int:
 if TYPE_CHECKING:
     from mismatchctl.score.checkpoint import Checkpoint
 
-__all__ = ["Choice", "Scored", "Settings", "fingerprint", "score", "write_replay"]
+__all__ = ["Scored", "SequenceChoice", "Settings", "fingerprint", "score", "write_replay"]
 
 Progress = Callable[[int, int], None]
 
@@ -125,7 +125,7 @@ def score(
     settings: Settings,
     load: Callable[[], Checkpoint],
     *,
-    choice: Choice | None = None,
+    choice: SequenceChoice | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Scored:
@@ -151,7 +151,7 @@ def score(
     files = open_sequences(place, but=() if force else (REFERENCE,))
     wanted = chosen(files, choice)
     total = sum(int(rows.sum()) for rows in wanted)
-    folder, checkpoint = Folder(out, settings, force=force), None
+    folder, checkpoint = ScoreFolder(out, settings, force=force), None
     sequences = tokens = kept = 0
     for file, rows in zip(files, wanted, strict=True):
         for piece in pieces(file):

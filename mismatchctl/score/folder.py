@@ -70,7 +70,7 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-class Folder:
+class ScoreFolder:
     """Where scored pieces go, and which of them stand there."""
 
     def __init__(self, place: Path, settings: Settings, *, force: bool = False) -> None:

@@ -9,64 +9,64 @@ from typing import ClassVar, Literal
 
 from mismatchctl.analyze.build import input_files, left_out
 from mismatchctl.analyze.micro_batches import numbered, taken_for_steps
-from mismatchctl.analyze.reading import Reading, check_names
+from mismatchctl.analyze.reading import DumpReading, check_names
 from mismatchctl.batch import TokenBatch
 from mismatchctl.correction import Correction
 from mismatchctl.dumps import DumpFile
 from mismatchctl.engines import Engine, Local
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks import presets
-from mismatchctl.measure import Plan, kernel_for
+from mismatchctl.measure import MeasurePlan, kernel_for
 from mismatchctl.measure.grid.family import families
 from mismatchctl.measure.grid.sums import CellsOfBatch, SweepPlan, reduce_families
 from mismatchctl.measure.metrics import Metric, correction_metrics
-from mismatchctl.predict import Sample
+from mismatchctl.predict import SequenceSample
 from mismatchctl.predict import collect as collect_sample
 from mismatchctl.predict.sample import empty_sample
 from mismatchctl.sweep.accumulate import SweepAccumulator
 from mismatchctl.sweep.front import marks, with_front
 from mismatchctl.sweep.model import Sweep
-from mismatchctl.sweep.outlook import NOTHING_ASKED, Outlook, corrections_of, forecasts
-from mismatchctl.sweep.study import USUAL, Axis, Study, studies
-from mismatchctl.sweep.targets import Found, Search, Wish, brackets, studies_of
+from mismatchctl.sweep.outlook import NOTHING_ASKED, ForecastRequest, corrections_of, forecasts
+from mismatchctl.sweep.study import USUAL, Study, ThresholdAxis, studies
+from mismatchctl.sweep.targets import BracketData, Search, Wish, brackets, studies_of
 
 MUCH_MEMORY = 1_000_000_000
 """Bytes that a sweep may take for its points before it says so."""
 
 
 @dataclass(frozen=True)
-class _Done:
+class _SweepPart:
     """What comes of one unit."""
 
     sums: CellsOfBatch
-    sequences: Sample
+    sequences: SequenceSample
 
-    def __add__(self, other: _Done) -> _Done:
-        return _Done(self.sums + other.sums, self.sequences + other.sequences)
+    def __add__(self, other: _SweepPart) -> _SweepPart:
+        return _SweepPart(self.sums + other.sums, self.sequences + other.sequences)
 
-    def moved(self, by: int) -> _Done:
+    def moved(self, by: int) -> _SweepPart:
         return self
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _SweepPass:
     """What is done on each unit; `predicted` are the corrections whose sequences are sampled, if `samples`."""
 
     plan: SweepPlan
     predicted: tuple[Correction, ...]
     samples: bool
 
-    makes: ClassVar[type] = _Done
+    makes: ClassVar[type] = _SweepPart
 
-    def __call__(self, batches: Iterable[TokenBatch], run: str) -> _Done:
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> _SweepPart:
         sums, sequences = CellsOfBatch(), empty_sample(len(self.predicted))
         for batch in batches:
             sums = sums + reduce_families(batch, run, self.plan)
             if self.samples:
                 sequences = sequences + collect_sample(batch, run, self.predicted)
-        return _Done(sums, sequences)
+        return _SweepPart(sums, sequences)
 
-    def asked(self, file: DumpFile) -> Iterator[_Pass]:
+    def asked(self, file: DumpFile) -> Iterator[_SweepPass]:
         yield self
 
 
@@ -74,7 +74,7 @@ def _metric(correction: Correction, key: str) -> Metric:
     return next(metric for metric in correction_metrics(correction) if metric.key == key)
 
 
-__all__ = ["USUAL", "Axis", "Outlook", "Study", "Sweep", "studies", "sweep"]
+__all__ = ["USUAL", "ForecastRequest", "Study", "Sweep", "ThresholdAxis", "studies", "sweep"]
 
 
 def sweep(
@@ -88,7 +88,7 @@ def sweep(
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
     wishes: Sequence[Wish] = (),
-    outlook: Outlook = NOTHING_ASKED,
+    outlook: ForecastRequest = NOTHING_ASKED,
     engine: Engine | None = None,
     micro_batch_size: int | None = None,
 ) -> Sweep:
@@ -123,9 +123,9 @@ def sweep(
         family.correction.model_copy(update={"name": f"{every[study].name} at point {family.points[0]}"})
         for study, family in parts
     ]
-    reading = Reading(paths, kinds, rename or {}, by, on_bad)
+    reading = DumpReading(paths, kinds, rename or {}, by, on_bad)
     plan = SweepPlan(
-        Plan(
+        MeasurePlan(
             tuple(kinds),
             tuple(by),
             reading.has,
@@ -150,7 +150,7 @@ def sweep(
     predicted = corrections_of(chosen) if outlook.needs_sequences else []
     sample = empty_sample(len(predicted))
 
-    work = _Pass(plan, tuple(predicted), outlook.needs_sequences)
+    work = _SweepPass(plan, tuple(predicted), outlook.needs_sequences)
     engine = engine or Local(threads)
     unnamed = plan.base.scoped and not reading.dump.has("micro_batch")
     micro_batches = numbered(reading.dump, micro_batch_size) if unnamed and micro_batch_size else None
@@ -162,8 +162,8 @@ def sweep(
     overall = accumulator.overall()
     open_wishes, targets = brackets(overall, wishes)
     if open_wishes:
-        again = Reading(paths, (), rename or {}, (), on_bad)
-        found = Found()
+        again = DumpReading(paths, (), rename or {}, (), on_bad)
+        found = BracketData()
         for more, _ in again.parts(Search(tuple(open_wishes)), engine, progress):
             found = found + more
         targets += [bracket.solved(found.between[number]) for number, bracket in enumerate(open_wishes)]

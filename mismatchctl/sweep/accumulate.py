@@ -17,15 +17,15 @@ import numpy as np
 from mismatchctl.batch import Ints
 from mismatchctl.measure import OVERALL_CAP
 from mismatchctl.measure.grid import estimates
-from mismatchctl.measure.grid.close import Closed, Closing, RunSums
+from mismatchctl.measure.grid.close import ClosedFamily, FamilyCloser, FamilyRunSums
 from mismatchctl.measure.grid.sums import CellsOfBatch, FamilySums, SweepPlan, added, merged
-from mismatchctl.measure.groups import Cells, Groups, by_value
+from mismatchctl.measure.groups import Cells, GroupMerger, by_value
 from mismatchctl.measure.hashes import Value, step_hash
 from mismatchctl.measure.metrics import correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
 from mismatchctl.measure.table import Prompts, both
-from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, Folder
-from mismatchctl.sweep.study import Axis, Study
+from mismatchctl.sweep.model import GROUP, OVERALL, WITH_ERRORS, TemporaryFolder
+from mismatchctl.sweep.study import Study, ThresholdAxis
 
 if TYPE_CHECKING:
     import polars as pl
@@ -38,12 +38,12 @@ _NAMED = ("run", "correction", "scope", "group")
 
 
 @dataclass
-class _Run:
-    overall: list[RunSums]
-    by: dict[str, dict[Value, list[RunSums]]] = field(default_factory=dict)
+class _RunSums:
+    overall: list[FamilyRunSums]
+    by: dict[str, dict[Value, list[FamilyRunSums]]] = field(default_factory=dict)
 
 
-class SweepAccumulator(Groups[list[FamilySums]]):
+class SweepAccumulator(GroupMerger[list[FamilySums]]):
     """Adds up units in the order of the input, and writes the rows of their groups; memory holds runs' sums too.
 
     Fewer are closed at once than elsewhere: putting wide rows of several groups side by side costs more than calls do.
@@ -61,7 +61,7 @@ class SweepAccumulator(Groups[list[FamilySums]]):
         """
         super().__init__(plan.base.by)
         self.plan, self.of_study = plan, of_study
-        self.runs: dict[str, _Run] = {}
+        self.runs: dict[str, _RunSums] = {}
         self.table = RowTable(studies)
         self._sought: dict[str, list[FamilySums]] = {}
         known = (correction_metrics(family.correction, plan.base.losses) for family in plan.families)
@@ -88,7 +88,7 @@ class SweepAccumulator(Groups[list[FamilySums]]):
                     self.table.add([self._rows(n, closed, run, column, [value]) for n, closed in enumerate(sums)])
 
     def _close_groups(self, run: str, steps: list[Value], groups: Sequence[Cells[list[FamilySums]]]) -> None:
-        totals = self.runs.setdefault(run, _Run(self._nothing()))
+        totals = self.runs.setdefault(run, _RunSums(self._nothing()))
         salts = np.array([step_hash(step) for step in steps], np.uint64)
         names = [(group, values) for group, cells in enumerate(groups) for values in cells]
         of_group = np.array([group for group, _ in names])
@@ -96,7 +96,7 @@ class SweepAccumulator(Groups[list[FamilySums]]):
         for number, family in enumerate(self.plan.families):
             parts = [groups[group][values][number] for group, values in names]
             whole = [reduce(add, own) for own in _by(of_group, parts)]
-            closing = Closing(family, self.plan.layouts[number], [one.totals for one in whole])
+            closing = FamilyCloser(family, self.plan.layouts[number], [one.totals for one in whole])
             closed = closing.close(whole, np.arange(len(groups)), keep=bool(self.plan.base.by))
             rows.append(self._rows(number, closed, run, GROUP, steps))
             totals.overall[number].add(closed, salts)
@@ -108,9 +108,9 @@ class SweepAccumulator(Groups[list[FamilySums]]):
                 found[number].add(closed.take(cells), salts[of_group[cells]])
         self.table.add(rows)
 
-    def _nothing(self) -> list[RunSums]:
+    def _nothing(self) -> list[FamilyRunSums]:
         """Nothing yet of each family."""
-        return [RunSums(prompts=Prompts() if self.plan.base.by_prompt else None) for _ in self.plan.families]
+        return [FamilyRunSums(prompts=Prompts() if self.plan.base.by_prompt else None) for _ in self.plan.families]
 
     def overall(self) -> pl.DataFrame:
         """The overall rows of every run, with errors."""
@@ -149,7 +149,7 @@ class SweepAccumulator(Groups[list[FamilySums]]):
             )
 
     def _rows(
-        self, number: int, closed: Closed | RunSums, run: str, scope: str, groups: Sequence[Value]
+        self, number: int, closed: ClosedFamily | FamilyRunSums, run: str, scope: str, groups: Sequence[Value]
     ) -> dict[str, Any]:
         """One row per group and point of a family, by column."""
         family, study = self.plan.families[number], self.of_study[number]
@@ -198,7 +198,7 @@ class RowTable:
 
     def __init__(self, studies: Sequence[Study]) -> None:
         self._studies = studies
-        axes: dict[str, list[Axis]] = {}
+        axes: dict[str, list[ThresholdAxis]] = {}
         for study in studies:
             for axis in study.axes:
                 axes.setdefault(axis.path, []).append(axis)
@@ -207,7 +207,7 @@ class RowTable:
         self._held = 0
         self._waiting: list[Sequence[Mapping[str, Any]]] = []
         self._labels: list[Value] = []
-        self.folder: Folder | None = None
+        self.folder: TemporaryFolder | None = None
         self._parts: list[Path] = []
 
     def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -266,7 +266,7 @@ class RowTable:
     def _spill(self) -> None:
         import polars as pl
 
-        self.folder = self.folder or Folder()
+        self.folder = self.folder or TemporaryFolder()
         part = self.folder.path / f"{len(self._parts):06d}.parquet"
         pl.concat(self._frames, how="diagonal_relaxed").write_parquet(part, compression="lz4")
         self._parts.append(part)

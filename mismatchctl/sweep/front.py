@@ -12,7 +12,7 @@ from mismatchctl.batch import Bools, Float64s
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.presets import Preset
 from mismatchctl.sweep.model import Mark
-from mismatchctl.sweep.study import INTERVALS, Axis, Study
+from mismatchctl.sweep.study import INTERVALS, Study, ThresholdAxis
 
 if TYPE_CHECKING:
     import polars as pl
@@ -122,7 +122,7 @@ def marks(studies: Sequence[Study], presets: Mapping[str, Preset]) -> tuple[Mark
     return tuple(found)
 
 
-def _holds(axis: Axis, value: float) -> bool:
+def _holds(axis: ThresholdAxis, value: float) -> bool:
     numbers = [float(item) for item in axis.values if isinstance(item, float)]
     return min(numbers) <= value <= max(numbers)
 

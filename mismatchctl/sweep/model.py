@@ -38,7 +38,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Target:
+class SolvedThreshold:
     """A threshold that meets a wish, on one run.
 
     Attributes:
@@ -65,7 +65,7 @@ class Target:
     status: str = "ok"
 
 
-class Folder:
+class TemporaryFolder:
     """A temporary folder that goes when nothing refers to it any more."""
 
     def __init__(self) -> None:
@@ -98,11 +98,11 @@ class Sweep(SweepViews):
     inputs: list[InputFile]
     left_out: list[LeftOut] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    targets: tuple[Target, ...] = ()
+    targets: tuple[SolvedThreshold, ...] = ()
     marks: tuple[Mark, ...] = ()
     forecasts: tuple[Forecast, ...] = ()
     by: tuple[str, ...] = ()
-    folder: Folder | None = None
+    folder: TemporaryFolder | None = None
     version: str = __version__
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mismatchctl.correction import Correction
-from mismatchctl.predict import Prediction, Sample, at_length, at_step, batch_rejection
+from mismatchctl.predict import Prediction, SequenceSample, at_length, at_step, batch_rejection
 from mismatchctl.sweep.study import Study
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ REJECTIONS = ("rejected_sequences", "rejected_tokens")
 
 
 @dataclass(frozen=True)
-class Outlook:
+class ForecastRequest:
     """What is to be predicted.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outlook:
         return self.batch is not None or bool(self.lengths)
 
 
-NOTHING_ASKED = Outlook()
+NOTHING_ASKED = ForecastRequest()
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def corrections_of(chosen: Sequence[Study]) -> list[Correction]:
 
 
 def forecasts(
-    outlook: Outlook, chosen: Sequence[Study], runs: Sequence[str], sample: Sample, groups: pl.LazyFrame
+    outlook: ForecastRequest, chosen: Sequence[Study], runs: Sequence[str], sample: SequenceSample, groups: pl.LazyFrame
 ) -> tuple[Forecast, ...]:
     """Predictions for every run and predicted point.
 

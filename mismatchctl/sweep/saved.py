@@ -12,9 +12,9 @@ from mismatchctl.errors import ConfigError
 from mismatchctl.measure.metrics import Metric, correction_metrics
 from mismatchctl.measure.metrics.corrections import AGGREGATED, COSTS
 from mismatchctl.result import InputFile, LeftOut
-from mismatchctl.sweep.model import GROUP, OVERALL, Mark, Sweep, Target
+from mismatchctl.sweep.model import GROUP, OVERALL, Mark, SolvedThreshold, Sweep
 from mismatchctl.sweep.outlook import Forecast
-from mismatchctl.sweep.study import Axis, AxisValue, Study, checked
+from mismatchctl.sweep.study import AxisValue, Study, ThresholdAxis, checked
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,17 +26,17 @@ Cells = list[bool | int | float | str | None]
 _LEAST = (*_TEXT, "point", "group", "tokens", "sequences", _FLAG)
 
 
-class _Strict(BaseModel):
+class _SavedModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Axis(_Strict):
+class _Axis(_SavedModel):
     path: str
     values: list[AxisValue] = Field(min_length=1)
     log: bool
 
 
-class _Study(_Strict):
+class _Study(_SavedModel):
     correction: dict[str, Any]
     axes: list[_Axis] = Field(min_length=1)
 
@@ -55,7 +55,7 @@ class _Saved(BaseModel):
     says: dict[str, list[str]] = Field(default_factory=dict)
     studies: list[_Study] = Field(min_length=1)
     presets: list[Mark]
-    targets: list[Target]
+    targets: list[SolvedThreshold]
     predictions: list[Forecast]
     table: dict[str, Cells]
 
@@ -89,7 +89,7 @@ def from_json(data: Mapping[str, Any]) -> Sweep:
 
 
 def _study(item: _Study) -> Study:
-    axes = tuple(Axis(axis.path, tuple(axis.values), axis.log) for axis in item.axes)
+    axes = tuple(ThresholdAxis(axis.path, tuple(axis.values), axis.log) for axis in item.axes)
     try:
         return checked(Study(correction_from_mapping(item.correction), axes))
     except ConfigError as error:

@@ -24,7 +24,7 @@ _WORDS: dict[str, AxisValue] = {"null": None, "none": None, "true": True, "false
 
 
 @dataclass(frozen=True)
-class Axis:
+class ThresholdAxis:
     """One field of a correction and the values that it takes.
 
     Attributes:
@@ -44,7 +44,7 @@ class Axis:
         return all(isinstance(value, float) for value in self.values)
 
     @classmethod
-    def parse(cls, path: str, text: str, where: str = "--vary") -> Axis:
+    def parse(cls, path: str, text: str, where: str = "--vary") -> ThresholdAxis:
         """Read `a:b:n`, `a:b:n:log` or `a,b,c`.
 
         Raises:
@@ -65,7 +65,9 @@ class Axis:
         return cls.over(path, low, high, number, log=len(parts) == 4, where=f"{where} {path}={text}")
 
     @classmethod
-    def over(cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis") -> Axis:
+    def over(
+        cls, path: str, low: float, high: float, number: int, *, log: bool = False, where: str = "axis"
+    ) -> ThresholdAxis:
         """`number` values from `low` to `high`, both included, spaced evenly or by a factor.
 
         Raises:
@@ -84,7 +86,7 @@ class Study:
     """A correction and the axes that vary it; its points are the product of the axes, the last one fastest."""
 
     correction: Correction
-    axes: tuple[Axis, ...]
+    axes: tuple[ThresholdAxis, ...]
 
     @property
     def name(self) -> str:
@@ -123,7 +125,7 @@ class Study:
         return found
 
 
-def studies(corrections: Sequence[Correction], axes: Sequence[Axis]) -> tuple[Study, ...]:
+def studies(corrections: Sequence[Correction], axes: Sequence[ThresholdAxis]) -> tuple[Study, ...]:
     """Every correction varied along the same axes."""
     return tuple(checked(Study(correction, tuple(axes))) for correction in corrections)
 
@@ -185,13 +187,13 @@ def study_items(data: Any, where: str) -> list[dict[str, Any]]:
     return items
 
 
-def _axis(path: Any, values: Any, where: str) -> Axis:
+def _axis(path: Any, values: Any, where: str) -> ThresholdAxis:
     if isinstance(values, list):
         known = tuple(dict.fromkeys(_number(value, f"{where}: {path}") for value in values))
         if not known:
             raise ConfigError(f"{where}: {path} has no values")
-        return Axis(str(path), known, _is_geometric(known))
-    return Axis.parse(str(path), str(values), where)
+        return ThresholdAxis(str(path), known, _is_geometric(known))
+    return ThresholdAxis.parse(str(path), str(values), where)
 
 
 def _placed(whole: Mapping[str, Any], values: Mapping[str, AxisValue], where: str) -> Correction:
@@ -267,21 +269,21 @@ def _is_geometric(values: Sequence[AxisValue]) -> bool:
 USUAL = (
     Study(
         Correction(name="token-tis", weight=Weight(truncate=2.0), about="token weights truncated above"),
-        (Axis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
+        (ThresholdAxis.over("weight.truncate", 1.05, 10.0, 40, log=True),),
     ),
     Study(
         Correction(name="sequence-rs", gates=(Gate(level="sequence", keep=(0.5, 2.0)),), about="product of ratios"),
-        (Axis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
+        (ThresholdAxis.over("gates.0.keep", 1.05, 100.0, 40, log=True),),
     ),
     Study(
         Correction(
             name="geometric-rs", gates=(Gate(level="geometric", keep=(1 / 1.001, 1.001)),), about="mean log ratio"
         ),
-        (Axis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
+        (ThresholdAxis.over("gates.0.keep", 1.0001, 1.1, 40, log=True),),
     ),
     Study(
         Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None), clamp="none"),), about="any token below"),
-        (Axis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
+        (ThresholdAxis.over("gates.0.keep.0", 1e-7, 0.1, 40, log=True),),
     ),
 )
 """Drawn when nobody says what to vary: each kind of correction over the range that papers, frameworks' documents and

@@ -21,8 +21,8 @@ from mismatchctl.dumps import DumpFile
 from mismatchctl.measure.reduce import cut_runs
 from mismatchctl.measure.table import both
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
-from mismatchctl.sweep.model import Target
-from mismatchctl.sweep.study import Axis, Study
+from mismatchctl.sweep.model import SolvedThreshold
+from mismatchctl.sweep.study import Study, ThresholdAxis
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,7 +39,7 @@ _PREFIX = "target/"
 
 
 @dataclass(frozen=True)
-class Rule:
+class ThresholdRule:
     """A way of rejecting or bounding with one threshold.
 
     Attributes:
@@ -58,7 +58,8 @@ class Rule:
         """Its study on the wide grid."""
         values = tuple(self.threshold(distance) for distance in _GRID.tolist())
         return Study(
-            self.correction.model_copy(update={"name": f"{_PREFIX}{key}/{self.words}"}), (Axis(self.path, values),)
+            self.correction.model_copy(update={"name": f"{_PREFIX}{key}/{self.words}"}),
+            (ThresholdAxis(self.path, values),),
         )
 
     def distances(self, batch: TokenBatch, ratios: Ratios, key: str) -> tuple[Float64s, Float64s]:
@@ -79,9 +80,9 @@ class Rule:
         return distance[some], (lengths if key == "rejected_tokens" else np.ones(len(batch)))[some]
 
 
-def _both(level: str, words: str) -> Rule:
+def _both(level: str, words: str) -> ThresholdRule:
     gate = Gate.model_validate({"level": level, "keep": (0.5, 2.0)})
-    return Rule(words, Correction(name=level, gates=(gate,)), "gates.0.keep", _outwards)
+    return ThresholdRule(words, Correction(name=level, gates=(gate,)), "gates.0.keep", _outwards)
 
 
 def _outwards(distance: float) -> float:
@@ -104,7 +105,7 @@ REJECTING = (
     _both("token", "token ratio within [1/x, x]"),
     _both("sequence", "sequence ratio within [1/x, x]"),
     _both("geometric", "geometric ratio within [1/x, x]"),
-    Rule(
+    ThresholdRule(
         "veto: no token ratio below x",
         Correction(name="veto", gates=(Gate(level="min", keep=(1e-4, None)),)),
         "gates.0.keep.0",
@@ -112,7 +113,7 @@ REJECTING = (
     ),
 )
 BOUNDING = (
-    Rule(
+    ThresholdRule(
         "token weights truncated at x",
         Correction(name="token", weight=Weight(truncate=2.0)),
         "weight.truncate",
@@ -121,7 +122,7 @@ BOUNDING = (
 )
 
 
-def rules_of(key: str) -> tuple[Rule, ...]:
+def rules_of(key: str) -> tuple[ThresholdRule, ...]:
     """The rules that can meet a wish."""
     return BOUNDING if key == ESS else REJECTING
 
@@ -173,7 +174,7 @@ class Bracket:
     run: str
     key: str
     wanted: float
-    rule: Rule
+    rule: ThresholdRule
     low: float
     high: float
     reached: float
@@ -188,7 +189,7 @@ class Bracket:
         above = float(mass[distances > self.high].sum())
         return Between(float(mass.sum()), above, below, distances[within], mass[within])
 
-    def solved(self, found: Between) -> Target:
+    def solved(self, found: Between) -> SolvedThreshold:
         """The threshold, at a value of the data."""
         order = np.argsort(found.distances, kind="stable")
         distances, mass = found.distances[order], found.mass[order]
@@ -203,15 +204,15 @@ class Bracket:
             return self._at(self.low if self.key == ESS else self.high, self.reached)
         return self._at(float(distances[met[0]]), float(reached[met[0]]))
 
-    def _at(self, distance: float, reached: float) -> Target:
+    def _at(self, distance: float, reached: float) -> SolvedThreshold:
         threshold = self.rule.threshold(distance)
         interval = None
         if self.interval is not None:
             ends = [None if end is None else self.rule.threshold(end) for end in self.interval]
             low, high = ends if self.rule.threshold(1.0) > 1 else reversed(ends)
             interval = low, high
-        study = Study(self.rule.correction, (Axis(self.rule.path, (threshold,)),))
-        return Target(
+        study = Study(self.rule.correction, (ThresholdAxis(self.rule.path, (threshold,)),))
+        return SolvedThreshold(
             run=self.run,
             wish=self.key,
             wanted=self.wanted,
@@ -233,7 +234,7 @@ def _ess(distances: Float64s, found: Between) -> Float64s:
     return ess
 
 
-def brackets(overall: pl.DataFrame, wishes: Sequence[Wish]) -> tuple[list[Bracket], list[Target]]:
+def brackets(overall: pl.DataFrame, wishes: Sequence[Wish]) -> tuple[list[Bracket], list[SolvedThreshold]]:
     """Where on the grid each wish is met, by run and rule; and the wishes that are met nowhere."""
     found, missed = [], []
     for run in overall["run"].unique(maintain_order=True):
@@ -265,22 +266,24 @@ def _ends(inside: np.ndarray, first: int) -> tuple[float | None, float | None]:
     return (None if low == 0 else float(_GRID[low])), (None if high == len(_GRID) - 1 else float(_GRID[high]))
 
 
-def _missed(run: str, key: str, wanted: float, rule: Rule, values: Float64s, *, everywhere: bool) -> Target:
+def _missed(
+    run: str, key: str, wanted: float, rule: ThresholdRule, values: Float64s, *, everywhere: bool
+) -> SolvedThreshold:
     shown = f"{np.nanmin(values):.3g} to {np.nanmax(values):.3g}" if not np.isnan(values).all() else "undefined"
     status = f"met at every threshold: {shown}" if everywhere else f"met at no threshold: {shown}"
-    return Target(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
+    return SolvedThreshold(run=run, wish=key, wanted=wanted, rule=rule.words, status=status)
 
 
 @dataclass(frozen=True)
-class Found:
+class BracketData:
     """What units hold, by the number of the bracket."""
 
     between: dict[int, Between] = field(default_factory=dict)
 
-    def __add__(self, other: Found) -> Found:
-        return Found(both(self.between, other.between))
+    def __add__(self, other: BracketData) -> BracketData:
+        return BracketData(both(self.between, other.between))
 
-    def moved(self, by: int) -> Found:
+    def moved(self, by: int) -> BracketData:
         """The same: it holds no place."""
         return self
 
@@ -291,9 +294,9 @@ class Search:
 
     wanted: tuple[Bracket, ...]
 
-    makes: ClassVar[type] = Found
+    makes: ClassVar[type] = BracketData
 
-    def __call__(self, batches: Iterable[TokenBatch], run: str) -> Found:
+    def __call__(self, batches: Iterable[TokenBatch], run: str) -> BracketData:
         """What the batches of a unit hold."""
         found: dict[int, Between] = {}
         for batch in batches:
@@ -304,7 +307,7 @@ class Search:
                         if bracket.run == name:
                             more = bracket.between(*bracket.rule.distances(block, ratios, bracket.key))
                             found = both(found, {number: more})
-        return Found(found)
+        return BracketData(found)
 
     def asked(self, file: DumpFile) -> Iterator[Search]:
         """Itself."""

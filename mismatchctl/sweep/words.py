@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from mismatchctl.numbers import DASH, number
-from mismatchctl.predict.prediction import Check, Prediction
+from mismatchctl.predict.prediction import BackTest, Prediction
 from mismatchctl.sweep.front import by_cost
-from mismatchctl.sweep.model import Sweep, Target
+from mismatchctl.sweep.model import SolvedThreshold, Sweep
 from mismatchctl.sweep.study import Study
 
 MOST_PRESETS = 4
@@ -68,9 +68,9 @@ def telling(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(key, FIGURES[key][0]) for key in differing]
 
 
-def by_wish(targets: Sequence[Target]) -> dict[tuple[str, float], list[Target]]:
+def by_wish(targets: Sequence[SolvedThreshold]) -> dict[tuple[str, float], list[SolvedThreshold]]:
     """Targets by what was asked for, in order."""
-    found: dict[tuple[str, float], list[Target]] = {}
+    found: dict[tuple[str, float], list[SolvedThreshold]] = {}
     for target in targets:
         found.setdefault((target.wish, target.wanted), []).append(target)
     return found
@@ -92,7 +92,7 @@ def says(sweep: Sweep, run: str) -> list[str]:
     return sentences
 
 
-def _met(target: Target) -> str:
+def _met(target: SolvedThreshold) -> str:
     """Where a rule meets its wish, and the interval of that where it is known."""
     interval = "" if target.interval is None else f" ({target_interval(target)})"
     return f"{target.rule}: {threshold(target.threshold)}{interval}"
@@ -119,7 +119,7 @@ def thinned(rows: Sequence[Item], most: int) -> list[Item]:
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
-def target_interval(target: Target) -> str:
+def target_interval(target: SolvedThreshold) -> str:
     """The interval of a solved threshold, a dash without one."""
     if target.interval is None:
         return DASH
@@ -139,7 +139,7 @@ def interval(found: Prediction) -> str:
     return f"{below} to {above}"
 
 
-def check_sentence(check: Check) -> str:
+def check_sentence(check: BackTest) -> str:
     """How the model fared on the dump itself, in a sentence."""
     lengths = " and ".join(f"{length:,}" for length in dict.fromkeys(check.lengths))
     noise = math.sqrt(2 / math.pi) * sum(check.noise) / len(check.noise)  # as a mean absolute difference

@@ -12,7 +12,7 @@ NOT_BROUGHT = "what ** brings is not read; write its options in the call"
 
 
 @dataclass(frozen=True)
-class Call:
+class PythonCall:
     """A call of `name`, or of a function that belongs to it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Call:
     line: int
 
 
-def python_calls(text: str, name: str) -> list[Call]:
+def python_calls(text: str, name: str) -> list[PythonCall]:
     """The calls of a name, in their order.
 
     Raises:
@@ -59,7 +59,7 @@ def _function(node: ast.Call, name: str) -> str | None:
     return None
 
 
-def _call(node: ast.Call, function: str) -> Call:
+def _call(node: ast.Call, function: str) -> PythonCall:
     partial = False
     given: dict[str, Any] = {}
     computed = []
@@ -76,4 +76,4 @@ def _call(node: ast.Call, function: str) -> Call:
         except (ValueError, TypeError):
             computed.append(keyword.arg)
     brings_more = any(keyword.arg is None for keyword in node.keywords)
-    return Call(function, given, tuple(computed), brings_more, partial, node.lineno)
+    return PythonCall(function, given, tuple(computed), brings_more, partial, node.lineno)

@@ -35,7 +35,7 @@ _MOST_WORDS = 500_000
 
 
 @dataclass(frozen=True)
-class Reading:
+class LaunchKeys:
     """Keys of what a script launches.
 
     Attributes:
@@ -53,7 +53,7 @@ def looks_like_shell(text: str) -> bool:
     return _FLAG_LINE.search(text) is not None
 
 
-def parse_shell(text: str) -> list[Reading]:
+def parse_shell(text: str) -> list[LaunchKeys]:
     """Flags as `--name`: value, True without one, a list of several numbers; overrides and dotted flags as nested keys.
 
     A word `name=value` sets a variable before a command, and is an argument of it behind: `train.py loss_fn=ppo`.
@@ -64,7 +64,7 @@ def parse_shell(text: str) -> list[Reading]:
         TextError: a quote is not closed, or a key is given a value and keys below it; there are too many branches.
     """
     found = words(text)
-    readings: list[Reading] = []
+    readings: list[LaunchKeys] = []
     for number, (line, choice) in enumerate(choices(found, _sets)):
         if number * len(found) > _MOST_WORDS:
             raise TextError("too many branches set something for so long a script: give what one of them launches")
@@ -72,8 +72,8 @@ def parse_shell(text: str) -> list[Reading]:
         keys = _keys_of(counted)
         if all(keys != one.keys for one in readings):
             setting = [word for word in counted if _sets(word.text)]
-            readings.append(Reading(keys, line, tuple(sorted(beside(setting, choice)))))
-    return readings or [Reading(_keys_of(found))]
+            readings.append(LaunchKeys(keys, line, tuple(sorted(beside(setting, choice)))))
+    return readings or [LaunchKeys(_keys_of(found))]
 
 
 def _sets(word: str) -> bool:

@@ -84,14 +84,14 @@ class Branch:
         launches: whether one of its commands may be a training's.
     """
 
-    block: Block
+    block: ShellBlock
     line: int
     leaves: bool = False
     launches: bool = False
 
 
 @dataclass(eq=False)
-class Block:
+class ShellBlock:
     """An `if` or a `case`.
 
     Attributes:
@@ -128,7 +128,7 @@ def words(text: str) -> list[Word]:
     return words if found.branch is None else [Word(word.text, word.of_command, None) for word in words]
 
 
-Choice = Mapping[Block, Branch | None]
+Choice = Mapping[ShellBlock, Branch | None]
 """Which branch is taken of some blocks; None: none of them."""
 
 
@@ -239,7 +239,7 @@ class _Words:
         if word in ("if", "case"):
             if sum(1 for _ in _path(self.branch)) >= _DEEPEST:
                 raise TextError("branches are nested too deeply")
-            self.branch = Branch(Block(self.branch), self._line)
+            self.branch = Branch(ShellBlock(self.branch), self._line)
         elif self.branch is not None:
             if word in ("then", "else"):
                 self._next(always=word == "else")

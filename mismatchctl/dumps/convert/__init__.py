@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from mismatchctl.dumps.convert.joining import Joined, joining
 from mismatchctl.dumps.convert.rewrite import open_parquet, parquet_batches
 from mismatchctl.dumps.foreign.batches import fitted, parquet_writer
-from mismatchctl.dumps.foreign.reading import Raw, Source, left_out, watched, workers
+from mismatchctl.dumps.foreign.reading import ForeignRun, Raw, left_out, watched, workers
 from mismatchctl.dumps.foreign.registry import candidates, packed_note
 from mismatchctl.dumps.paths import holds_dump
 from mismatchctl.errors import DataError
@@ -75,7 +75,7 @@ def convert(
     paths = candidates(Path(named), framework) if is_foreign else []
     with ExitStack() as stack:
         joined = stack.enter_context(joining(join)) if join is not None else None
-        source = Source(named, joined)
+        source = ForeignRun(named, joined)
         if paths:
             reader = workers(paths, framework, jobs, progress) if jobs > 1 else watched(paths, framework, progress)
             batches = _read(source, paths, stack.enter_context(reader))
@@ -95,7 +95,7 @@ def convert(
     return Converted(rows, tokens, source.missing, source.copies, packed_note(Path(named), framework) if paths else ())
 
 
-def _read(source: Source, paths: Sequence[Path], raw: Raw) -> Batches:
+def _read(source: ForeignRun, paths: Sequence[Path], raw: Raw) -> Batches:
     for path in paths:
         for batch in source.read(path, raw):
             yield path, batch

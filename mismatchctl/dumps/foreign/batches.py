@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from mismatchctl.dumps.foreign.rows import read_rows, schema_of
 from mismatchctl.errors import DataError
 from mismatchctl.files import replaced_when_done
-from mismatchctl.frameworks.layout import Layout, Row
+from mismatchctl.frameworks.layout import FileLayout, Row
 from mismatchctl.marks import signed
 from mismatchctl.recorder.formats import parquet_settings
 
@@ -46,7 +46,7 @@ def write_batches(place: Path, batches: Iterable[pa.RecordBatch]) -> bool:
     return writer is not None
 
 
-def raw_batches(path: Path, layout: Layout) -> Iterator[pa.RecordBatch]:
+def raw_batches(path: Path, layout: FileLayout) -> Iterator[pa.RecordBatch]:
     """The rows of one file; where batches end depends on the file alone.
 
     A column that the first of them has no value of is left out.

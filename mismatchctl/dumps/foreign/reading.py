@@ -21,10 +21,10 @@ from mismatchctl.dumps.foreign.file import BYTES_READ
 from mismatchctl.dumps.foreign.registry import LAYOUTS, recognize, refuse_incomplete
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
-from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.layout import FileLayout
 
 Batches = Iterator[pa.RecordBatch]
-Raw = Callable[[Path], "tuple[Layout | None, Batches]"]
+Raw = Callable[[Path], "tuple[FileLayout | None, Batches]"]
 
 
 class Join(Protocol):
@@ -38,7 +38,7 @@ class Join(Protocol):
         """The batch with the columns that it lacks."""
 
 
-class Source:
+class ForeignRun:
     """Files that are read as one: a run.
 
     Attributes:
@@ -58,8 +58,8 @@ class Source:
         self._completes = join is not None and "train_log_probs" in join.columns
         self._sums = np.zeros((len(LAGS), 6))
         self._sequences = 0
-        self._first: tuple[Path, Layout] | None = None
-        self._alone: tuple[Path, Layout] | None = None
+        self._first: tuple[Path, FileLayout] | None = None
+        self._alone: tuple[Path, FileLayout] | None = None
         self._seen: dict[bytes, Path] = {}
         self._seen_step: object = None
 
@@ -114,7 +114,7 @@ class Source:
             raise DataError(problem, file=self._place, remedy=remedy)
         _check(self._sums, self._place, self._first[1])
 
-    def _without_missing(self, batch: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    def _without_missing(self, batch: pa.RecordBatch, layout: FileLayout) -> pa.RecordBatch:
         """Tokens that the framework had no log-prob of are no valid ones."""
         if not layout.missing:
             return batch
@@ -127,7 +127,7 @@ class Source:
         kept = pa.ListArray.from_arrays(column.offsets, pa.array(mask & ~gone), type=column.type)
         return batch.set_column(index, batch.schema.field(index), kept)
 
-    def _without_copies(self, batch: pa.RecordBatch, layout: Layout, path: Path) -> pa.RecordBatch:
+    def _without_copies(self, batch: pa.RecordBatch, layout: FileLayout, path: Path) -> pa.RecordBatch:
         """The rows that no other file of the folder has: the same sequence of a step, with the same values."""
         if not layout.duplicates:
             return batch
@@ -148,18 +148,18 @@ class Source:
 
 
 def left_out(missing: int, copies: int) -> list[str]:
-    """What a `Source` left out, in sentences."""
+    """What a `ForeignRun` left out, in sentences."""
     notes = [f"{missing:,} tokens that have no log-prob in the source are masked out"] if missing else []
     return [*notes, f"{copies:,} sequences that several files hold are read once"] if copies else notes
 
 
-def _check_complete(batch: pa.RecordBatch, layout: Layout, path: Path) -> None:
+def _check_complete(batch: pa.RecordBatch, layout: FileLayout, path: Path) -> None:
     for name in ("rollout_log_probs", "train_log_probs"):
         if name not in batch.schema.names:
             raise _incomplete(name.removesuffix("_log_probs"), path, layout)
 
 
-def _incomplete(what: str, path: Path, layout: Layout) -> DataError:
+def _incomplete(what: str, path: Path, layout: FileLayout) -> DataError:
     which = f"{what} log-probs" if layout.columns else "log-probs"
     remedy = f"record them, and join both: mismatchctl convert SRC OUT --join {what}.parquet"
     if not layout.columns:
@@ -179,12 +179,12 @@ def _sums(batch: pa.RecordBatch) -> NDArray[Any]:
     return alignment_sums(rollout, train, valid, mask.offsets.to_numpy() - mask.offsets[0].as_py())
 
 
-def _check(sums: NDArray[Any], place: str, layout: Layout) -> None:
+def _check(sums: NDArray[Any], place: str, layout: FileLayout) -> None:
     rollout, train = (layout.columns.get(name, name) for name in ("rollout_log_probs", "train_log_probs"))
     check_alignment(sums, place, rollout, train)
 
 
-def read_file(path: Path, framework: str = "") -> tuple[Layout | None, Batches]:
+def read_file(path: Path, framework: str = "") -> tuple[FileLayout | None, Batches]:
     """How a file is read, by its name or content, and its batches; neither where it is no framework's."""
     layout = recognize(path, framework)
     return layout, raw_batches(path, layout) if layout else iter(())
@@ -202,7 +202,7 @@ def watched(paths: Sequence[Path], framework: str, progress: Callable[[int, int]
         if progress is not None:
             progress(before + inside, total)
 
-    def raw(path: Path) -> tuple[Layout | None, Batches]:
+    def raw(path: Path) -> tuple[FileLayout | None, Batches]:
         layout, batches = read_file(path, framework)
 
         def counted() -> Batches:
@@ -243,7 +243,7 @@ def workers(
                 place = folder / f"{number}.arrow"
                 running.append((number, place, pool.submit(_read_into, path, framework, place)))
 
-        def raw(path: Path) -> tuple[Layout | None, Batches]:
+        def raw(path: Path) -> tuple[FileLayout | None, Batches]:
             number, place, future = running.popleft()
             assert paths[number] == path
             name = future.result()

@@ -10,16 +10,16 @@ from pathlib import Path
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks import SHELVES
-from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.stores import printable
 
-LAYOUTS: dict[str, Layout] = {layout.framework: layout for shelf in SHELVES for layout in shelf.layouts}
+LAYOUTS: dict[str, FileLayout] = {layout.framework: layout for shelf in SHELVES for layout in shelf.layouts}
 
 
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 
 
-def layouts(framework: str = "") -> Sequence[Layout]:
+def layouts(framework: str = "") -> Sequence[FileLayout]:
     """The layouts of a framework, or all.
 
     Raises:
@@ -88,7 +88,7 @@ def _unpacked(path: Path) -> Path:
     return path.with_suffix("") if path.suffix in PACKED else path
 
 
-def recognize(path: Path, framework: str = "") -> Layout | None:
+def recognize(path: Path, framework: str = "") -> FileLayout | None:
     """How a file is read: by its name, then by its content; None where it is nobody's, or not of `framework`.
 
     A file that nobody recognizes is taken to be of `framework`.
@@ -102,7 +102,7 @@ def recognize(path: Path, framework: str = "") -> Layout | None:
     chosen = layouts(framework)[0] if framework else None
     file = OpenFile(path)
 
-    def fits(layout: Layout) -> bool:
+    def fits(layout: FileLayout) -> bool:
         return (not layout.keys or file.holds(*layout.keys)) and layout.recognizes(file)
 
     if chosen is not None and fits(chosen):

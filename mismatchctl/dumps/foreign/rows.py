@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.contract import REQUIRED
 from mismatchctl.dumps.foreign.file import OpenFile
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.layout import Layout, Row
+from mismatchctl.frameworks.layout import FileLayout, Row
 
 
 def _lists(kind: pa.DataType) -> pa.DataType:
@@ -50,13 +50,13 @@ NEEDED = (*REQUIRED, "response_mask")
 """Columns that every row of a source has a value for, where its layout declares them."""
 
 
-def schema_of(layout: Layout) -> pa.Schema:
+def schema_of(layout: FileLayout) -> pa.Schema:
     """Columns of the rows that `read` gives; lists without nulls, and of those that are needed none is null."""
     names = [name for name in TYPES if name in layout.columns or name in ("step", "sequence_id")]
     return pa.schema([pa.field(name, TYPES[name], nullable=name not in NEEDED) for name in names])
 
 
-def read_rows(layout: Layout, path: Path) -> Iterator[Row]:
+def read_rows(layout: FileLayout, path: Path) -> Iterator[Row]:
     """Rows of the contract, one by one: per-token columns as arrays of one length, prompt and padding cut off.
 
     Raises:
@@ -66,7 +66,7 @@ def read_rows(layout: Layout, path: Path) -> Iterator[Row]:
         yield _row(layout, path, number, raw)
 
 
-def _raw(layout: Layout, path: Path) -> Iterator[Row]:
+def _raw(layout: FileLayout, path: Path) -> Iterator[Row]:
     try:
         yield from layout.rows(OpenFile(path))
     except OSError as error:
@@ -77,7 +77,7 @@ def _raw(layout: Layout, path: Path) -> Iterator[Row]:
         raise DataError(problem, file=str(path), remedy=remedy) from error
 
 
-def _row(layout: Layout, path: Path, number: int, raw: Row) -> Row:
+def _row(layout: FileLayout, path: Path, number: int, raw: Row) -> Row:
     def refuse(problem: str, name: str, remedy: str | None = None) -> DataError:
         return DataError(problem, file=str(path), row=number, column=layout.columns.get(name, name), remedy=remedy)
 
@@ -125,7 +125,7 @@ def _row(layout: Layout, path: Path, number: int, raw: Row) -> Row:
     return row
 
 
-def _misfit(layout: Layout, mask: NDArray[np.bool_], attention: Any) -> str | None:
+def _misfit(layout: FileLayout, mask: NDArray[np.bool_], attention: Any) -> str | None:
     """What of a row is not as declared."""
     if layout.prompt and len(mask) and mask[0]:
         return "the mask is 1 on the first token of the prompt, which no model predicts"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mismatchctl.dumps.foreign.standins import BFLOAT16, TORCH, DamagedError, Room, Storage, Unread, pickled
+from mismatchctl.dumps.foreign.standins import BFLOAT16, TORCH, DamagedError, Room, Storage, UnreadValue, pickled
 from mismatchctl.dumps.foreign.unpickle import ASKS, Unpickler
 from mismatchctl.errors import DataError
 
@@ -96,9 +96,9 @@ def _from_zip(stream: Any, data: memoryview, room: Room) -> Any:
 
     order: Literal["<", ">"] = ">" if prefix + "byteorder" in entries and bytes(record("byteorder")) == b"big" else "<"
 
-    def stored(pid: Any) -> Storage | Unread:
+    def stored(pid: Any) -> Storage | UnreadValue:
         kind, key = _identity(pid)
-        if isinstance(kind, Unread):
+        if isinstance(kind, UnreadValue):
             return kind
         if f"{prefix}data/{key}" not in entries:
             raise DamagedError("was cut off: the bytes of a tensor are not there")
@@ -117,9 +117,9 @@ def _from_stream(stream: Any, data: memoryview, room: Room) -> Any:
     kinds: dict[str, str] = {}
     storages: dict[str, Storage] = {}
 
-    def stored(pid: Any) -> Storage | Unread:
+    def stored(pid: Any) -> Storage | UnreadValue:
         kind, key = _identity(pid)
-        if isinstance(kind, Unread):
+        if isinstance(kind, UnreadValue):
             return kind
         kinds[key] = kind
         return storages.get(key, Storage(kind))
@@ -144,13 +144,13 @@ def _from_stream(stream: Any, data: memoryview, room: Room) -> Any:
     return Unpickler(stream, TORCH, stored).load()
 
 
-def _identity(pid: Any) -> tuple[str | Unread, str]:
+def _identity(pid: Any) -> tuple[str | UnreadValue, str]:
     """What a pickle of torch's says of a storage: the kind of its elements, and its name."""
     if not isinstance(pid, tuple) or len(pid) < 5 or pid[0] != "storage" or (len(pid) > 5 and pid[5] is not None):
         raise DamagedError("refers to what lies outside of it")
-    if not isinstance(pid[1], (Storage, Unread)):
+    if not isinstance(pid[1], (Storage, UnreadValue)):
         raise DamagedError("a tensor without a storage")
-    return pid[1] if isinstance(pid[1], Unread) else pid[1].kind, str(pid[2])
+    return pid[1] if isinstance(pid[1], UnreadValue) else pid[1].kind, str(pid[2])
 
 
 def _refusal(path: Path, error: Exception) -> DataError:

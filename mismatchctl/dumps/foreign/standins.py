@@ -127,7 +127,7 @@ def frombuffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> NDArray[An
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadValue:
     """What a file holds and nothing here reads: an error only for whoever needs it."""
 
     kind: str
@@ -211,7 +211,7 @@ def tensor_of_kind(
     storage: Any, offset: Any, size: Any, stride: Any, requires_grad: Any, hooks: Any, kind: Any, *rest: Any
 ) -> Any:
     """A tensor that names its kind apart from its storage."""
-    if isinstance(kind, Unread):
+    if isinstance(kind, UnreadValue):
         return kind
     return tensor(storage, offset, size, stride, kind=str(kind))
 
@@ -252,7 +252,7 @@ def _shape(values: Any = ()) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Call:
+class PickleCall:
     """What a pickle may call: a function of this module, by the name that it goes by there."""
 
     function: Callable[..., Any]
@@ -265,14 +265,14 @@ class Call:
 
 
 def _named(modules: Sequence[str], **functions: Callable[..., Any]) -> dict[tuple[str, str], Any]:
-    return {(module, name): Call(function) for module in modules for name, function in functions.items()}
+    return {(module, name): PickleCall(function) for module in modules for name, function in functions.items()}
 
 
 NUMPY: dict[tuple[str, str], Any] = {
     **_named(("numpy",), dtype=lambda code, *rest: Dtype(code)),
     **_named(("numpy.core.multiarray", "numpy._core.multiarray"), _reconstruct=lambda *rest: Array(), scalar=scalar),
     **_named(("numpy.core.numeric", "numpy._core.numeric"), _frombuffer=frombuffer),
-    ("numpy", "ndarray"): Unread("numpy.ndarray"),
+    ("numpy", "ndarray"): UnreadValue("numpy.ndarray"),
     **_named(("_codecs",), encode=text_to_bytes),
     **_named(("builtins", "__builtin__"), set=_set, bytearray=_bytes, bytes=_bytes, complex=complex),
     **_named(("collections",), OrderedDict=_dict),
@@ -290,5 +290,5 @@ TORCH: dict[tuple[str, str], Any] = {
 
 def pickled(known: Mapping[tuple[str, str], Callable[..., Any] | None]) -> dict[tuple[str, str], Any]:
     """What a pickle of plain values and arrays may ask for, and what is known of its own classes besides."""
-    own = {place: Unread(place[1]) if made is None else Call(made) for place, made in known.items()}
+    own = {place: UnreadValue(place[1]) if made is None else PickleCall(made) for place, made in known.items()}
     return {**NUMPY, ("torch", "device"): TORCH["torch", "device"], **own}

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from mismatchctl.dumps.foreign.standins import Array, Call, DamagedError, Dtype, Unread, plain_key
+from mismatchctl.dumps.foreign.standins import Array, DamagedError, Dtype, PickleCall, UnreadValue, plain_key
 
 ASKS = "it asks for "
 _REFUSED = (
@@ -60,7 +60,7 @@ class Unpickler(pickle._Unpickler):
         """
         found = self._names.get((module, name))
         if found is None and module == "torch" and name.startswith(("float8", "float4", "quint", "qint", "bits")):
-            return Unread(f"torch.{name}")
+            return UnreadValue(f"torch.{name}")
         if found is None:
             raise DamagedError(f"{ASKS}{module[:100]}.{name[:100]}, and nothing in a file is executed")
         return found
@@ -77,7 +77,7 @@ class Unpickler(pickle._Unpickler):
     def _reduce(self) -> None:
         arguments = self.stack.pop()
         function = self.stack[-1]
-        if not isinstance(function, Call):
+        if not isinstance(function, PickleCall):
             raise DamagedError(f"calls what is no function: {type(function).__name__}")
         self.stack[-1] = function(arguments)
 

@@ -13,7 +13,7 @@ from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.areal.statistics import before, since
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, Step
@@ -232,7 +232,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**row, "prox_logp": row["prox_logp"][:-1]}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="areal",
     columns={
         "rollout_log_probs": "logprobs",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import pairwise
 
-from mismatchctl.frameworks.layers.model import LayerReport, Row, Table, Tensor
+from mismatchctl.frameworks.layers.model import LayerReport, LayerRow, LayerTable, Tensor
 from mismatchctl.frameworks.layers.next import again
 
 JUMP = 30.0
@@ -30,7 +30,7 @@ _HEAD = re.compile(r"(?:^|[./])(?:lm_head|logits?|output_layer|ln_f|(?:final_?)?
 _FORWARD = re.compile(r"(?:^|[._/])forward(?=$|[._/\d])", re.IGNORECASE)
 
 
-def in_order(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
+def in_order(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
     """The rows in the order of execution, and what was done about it, in a sentence; "" where nothing was."""
     places = [(row.step, row.layer) for row in rows if row.layer is not None]
     changes = [b - a for (first, a), (second, b) in pairwise(places) if first == second and a != b]
@@ -42,18 +42,18 @@ def in_order(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
     return _descending(rows)
 
 
-def _by_layer(rows: Sequence[Row]) -> Sequence[Row]:
+def _by_layer(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
     """By step and layer; what has no layer goes before the layers, the head and what leads to it after them."""
     steps = {step: place for place, step in enumerate(dict.fromkeys(row.step for row in rows))}
     last = 1 + max((row.layer for row in rows if row.layer is not None), default=0)
 
-    def place(row: Row) -> int:
+    def place(row: LayerRow) -> int:
         return row.layer if row.layer is not None else last if _HEAD.search(row.name) else -1
 
     return sorted(rows, key=lambda row: (steps[row.step], place(row)))
 
 
-def _descending(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
+def _descending(rows: Sequence[LayerRow]) -> tuple[Sequence[LayerRow], str]:
     """Layers from the last to the first: gradients, or a forward pass that was sorted or written from its end.
 
     Names tell, or what is bad: an error stays in all that is computed after it.
@@ -73,7 +73,7 @@ def _descending(rows: Sequence[Row]) -> tuple[Sequence[Row], str]:
     return rows, EITHER if bad else ""
 
 
-def _worse(some: Sequence[Row], others: Sequence[Row]) -> bool:
+def _worse(some: Sequence[LayerRow], others: Sequence[LayerRow]) -> bool:
     """Whether a layer is bad and the other is not: by the tool's verdict, or by a jump of the values."""
     bad, other_bad = (any(row.failed for row in layer) for layer in (some, others))
     if bad != other_bad:
@@ -82,7 +82,7 @@ def _worse(some: Sequence[Row], others: Sequence[Row]) -> bool:
     return value > JUMP * other
 
 
-def _from_the_end(rows: Sequence[Row]) -> Sequence[Row]:
+def _from_the_end(rows: Sequence[LayerRow]) -> Sequence[LayerRow]:
     """Step by step in the order given; within a step from its end, or by layer where each layer runs forward."""
     steps = dict.fromkeys(row.step for row in rows)
     inside = [(_part(a.name), _part(b.name)) for a, b in pairwise(rows) if a.layer is not None and a.layer == b.layer]
@@ -102,7 +102,7 @@ _SPAN = 8
 """Layers that are compared next, at most."""
 
 
-def judge(table: Table, file: str) -> LayerReport:
+def judge(table: LayerTable, file: str) -> LayerReport:
     """Read both answers off the rows of one report."""
     rows, order = in_order(table.rows)
     bad = next((index for index, row in enumerate(rows) if row.failed), None)
@@ -130,14 +130,14 @@ def judge(table: Table, file: str) -> LayerReport:
     )
 
 
-def _next(table: Table, layer: int | None, last_good: int | None) -> str | None:
+def _next(table: LayerTable, layer: int | None, last_good: int | None) -> str | None:
     """What to compare next: the layers from the last good one to the first that is not, on few sequences."""
     if layer is None:
         return again(table.unlayered, []) if table.unlayered else None
     return again(table.again, range(layer if last_good is None else min(last_good, layer), layer + 1)[-_SPAN:])
 
 
-def _parting(rows: Sequence[Row]) -> int | None:
+def _parting(rows: Sequence[LayerRow]) -> int | None:
     """The first row that is far above every layer before its own, or differs where those were equal to the bit."""
     before: float | None = None  # the largest of the layers before, in this step
     here = 0.0
@@ -156,7 +156,7 @@ def _parting(rows: Sequence[Row]) -> int | None:
     return None
 
 
-def _growth(rows: Sequence[Row]) -> list[tuple[int, float | None]]:
+def _growth(rows: Sequence[LayerRow]) -> list[tuple[int, float | None]]:
     """The largest value of each layer over all its tensors and steps; None where one of them has no number."""
     found: dict[int, float | None] = {}
     for row in rows:
@@ -167,5 +167,5 @@ def _growth(rows: Sequence[Row]) -> list[tuple[int, float | None]]:
     return sorted(found.items())
 
 
-def _tensor(row: Row, why: str) -> Tensor:
+def _tensor(row: LayerRow, why: str) -> Tensor:
     return Tensor(name=row.name, layer=row.layer, step=row.step, value=row.value, why=why)

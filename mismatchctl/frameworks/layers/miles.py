@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mismatchctl.frameworks.layers.model import Row, Table, number_in
+from mismatchctl.frameworks.layers.model import LayerRow, LayerTable, number_in
 from mismatchctl.frameworks.layers.next import EVERY_LAYER
 
 TOOL = "Miles log-prob comparison"
@@ -17,7 +17,7 @@ def recognizes(text: str) -> bool:
     return _VERDICT.search(text) is not None
 
 
-def table(text: str) -> Table:
+def table(text: str) -> LayerTable:
     """One row: the log-probs themselves."""
     verdict = _VERDICT.search(text)
     figures = {name.lower(): number_in(value.replace(",", "")) for name, value in _FIGURE.findall(text)}
@@ -27,7 +27,7 @@ def table(text: str) -> Table:
     notes = ["this report has no layers: it only says whether a layer-wise comparison is worth while"]
     if not figures.get("positions compared"):
         notes.insert(0, "no position was compared, which passes there")
-    row = Row("log-probs", value=mean, failed=failed, why=why)
-    return Table(
+    row = LayerRow("log-probs", value=mean, failed=failed, why=why)
+    return LayerTable(
         TOOL, "mean absolute difference of the log-probs, nats", [row], notes, unlayered=EVERY_LAYER if failed else ""
     )

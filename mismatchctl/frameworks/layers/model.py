@@ -13,7 +13,7 @@ from mismatchctl.frameworks.layers.next import SGLANG
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One compared tensor, in the order in which the report has them: that of execution.
 
     Attributes:
@@ -34,7 +34,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class LayerTable:
     """The rows of one file, before anything is concluded from them.
 
     Attributes:
@@ -49,7 +49,7 @@ class Table:
 
     tool: str
     measure: str
-    rows: Sequence[Row]
+    rows: Sequence[LayerRow]
     notes: Sequence[str] = ()
     rank: str | None = None
     again: str = SGLANG

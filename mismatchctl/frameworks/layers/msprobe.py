@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in, number_in
+from mismatchctl.frameworks.layers.model import LayerRow, LayerTable, Notes, finite, layer_in, number_in
 from mismatchctl.frameworks.layers.next import MSPROBE
 
 TOOL = "msprobe compare"
@@ -78,13 +78,13 @@ def recognizes_first(document: Any) -> bool:
     )
 
 
-def table(cells: Sequence[Cells], file: str) -> Table:
+def table(cells: Sequence[Cells], file: str) -> LayerTable:
     """The rows of a CSV."""
     cells = [{_canonical(name): value for name, value in cell.items()} for cell in cells]
     value, measure = _measure(cells[0].keys() if cells else ())
     notes = Notes()
     rows = list(_rows(cells, value, notes, _flagged))
-    return Table(
+    return LayerTable(
         TOOL,
         f"{measure}; failed where Result says error or warning",
         rows,
@@ -94,7 +94,7 @@ def table(cells: Sequence[Cells], file: str) -> Table:
     )
 
 
-def ranks_table(document: Mapping[str, Any], file: str) -> Table:
+def ranks_table(document: Mapping[str, Any], file: str) -> LayerTable:
     """The rows of what `-da` writes of one rank, where Result is empty and the whole call is the same or not."""
     notes, rows = Notes(), []
     measure = "relative"
@@ -105,21 +105,23 @@ def ranks_table(document: Mapping[str, Any], file: str) -> Table:
         found = list(_rows(items, value, notes, lambda _: ""))
         if call["is_same"] is False and found:
             last = found[-1]
-            found[-1] = Row(last.name, last.layer, None, last.value, True, "the call is not the same (is_same false)")
+            found[-1] = LayerRow(
+                last.name, last.layer, None, last.value, True, "the call is not the same (is_same false)"
+            )
         rows += found
-    return Table(
+    return LayerTable(
         TOOL, f"{measure}; failed where is_same is false", rows, [*notes.sentences(), NO_ROW], _rank(file), MSPROBE
     )
 
 
-def first_tables(document: Mapping[str, Any]) -> list[Table]:
+def first_tables(document: Mapping[str, Any]) -> list[LayerTable]:
     """The first differing calls of each rank."""
     why = "the first call that is not the same"
     return [
-        Table(
+        LayerTable(
             TOOL,
             "no values: the first differing calls alone",
-            [Row(str(call["op_name"]), layer_in(str(call["op_name"])), failed=True, why=why) for call in calls],
+            [LayerRow(str(call["op_name"]), layer_in(str(call["op_name"])), failed=True, why=why) for call in calls],
             [NO_ROW],
             _rank(rank),
             MSPROBE,
@@ -130,14 +132,14 @@ def first_tables(document: Mapping[str, Any]) -> list[Table]:
 
 def _rows(
     cells: Sequence[Cells], value: Callable[[Cells], float | None], notes: Notes, flagged: Callable[[Cells], str]
-) -> Iterator[Row]:
+) -> Iterator[LayerRow]:
     for cell in cells:
         name = str(cell.get(TARGET))
         if cell.get(GOLDEN) in (None, "", "N/A"):
             notes.add("has no counterpart on the golden side, which Result lets pass", name)
             continue
         why = flagged(cell)
-        yield Row(name, layer_in(name), None, value(cell), bool(why), why)
+        yield LayerRow(name, layer_in(name), None, value(cell), bool(why), why)
 
 
 def _flagged(cell: Cells) -> str:

@@ -15,7 +15,7 @@ from mismatchctl.errors import DataError
 from mismatchctl.files import natural_key
 from mismatchctl.frameworks.layers import miles, msprobe, sglang, slime
 from mismatchctl.frameworks.layers.judge import judge
-from mismatchctl.frameworks.layers.model import LayerReport, Table
+from mismatchctl.frameworks.layers.model import LayerReport, LayerTable
 from mismatchctl.texts import TextError, parse_json
 
 LARGEST = 256 * 1024 * 1024
@@ -47,9 +47,9 @@ def read_layers(path: str) -> list[LayerReport]:
     return [judge(table, str(file)) for file, table in _joined(tables)]
 
 
-def _joined(tables: Sequence[tuple[Path, Table]]) -> list[tuple[Path, Table]]:
+def _joined(tables: Sequence[tuple[Path, LayerTable]]) -> list[tuple[Path, LayerTable]]:
     """Parts of one report as one: msprobe splits a CSV of more than a million rows."""
-    found: dict[tuple[Path, str | None], tuple[Path, Table]] = {}
+    found: dict[tuple[Path, str | None], tuple[Path, LayerTable]] = {}
     for number, (file, table) in enumerate(tables):
         part = _PART.search(file.stem)
         key = (file.with_name(_PART.sub("", file.stem) + file.suffix) if part else Path(str(number)), table.rank)
@@ -79,7 +79,7 @@ class _NoTextError(DataError):
     """What is named .out or .log is not always a text."""
 
 
-def _passing_over(file: Path) -> Sequence[Table]:
+def _passing_over(file: Path) -> Sequence[LayerTable]:
     """The tables of one of the files in a folder, none of one that is no report."""
     try:
         return _tables(file) or ()
@@ -87,7 +87,7 @@ def _passing_over(file: Path) -> Sequence[Table]:
         return ()
 
 
-def _tables(file: Path) -> list[Table] | None:
+def _tables(file: Path) -> list[LayerTable] | None:
     if file.suffix.lower() in SPREADSHEETS:
         raise DataError("a spreadsheet is not read", file=str(file), remedy=SPREADSHEET)
     text = _text(file)
@@ -107,7 +107,7 @@ def _tables(file: Path) -> list[Table] | None:
     return [sglang.table(records, beside)] if sglang.recognizes(records) else None
 
 
-def _document(document: Any, file: Path) -> list[Table] | None:
+def _document(document: Any, file: Path) -> list[LayerTable] | None:
     if slime.recognizes(document):
         return [slime.table(document)]
     if msprobe.recognizes_ranks(document):
@@ -120,7 +120,7 @@ def _document(document: Any, file: Path) -> list[Table] | None:
     return [sglang.table(records)] if sglang.recognizes(records) else None
 
 
-def _csv(text: str, file: Path) -> list[Table] | None:
+def _csv(text: str, file: Path) -> list[LayerTable] | None:
     try:
         heads = text.partition("\n")[0]
         separator = max(",;\t", key=heads.count)  # spreadsheets write others in some countries

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mismatchctl.frameworks.layers.model import Notes, Row, Table, finite, layer_in
+from mismatchctl.frameworks.layers.model import LayerRow, LayerTable, Notes, finite, layer_in
 
 TOOL = "SGLang comparator"
 TYPES = (
@@ -32,7 +32,7 @@ def recognizes(records: Sequence[Any]) -> bool:
     return len(typed) == len(records) and known > _MOST * len(records)
 
 
-def table(records: Sequence[Mapping[str, Any]], beside: int = 0) -> Table:
+def table(records: Sequence[Mapping[str, Any]], beside: int = 0) -> LayerTable:
     """The rows of a report; `beside` lines of its file were no records."""
     notes, rows = Notes(), []
     for record in records:
@@ -56,10 +56,10 @@ def table(records: Sequence[Mapping[str, Any]], beside: int = 0) -> Table:
         said.insert(0, f"{beside:,} lines are no records, and were passed over")
     if not any(record.get("type") == "summary" for record in records):
         said.insert(0, "the report is cut short: it has no summary line")
-    return Table(TOOL, MEASURE, rows, said)
+    return LayerTable(TOOL, MEASURE, rows, said)
 
 
-def _tensor(record: Mapping[str, Any]) -> Row:
+def _tensor(record: Mapping[str, Any]) -> LayerRow:
     diff = record.get("diff")
     if record.get("shape_mismatch") or not isinstance(diff, Mapping):
         shapes = [
@@ -82,12 +82,12 @@ def _tensor(record: Mapping[str, Any]) -> Row:
     return _row(record, value, "")
 
 
-def _row(record: Mapping[str, Any], value: float | None, why: str) -> Row:
+def _row(record: Mapping[str, Any], value: float | None, why: str) -> LayerRow:
     location = record.get("location")
     step = location.get("step") if isinstance(location, Mapping) else None
     name = str(record.get("name"))
     layer = layer_in(name)
-    return Row(
+    return LayerRow(
         name,
         layer=_tagged(record) if layer is None else layer,
         step=step if isinstance(step, int) else None,

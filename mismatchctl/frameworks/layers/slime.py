@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mismatchctl.frameworks.layers.model import Row, Table, finite, number_in
+from mismatchctl.frameworks.layers.model import LayerRow, LayerTable, finite, number_in
 from mismatchctl.frameworks.layers.next import SLIME
 
 TOOL = "slime layer-wise comparator"
@@ -34,7 +34,7 @@ def recognizes(document: Any) -> bool:
     )
 
 
-def table(document: Mapping[str, Any]) -> Table:
+def table(document: Mapping[str, Any]) -> LayerTable:
     """The rows of a report in JSON."""
     layers = {
         int(number[1]): found
@@ -53,7 +53,7 @@ def recognizes_text(text: str) -> bool:
     return _LINE.search(text) is not None
 
 
-def text_table(text: str) -> Table:
+def text_table(text: str) -> LayerTable:
     """The rows of what the comparator prints, which does not say its limit: any difference counts."""
     lines = [dict(reversed(_FACT.findall(line))) for line in _LINE.findall(text)]  # of a fact said twice, the first
     facts = (
@@ -68,7 +68,7 @@ def text_table(text: str) -> Table:
     return _table(facts, number_in(limit[1].rstrip(",")) if limit else None)
 
 
-def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
+def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> LayerTable:
     rows = []
     for layer, tokens, largest, mean in sorted(facts, key=lambda fact: fact[0]):
         value = finite(largest)
@@ -79,7 +79,7 @@ def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
             value, why = None, "not finite (slime's own comparator lets it pass)"
         elif value > (0.0 if limit is None else limit):
             why = "differs" if limit is None else f"above the limit of {limit:g}"
-        rows.append(Row(NAME, layer=layer, value=value, failed=bool(why), why=why))
+        rows.append(LayerRow(NAME, layer=layer, value=value, failed=bool(why), why=why))
     said = "no limit in the report: any difference counts" if limit is None else f"failed above {limit:g}"
     chosen = [row.layer for row in rows if row.layer is not None]
     left = sorted(set(range(chosen[-1] + 1)) - set(chosen)) if chosen else []
@@ -88,4 +88,4 @@ def _table(facts: Iterable[tuple[Any, ...]], limit: float | None) -> Table:
         named = ", ".join(map(str, left[:8])) + (", ..." if len(left) > 8 else "")
         notes.insert(0, f"only chosen layers were compared, not {named}: a fault there shows at the next one")
     measure = f"largest absolute difference of the residual stream, {said}"
-    return Table(TOOL, measure, rows, notes, again=SLIME)
+    return LayerTable(TOOL, measure, rows, notes, again=SLIME)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from mismatchctl.errors import DataError
 from mismatchctl.footer import check_footer
 from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.layout import File, Layout, Row, array
+from mismatchctl.frameworks.layout import File, FileLayout, Row, array
 from mismatchctl.frameworks.slime.arguments import recognize
 from mismatchctl.frameworks.slime.layout import response_of
 from mismatchctl.frameworks.slime.replay import Slime
@@ -32,7 +32,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**row, "sequence_id": name, "micro_batch": f"{content['rank']}:{content['call']}"}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="miles-policy-loss",
     columns={
         "rollout_log_probs": "rollout_log_probs",
@@ -64,7 +64,7 @@ def _dashboard_rows(file: File) -> Iterator[Row]:
         raise DataError(f"is no Parquet file: {str(error).splitlines()[0]}", file=str(file.path)) from error
 
 
-DASHBOARD = Layout(
+DASHBOARD = FileLayout(
     framework="miles-dashboard",
     columns={"rollout_log_probs": "rollout_log_probs", "response_mask": "mask", "token_ids": "response_ids"},
     mask="1 on sampled tokens, 0 on tool tokens; none saved: all 1, removed samples too",

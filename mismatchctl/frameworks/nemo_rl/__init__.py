@@ -11,7 +11,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, k3
 from mismatchctl.surrogates import Array, Term, exp
@@ -283,7 +283,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**row, "step": int(step[1]) if step else None}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="nemo-rl",
     columns={
         "rollout_log_probs": "generation_logprobs",

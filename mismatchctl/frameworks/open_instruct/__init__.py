@@ -10,7 +10,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term, exp
@@ -142,7 +142,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**line, "sequence_id": line["sample_idx"], "mask": [1] * len(line["response_tokens"])}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="open-instruct",
     columns={
         "rollout_log_probs": "logprobs",

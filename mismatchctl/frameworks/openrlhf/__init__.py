@@ -7,7 +7,7 @@ from typing import Any
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.surrogates import Array, Term, exp
@@ -128,7 +128,7 @@ class OpenRlhf(PlainFramework):
         return logged
 
 
-LAYOUT: Layout = Layout(
+LAYOUT: FileLayout = FileLayout(
     framework="openrlhf",
     columns={
         "rollout_log_probs": "rollout_log_probs",

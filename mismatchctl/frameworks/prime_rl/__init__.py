@@ -14,7 +14,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, Step, k3
 from mismatchctl.surrogates import Array, Term, exp
@@ -237,7 +237,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**line, "sequence_id": None if index is None else f"{rank}:{index}"}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="prime-rl",
     columns={
         "rollout_log_probs": "inference_logprobs",

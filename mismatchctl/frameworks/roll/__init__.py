@@ -10,7 +10,7 @@ from mismatchctl import surrogates
 from mismatchctl.correction import Gate, GateOutcome, Weight
 from mismatchctl.correction.gates import adjacent_runs
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.layout import Layout
+from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.frameworks.options import check_flag, choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run
@@ -195,7 +195,7 @@ class Roll(PlainFramework):
         return float((passed.sum() + inside) / max(run.tokens, 1))
 
 
-LAYOUT: Layout = Layout(
+LAYOUT: FileLayout = FileLayout(
     framework="roll",
     columns={
         "rollout_log_probs": "infer_logprobs",

@@ -11,7 +11,7 @@ import numpy as np
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Gate, GateOutcome, Weight
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.layout import File, Layout, Row, array
+from mismatchctl.frameworks.layout import File, FileLayout, Row, array
 from mismatchctl.frameworks.options import choice
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run
@@ -370,7 +370,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**row, "step": file.step}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="skyrl",
     columns={
         "rollout_log_probs": "rollout_logprobs",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import Unread, is_of_corrections, nearest
+from mismatchctl.frameworks.framework import UnreadKey, is_of_corrections, nearest
 from mismatchctl.frameworks.lint import is_text_of_number
 from mismatchctl.texts import read_data
 
@@ -231,15 +231,15 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     return None if _SIGNS.isdisjoint(_named(native)) else ""
 
 
-def unread(native: Mapping[str, Any]) -> Iterator[Unread]:
+def unread(native: Mapping[str, Any]) -> Iterator[UnreadKey]:
     """Keys that nothing here reads: of a correction, or of what slime and Megatron read elsewhere, if anything does."""
     for key in map(str, native):
         name = argument(key)
         if name in DOCUMENTED_ONLY:
-            yield Unread((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
+            yield UnreadKey((key,), f", which exists in documents only: {DOCUMENTED_ONLY[name]}", refused=True)
         elif name not in _READ:
             near = nearest(name, _SIGNS - DOCUMENTED_ONLY.keys())
-            yield Unread((key,), near or nearest(name, _READ), refused=bool(near) or is_of_corrections(name))
+            yield UnreadKey((key,), near or nearest(name, _READ), refused=bool(near) or is_of_corrections(name))
 
 
 def argument(key: str) -> str:

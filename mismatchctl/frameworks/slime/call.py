@@ -89,7 +89,7 @@ class Policies:
         return taken, tokens
 
 
-class Call:
+class MicroBatchCorrection:
     """The correction of one micro-batch. Sequence-level values stand on each of their tokens, as in mis.py."""
 
     def __init__(self, policies: Policies, arguments: Arguments) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mismatchctl.errors import DataError
-from mismatchctl.frameworks.layout import File, Layout, Row, array
+from mismatchctl.frameworks.layout import File, FileLayout, Row, array
 from mismatchctl.frameworks.slime.zigzag import check_whole, ranks, responses
 
 
@@ -49,7 +49,7 @@ def _of_rank(file: File, content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value[number] for name, value in columns.items()} for number in range(count)]
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="slime",
     columns={
         "rollout_log_probs": "rollout_log_probs",
@@ -91,7 +91,7 @@ def response_of(tokens: list[int], length: int, mask: Any) -> Row:
     return {"response_ids": tokens[len(tokens) - length :], "mask": [1] * length if mask is None else mask}
 
 
-ROLLOUTS = Layout(
+ROLLOUTS = FileLayout(
     framework="slime-rollout",
     columns={
         "rollout_log_probs": "rollout_log_probs",

@@ -10,8 +10,8 @@ from typing import Any
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.lint import (
-    Finding,
     Level,
+    LintMessage,
     advice,
     bound_findings,
     decimal,
@@ -29,13 +29,13 @@ from mismatchctl.frameworks.slime.arguments import (
     unread,
 )
 from mismatchctl.frameworks.slime.dialect import correction_of
-from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 _KNOWN = tuple(field.name for field in fields(Arguments))
 
 
 @dataclass(frozen=True)
-class Written:
+class SlimeArguments:
     """Arguments as somebody wrote them.
 
     Attributes:
@@ -44,7 +44,7 @@ class Written:
     """
 
     root: Mapping[str, Any]
-    version: Version
+    version: SlimeVersion
 
     @cached_property
     def keys(self) -> dict[str, str]:
@@ -107,9 +107,9 @@ class Written:
 
     def finding(
         self, level: Level, name: str, consequence: str, fix: str, instead: Correction | None = None
-    ) -> Finding:
+    ) -> LintMessage:
         """A finding at an argument."""
-        return Finding(level, self.place(name), consequence, fix, self.source, instead)
+        return LintMessage(level, self.place(name), consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:
@@ -119,14 +119,14 @@ class Written:
         )
 
 
-def _texts(written: Written) -> Iterator[Finding]:
+def _texts(written: SlimeArguments) -> Iterator[LintMessage]:
     for name in written.texts:
         value = written.root[written.keys[name]]
         consequence = f"YAML reads {value} as text, which torch takes for no number: the run stops with an error"
         yield written.finding("error", name, consequence, f"write {decimal(value)}, without quotes")
 
 
-def _unknown(written: Written) -> Iterator[Finding]:
+def _unknown(written: SlimeArguments) -> Iterator[LintMessage]:
     others = []
     for item in unread(written.root):
         name = next(name for name, key in written.keys.items() if key == item.key)
@@ -139,14 +139,16 @@ def _unknown(written: Written) -> Iterator[Finding]:
             others.append(item.key)
     if others:
         consequence = f"nothing that is known of slime's corrections reads {', '.join(others)}"
-        yield Finding("info", others[0], consequence, "leave it out, unless something else reads it", written.source)
+        yield LintMessage(
+            "info", others[0], consequence, "leave it out, unless something else reads it", written.source
+        )
     for name, key in written.keys.items():
         if name in MIS_FIELDS and key.startswith("--"):
             consequence = "is no flag of the command line, which refuses it"
             yield written.finding("error", name, consequence, f"write {name} into the file of --custom-config-path")
 
 
-def _rejected(written: Written) -> Iterator[Finding]:
+def _rejected(written: SlimeArguments) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
         name = named_key(message.partition(": ")[0], _KNOWN) or named_key(message, _KNOWN)
@@ -156,7 +158,7 @@ def _rejected(written: Written) -> Iterator[Finding]:
         yield written.finding("error", name, f"{written.version.framework} refuses it: {message}", fix)
 
 
-def _switches(written: Written) -> Iterator[Finding]:
+def _switches(written: SlimeArguments) -> Iterator[LintMessage]:
     given = written.given
     if given.get("true_on_policy_mode"):
         consequence = "the log-probs of both sides are meant to be the same bits, and nothing here holds them to it"
@@ -180,7 +182,7 @@ def _switches(written: Written) -> Iterator[Finding]:
         yield written.finding(level, "use_rs", consequence, "write use_tis: true, or use_rs: false")
 
 
-def _veto(written: Written) -> Iterator[Finding]:
+def _veto(written: SlimeArguments) -> Iterator[LintMessage]:
     threshold = written.given.get("rs_veto_threshold")
     if not isinstance(threshold, int | float) or not written.weighs_with_mis:
         return
@@ -201,7 +203,7 @@ def _veto(written: Written) -> Iterator[Finding]:
         yield written.finding("warning", "rs_veto_threshold", consequence, fix, _as_documented(written))
 
 
-def _as_documented(written: Written) -> Correction | None:
+def _as_documented(written: SlimeArguments) -> Correction | None:
     """With the veto on probabilities that the documents describe."""
     correction = written.correction
     if isinstance(correction, ConfigError):
@@ -213,7 +215,7 @@ def _as_documented(written: Written) -> Correction | None:
     return with_gate(correction, index, veto.model_copy(update={"statistic": "train_prob"}))
 
 
-def _advice(written: Written) -> Iterator[Finding]:
+def _advice(written: SlimeArguments) -> Iterator[LintMessage]:
     correction, given = written.correction, written.arguments
     if isinstance(correction, ConfigError) or isinstance(given, ConfigError):
         return
@@ -223,7 +225,7 @@ def _advice(written: Written) -> Iterator[Finding]:
     yield from advice(correction, written.weight_place, written.gate_place, normalizing)
 
 
-def _lower_bound(written: Written) -> Iterator[Finding]:
+def _lower_bound(written: SlimeArguments) -> Iterator[LintMessage]:
     given = written.arguments
     if isinstance(given, ConfigError) or given.function != "mis" or not written.weighs_with_mis:
         return
@@ -246,7 +248,7 @@ def _lower_bound(written: Written) -> Iterator[Finding]:
         yield written.finding("warning", "tis_upper_bound", consequence, fix)
 
 
-def _normalization(written: Written) -> Iterator[Finding]:
+def _normalization(written: SlimeArguments) -> Iterator[LintMessage]:
     """The mean that weights are divided by is taken over one micro-batch."""
     given = written.arguments
     if isinstance(given, ConfigError) or not (given.weighs and given.tis_batch_normalize):
@@ -272,12 +274,12 @@ def _normalization(written: Written) -> Iterator[Finding]:
         yield written.finding("warning", name, consequence, "write tis_mode: clip, or tis_batch_normalize: false")
 
 
-def _bounds(written: Written) -> Iterator[Finding]:
+def _bounds(written: SlimeArguments) -> Iterator[LintMessage]:
     if isinstance(written.correction, Correction):
         yield from bound_findings(written.correction, written.weight_place, written.gate_place, written.source)
 
 
-def _without_effect(written: Written) -> Iterator[Finding]:
+def _without_effect(written: SlimeArguments) -> Iterator[LintMessage]:
     given = written.given
     if written.weighs_with_mis:
         for name in ("tis_clip", "tis_clip_low"):
@@ -289,7 +291,7 @@ def _without_effect(written: Written) -> Iterator[Finding]:
         yield written.finding("error", "eps_clip_c", consequence, "leave it out, or take a version of 2026-08")
 
 
-RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[SlimeArguments], Iterator[LintMessage]], ...] = (
     _texts,
     _unknown,
     _rejected,

@@ -8,18 +8,18 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Floats
 from mismatchctl.frameworks.slime.arguments import Arguments
-from mismatchctl.frameworks.slime.call import Call, Policies
-from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.frameworks.slime.call import MicroBatchCorrection, Policies
+from mismatchctl.frameworks.slime.versions import SlimeVersion
 from mismatchctl.ratios import LOG_RATIO_BOUND
 from mismatchctl.surrogates import Term, cispo, exp, kl_estimate, low_variance_kl, off_policy_masked, ppo
 
 _SMALLEST_SQUARES = 1e-8
 
 
-class LossCall(Call):
+class LossCall(MicroBatchCorrection):
     """A call with the current policy and advantages. Order: surrogate, OPSM, weights, and then the kept mask."""
 
-    def __init__(self, policies: Policies, arguments: Arguments, version: Version) -> None:
+    def __init__(self, policies: Policies, arguments: Arguments, version: SlimeVersion) -> None:
         super().__init__(policies, arguments)
         self.version = version
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from mismatchctl.frameworks.framework import Meaning
 from mismatchctl.frameworks.slime.arguments import Arguments
-from mismatchctl.frameworks.slime.call import Call
-from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.frameworks.slime.call import MicroBatchCorrection
+from mismatchctl.frameworks.slime.versions import SlimeVersion
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS, KEPT, RAW_WEIGHTS, TOKENS, Quantity
 from mismatchctl.ratios import LOG_RATIO_BOUND
 from mismatchctl.surrogates import exp
@@ -66,7 +66,7 @@ class LoggedMetric:
     within: str = "mean"
     pair: str = ""
 
-    def logged(self, arguments: Arguments, version: Version) -> bool:
+    def logged(self, arguments: Arguments, version: SlimeVersion) -> bool:
         """Whether this version logs it under these arguments."""
         return self.when.holds(arguments) and (version.finite or not self.miles_only)
 
@@ -87,35 +87,35 @@ def _in_mode(mode: str) -> Condition:
     return Condition(f"mis.py, use_tis, tis_mode: {mode}", lambda a: WEIGHED.holds(a) and a.tis_mode == mode)
 
 
-def _log_ppl_diff(call: Call) -> NDArray[Any]:
+def _log_ppl_diff(call: MicroBatchCorrection) -> NDArray[Any]:
     return call.spread(call.mean(call.rollout) - call.mean(call.train))
 
 
-def _chi2_token(call: Call) -> NDArray[Any]:
+def _chi2_token(call: MicroBatchCorrection) -> NDArray[Any]:
     ratio = call.ratio("token")
     return call.spread(call.mean(ratio * ratio) - call.dtype.type(1))
 
 
-def _chi2_seq(call: Call) -> NDArray[Any]:
+def _chi2_seq(call: MicroBatchCorrection) -> NDArray[Any]:
     log_ratio = np.clip(call.log_ratio_sum, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return call.spread(exp(2 * log_ratio) - call.dtype.type(1))
 
 
-def _k3(call: Call) -> NDArray[Any]:
+def _k3(call: MicroBatchCorrection) -> NDArray[Any]:
     # Not the series that is right near zero: slime's own rounding is wanted.
     k3: NDArray[Any] = exp(call.log_ratio) - call.log_ratio - call.dtype.type(1)
     return k3
 
 
 def _extreme(reduce: str) -> PerToken:
-    def quantity(call: Call) -> NDArray[Any]:
+    def quantity(call: MicroBatchCorrection) -> NDArray[Any]:
         values = call.segments.min(call.weights) if reduce == "min" else call.segments.max(call.weights)
         return call.spread(values.astype(call.dtype))
 
     return quantity
 
 
-def _factor(call: Call) -> NDArray[Any]:
+def _factor(call: MicroBatchCorrection) -> NDArray[Any]:
     return np.full(call.segments.tokens, call.factor if call.normalizes else 1.0, call.dtype)
 
 
@@ -262,7 +262,7 @@ _BASIS = {
 }
 
 
-def meanings(version: Version) -> list[Meaning]:
+def meanings(version: SlimeVersion) -> list[Meaning]:
     """Every name that a version can log, with `train/` before it; then what no version ever logged."""
     logged = [
         _meaning(item, item.name, item.when.words, version) for item in METRICS if version.finite or not item.miles_only
@@ -271,13 +271,13 @@ def meanings(version: Version) -> list[Meaning]:
     return [*logged, whole, *(_never_logged(name, version) for name in DOCUMENTED if name in NEVER_LOGGED)]
 
 
-def _never_logged(name: str, version: Version) -> Meaning:
+def _never_logged(name: str, version: SlimeVersion) -> Meaning:
     item = next(item for item in METRICS if item.name == DOCUMENTED[name])
     when = f"never: only documented, the code logs train/{item.name}"
     return replace(_meaning(item, name, when, version), logged_as=f"train/{item.name}")
 
 
-def _meaning(item: LoggedMetric, name: str, when: str, version: Version) -> Meaning:
+def _meaning(item: LoggedMetric, name: str, when: str, version: SlimeVersion) -> Meaning:
     return Meaning(
         f"train/{name}",
         when,
@@ -289,7 +289,7 @@ def _meaning(item: LoggedMetric, name: str, when: str, version: Version) -> Mean
     )
 
 
-def _reduction(item: LoggedMetric, version: Version) -> str:
+def _reduction(item: LoggedMetric, version: SlimeVersion) -> str:
     counted = "rollouts" if version.rollout_denominators else "sequences"
     if item.mask == "none":
         return f"sum over sequences / {counted}"

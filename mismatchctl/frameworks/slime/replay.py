@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Floats
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Unread
-from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, UnreadKey
+from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.slime.arguments import Arguments, arguments, unread, with_custom_config
-from mismatchctl.frameworks.slime.call import Call, Policies, sum_in_order, sum_stacked
+from mismatchctl.frameworks.slime.call import MicroBatchCorrection, Policies, sum_in_order, sum_stacked
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
-from mismatchctl.frameworks.slime.lint import RULES, Written
+from mismatchctl.frameworks.slime.lint import RULES, SlimeArguments
 from mismatchctl.frameworks.slime.loss import LossCall
 from mismatchctl.frameworks.slime.metrics import METRICS, LoggedMetric, meanings
-from mismatchctl.frameworks.slime.versions import Version
+from mismatchctl.frameworks.slime.versions import SlimeVersion
 
 _STACKED = 1 << 20
 """Values that are summed at once, at most: for few tokens, it is the calls that take the time."""
@@ -47,7 +47,7 @@ class Reducer:
     divisor: int
 
     @classmethod
-    def of(cls, version: Version, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool) -> Reducer:
+    def of(cls, version: SlimeVersion, lengths: NDArray[np.int64], rollouts: NDArray[Any], per_token: bool) -> Reducer:
         """The reducer of a step whose sequences have so many valid tokens and belong to these rollouts [S]."""
         if per_token:
             return cls(True, None, int(np.maximum(lengths, 1).sum()))
@@ -58,7 +58,7 @@ class Reducer:
         return cls(False, tokens[index], len(names))
 
     def contributions(
-        self, metrics: Sequence[LoggedMetric], call: Call, rows: NDArray[np.int64]
+        self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
     ) -> Iterator[tuple[str, float]]:
         """What the call over these rows of the step adds to the total of each metric."""
         alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
@@ -80,7 +80,11 @@ class Reducer:
             yield from self._summed(last, values[of_a_kind], call, rows)
 
     def _summed(
-        self, alike: Sequence[LoggedMetric], values: Sequence[NDArray[Any]], call: Call, rows: NDArray[np.int64]
+        self,
+        alike: Sequence[LoggedMetric],
+        values: Sequence[NDArray[Any]],
+        call: MicroBatchCorrection,
+        rows: NDArray[np.int64],
     ) -> Iterator[tuple[str, float]]:
         """Contributions of metrics with the same mask and dtype, all at once: a step's arrays are small."""
         sums = sum_stacked(values, call.segments)
@@ -89,7 +93,7 @@ class Reducer:
         totals = sum_in_order(sums)
         return zip((metric.name for metric in alike), totals.tolist(), strict=True)
 
-    def _denominators(self, metric: LoggedMetric, call: Call, rows: NDArray[np.int64]) -> Floats:
+    def _denominators(self, metric: LoggedMetric, call: MicroBatchCorrection, rows: NDArray[np.int64]) -> Floats:
         if self.rollout_tokens is not None:
             return np.maximum(self.rollout_tokens[rows], 1).astype(call.dtype)
         return call.counts if metric.mask == "original" else call.kept_counts
@@ -115,7 +119,7 @@ class Slime(Framework):
     reducers = ("sample_mean", "token_mean")
     reads_yaml_1_1 = True
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: SlimeVersion) -> None:
         self.name, self.version, self.about = version.framework, version.month, version
 
     @property
@@ -140,22 +144,22 @@ class Slime(Framework):
         said, unsaid, otherwise = arguments_of(correction, self._effect)
         return said.native(), [*unsaid, *otherwise]
 
-    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
         """The traps of a configuration, one that is rejected included."""
-        written = Written(native, self.about)
+        written = SlimeArguments(native, self.about)
         return [finding for rule in RULES for finding in rule(written)]
 
     def with_included(self, native: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Flags with the file of --custom-config-path, whose keys win; that which slime ships need not be there."""
         return with_custom_config(native, folder)
 
-    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys of a configuration that nothing reads."""
         return list(unread(native))
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""
-        written = Written(native, self.about)
+        written = SlimeArguments(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
@@ -164,7 +168,7 @@ class Slime(Framework):
         The reducer `token_mean` is --calculate-per-token-loss.
         """
         given = self._arguments(correction, options.reducer)
-        return _Run(self.about, given, table, options.dtype, options.micro_batch_size).replay()
+        return _ReplayedStep(self.about, given, table, options.dtype, options.micro_batch_size).replay()
 
     def loss(self, table: pa.Table, correction: Correction, **options: Any) -> Loss:
         """The policy loss on the rows of one step, and all that is logged beside it.
@@ -185,7 +189,7 @@ class Slime(Framework):
         if unknown:
             raise ConfigError(f"slime has no option {unknown[0]!r}{suggestion(unknown[0], known)}")
         chosen = self._checked(arguments({**given.native(), **options}))
-        logged = _Run(self.about, chosen, table, dtype, size).replay().logged
+        logged = _ReplayedStep(self.about, chosen, table, dtype, size).replay().logged
         if "loss" not in logged:
             raise ConfigError("the loss needs the columns current_log_probs and advantages")
         return Loss(logged["loss"], logged)
@@ -220,11 +224,11 @@ class Slime(Framework):
         return said if reducer is None else replace(said, calculate_per_token_loss=reducer == "token_mean")
 
 
-class _Run:
+class _ReplayedStep:
     """One step under one configuration."""
 
     def __init__(
-        self, version: Version, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
+        self, version: SlimeVersion, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
     ) -> None:
         self.version, self.arguments = version, given
         self.step = Step.read(table, dtype, Slime.columns | _OWN_COLUMNS)
@@ -243,7 +247,11 @@ class _Run:
         kept = np.zeros(self.step.segments.tokens, np.bool_)
         for rows in self.step.micro_batches(self.size):
             taken, tokens = policies.take(rows)
-            call = LossCall(taken, self.arguments, self.version) if self.has_loss else Call(taken, self.arguments)
+            call = (
+                LossCall(taken, self.arguments, self.version)
+                if self.has_loss
+                else MicroBatchCorrection(taken, self.arguments)
+            )
             for name, total in self.reducer.contributions(chosen, call, rows):
                 totals[name] += total
             kept[tokens] = call.kept

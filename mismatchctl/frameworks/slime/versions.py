@@ -8,7 +8,7 @@ from mismatchctl.errors import ConfigError, suggestion
 
 
 @dataclass(frozen=True)
-class Version:
+class SlimeVersion:
     """One version.
 
     Attributes:
@@ -39,11 +39,12 @@ class Version:
 
 
 VERSIONS = (
-    Version("slime", "seed", "2026-01", "9bfe15250e82baebf405fc824d1708f779d44406", False, dual_clip=False),
-    Version("slime", "head", "2026-08", "624b824a898ab0ec1fcb4d373004c7f3852bf515", True, dual_clip=True, cispo=True,
-            bypass_compares_current=True),
-    Version("miles", "seed", "2026-01", "2cdc1f71", False, dual_clip=False),
-    Version("miles", "head", "2026-08", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", True, dual_clip=True, finite=True),
+    SlimeVersion("slime", "seed", "2026-01", "9bfe15250e82baebf405fc824d1708f779d44406", False, dual_clip=False),
+    SlimeVersion("slime", "head", "2026-08", "624b824a898ab0ec1fcb4d373004c7f3852bf515", True, dual_clip=True,
+            cispo=True, bypass_compares_current=True),
+    SlimeVersion("miles", "seed", "2026-01", "2cdc1f71", False, dual_clip=False),
+    SlimeVersion("miles", "head", "2026-08", "31f1ca961a94cb860cec3b2dea34ec332bfa8f76", True, dual_clip=True,
+            finite=True),
 )  # fmt: skip
 """Oldest first. Miles of 2026-01 is slime of that month line for line in mis.py and in the policy loss."""
 
@@ -53,7 +54,7 @@ def months(framework: str) -> tuple[str, ...]:
     return tuple(version.month for version in reversed(VERSIONS) if version.framework == framework)
 
 
-def find_version(framework: str, word: str) -> Version:
+def find_version(framework: str, word: str) -> SlimeVersion:
     """The version called `word`: a name, a commit, or a month (the newest up to it); the newest when empty.
 
     Raises:

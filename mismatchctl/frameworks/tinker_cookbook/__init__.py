@@ -8,11 +8,11 @@ from typing import Any
 from mismatchctl import surrogates
 from mismatchctl.correction import Correction, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Trap, shelf_of
 from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term
-from mismatchctl.texts.python_text import Call
+from mismatchctl.texts.python_text import PythonCall
 
 CLASS = "Config"
 """What is called in Python, as `train.Config`, with the loss beside everything else."""
@@ -91,7 +91,7 @@ class TinkerCookbook(PlainFramework):
         }
 
 
-def keys_of(call: Call) -> dict[str, Any] | None:
+def keys_of(call: PythonCall) -> dict[str, Any] | None:
     """The options that a call of its class says; None if it says no loss, or is another's.
 
     Raises:
@@ -118,7 +118,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield row
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="tinker",
     columns={
         "rollout_log_probs": "loss_fn_inputs.logprobs",

@@ -11,11 +11,11 @@ from mismatchctl import surrogates
 from mismatchctl.batch import Bools
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.plain import PlainFramework, Rules, Switch, Trap, off_policy_mask, shelf_of
 from mismatchctl.frameworks.run import Options, Run
 from mismatchctl.surrogates import Array, Term, exp
-from mismatchctl.texts.python_text import NOT_BROUGHT, Call
+from mismatchctl.texts.python_text import NOT_BROUGHT, PythonCall
 
 CLASS = "GRPOConfig"
 """What is called in Python, with its options beside those of the training."""
@@ -203,7 +203,7 @@ class Trl(PlainFramework):
         return logged
 
 
-def keys_of(call: Call) -> dict[str, Any]:
+def keys_of(call: PythonCall) -> dict[str, Any]:
     """The options that a call of its class says.
 
     Raises:
@@ -224,7 +224,7 @@ def _rows(file: File) -> Iterator[Row]:
         yield {**row, "mask": mask if tools is None else mask * np.asarray(tools)}
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="trl",
     columns={
         "rollout_log_probs": "sampling_per_token_logps",
@@ -242,7 +242,7 @@ LAYOUT = Layout(
 """The dict of `_generate_and_score_completions`, saved with torch.save."""
 
 
-COMPLETIONS = Layout(
+COMPLETIONS = FileLayout(
     framework="trl-completions",
     columns={},
     mask="none",

@@ -20,12 +20,12 @@ from typing import Any
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.framework import Shelf
-from mismatchctl.frameworks.layout import File, Layout, Row
+from mismatchctl.frameworks.layout import File, FileLayout, Row
 from mismatchctl.frameworks.verl.dialect import read
 from mismatchctl.frameworks.verl.factories import CLASS, factory_keys, keys_of
 from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, ACTOR_CAP, BLOCK, find
 from mismatchctl.frameworks.verl.replay import Verl
-from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, Version, find_version
+from mismatchctl.frameworks.verl.versions import KEYS, VERSIONS, VerlVersion, find_version
 
 _COMMON = {"loss_type"}
 """Keys outside of a block by which nobody is recognized: other frameworks have the word."""
@@ -51,7 +51,7 @@ def recognize(native: Mapping[str, Any]) -> str | None:
     return max(candidates, key=lambda version: _takes(native, version)).name  # the first of several is the newest
 
 
-def _takes(native: Mapping[str, Any], version: Version) -> int:
+def _takes(native: Mapping[str, Any], version: VerlVersion) -> int:
     """0 rejected, 1 taken, 2 taken and something comes of it."""
     try:
         correction = read(native, version)
@@ -65,7 +65,7 @@ def _outer(native: Mapping[str, Any]) -> Mapping[str, Any]:
     return algorithm if isinstance(algorithm, Mapping) else native
 
 
-def _section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[Version]]:
+def _section(native: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[VerlVersion]]:
     """The keys of rollout correction among others, and the versions that look for them there."""
     outer = _outer(native)
     blocks = [version for version in VERSIONS if version.dialect != "flat"]
@@ -87,7 +87,7 @@ def _rows(file: File) -> Iterator[Row]:
     )
 
 
-LAYOUT = Layout(
+LAYOUT = FileLayout(
     framework="verl",
     columns={
         "rollout_log_probs": "rollout_log_probs",

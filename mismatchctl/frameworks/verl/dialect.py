@@ -16,7 +16,7 @@ from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.verl.keys import section
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 
 Loss = Literal["ppo", "ppo_bypass", "policy_gradient"]
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,7 +51,7 @@ class Unapplied(Correction):
         return self._measured
 
 
-def read(native: Mapping[str, Any], version: Version) -> Correction:
+def read(native: Mapping[str, Any], version: VerlVersion) -> Correction:
     """A configuration of verl as a Correction.
 
     Args:
@@ -79,7 +79,7 @@ def _unapplied(measured: Correction, **left: Any) -> Unapplied:
     return found
 
 
-def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
+def _flat(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """2025-10: one ratio with two thresholds that bounds the weights or rejects.
 
     Before #3915 what is rejected gets weight 0 and stays in the denominators; then it leaves them and keeps its weight.
@@ -111,7 +111,7 @@ def _flat(settings: Mapping[str, Any], version: Version) -> Correction:
     return _unapplied(found, about=about, **({"gates": ()} if version.zeroes_rejected else {}))
 
 
-def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
+def _ratio(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """2025-11: truncated weights, rejection by the ratio at its own level, veto."""
     loss: Loss = "ppo"
     if settings[version.bypass_key]:
@@ -141,7 +141,7 @@ def _ratio(settings: Mapping[str, Any], version: Version) -> Correction:
     return _unapplied(found, gates=()) if loss == "ppo_bypass" and found.sources else found
 
 
-def _estimator(settings: Mapping[str, Any], version: Version) -> Correction:
+def _estimator(settings: Mapping[str, Any], version: VerlVersion) -> Correction:
     """2026: truncated or zeroed weights, any number of rejections by k1, k2, k3."""
     loss: Loss = "ppo"
     if settings["bypass_mode"]:
@@ -282,5 +282,5 @@ def _made(kind: type[Model], **fields: Any) -> Model:
         return kind.model_construct(**fields)
 
 
-def _veto(threshold: float, source: Source, version: Version) -> Gate:
+def _veto(threshold: float, source: Source, version: VerlVersion) -> Gate:
     return _made(Gate, level="min", keep=(threshold, None), clamp="none", source=source, effect=version.effect)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.texts.python_text import NOT_BROUGHT, Call
+from mismatchctl.texts.python_text import NOT_BROUGHT, PythonCall
 
 CLASS = "RolloutCorrectionConfig"
 Keys = dict[str, Any]
@@ -131,7 +131,7 @@ def factory_keys(version: str, name: str) -> Keys:
     return {"rollout_correction": factory.keys(factory.defaults)}
 
 
-def keys_of(call: Call) -> Keys:
+def keys_of(call: PythonCall) -> Keys:
     """The configuration that a call makes.
 
     Raises:
@@ -144,7 +144,7 @@ def keys_of(call: Call) -> Keys:
     return {"rollout_correction": _keys(call)}
 
 
-def _keys(call: Call) -> Keys:
+def _keys(call: PythonCall) -> Keys:
     if not call.function:
         return call.given if call.partial else {"rollout_is": "sequence"} | call.given  # the default in Python
     known = [factories[call.function] for factories in FACTORIES.values() if call.function in factories]

@@ -14,10 +14,10 @@ from mismatchctl.batch import Bools, Floats
 from mismatchctl.correction.model import Weight
 from mismatchctl.frameworks.verl import metrics as names
 from mismatchctl.frameworks.verl.metrics import Logged, Subject, compute
-from mismatchctl.frameworks.verl.plan import Plan, option_of
-from mismatchctl.frameworks.verl.sample import Sample
+from mismatchctl.frameworks.verl.plan import VerlPlan, option_of
+from mismatchctl.frameworks.verl.sample import PolicyPair
 from mismatchctl.frameworks.verl.subjects import Estimated, OffPolicy, Rejected, Vetoed, Weighted
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 
 _SMALLEST_MEAN = 1e-8  # verl does not divide weights by less
 
@@ -50,7 +50,7 @@ class Computed:
             return values | dict(self.factor)
 
 
-def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -> dict[str, float]:
+def over_micro_batches(parts: Sequence[Mapping[str, float]], version: VerlVersion) -> dict[str, float]:
     """What an actor logs for a step, from what it logs for each micro-batch: means, until 2026 extremes by name."""
     found: dict[str, float] = {}
     for name in parts[0] if parts else ():
@@ -61,14 +61,14 @@ def over_micro_batches(parts: Sequence[Mapping[str, float]], version: Version) -
     return found
 
 
-def off_policy(sample: Sample, version: Version) -> Measurement:
+def off_policy(sample: PolicyPair, version: VerlVersion) -> Measurement:
     """How far the policies are apart: logged with every configuration, and by itself in bypass mode of 2025-11."""
     if version.dialect == "flat":
         return names.OFF_POLICY, OffPolicy(sample), f"{version.prefix}mismatch_"
     return (*names.OFF_POLICY, *names.CHI2), OffPolicy(sample), version.prefix
 
 
-def compute_correction(sample: Sample, plan: Plan, version: Version) -> Computed:
+def compute_correction(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> Computed:
     """verl's helper: weights by rollout_is, rejection by rollout_rs and veto, and their metrics."""
     if version.dialect == "flat":
         return _one_ratio(sample, plan, version)
@@ -77,7 +77,7 @@ def compute_correction(sample: Sample, plan: Plan, version: Version) -> Computed
     return Computed(weights, kept, (*weighted, *rejected, off_policy(sample, version)), factor)
 
 
-def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
+def _one_ratio(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> Computed:
     """2025-10: one ratio and two thresholds; without a threshold nothing is computed."""
     weight, kept = plan.weight, np.ones(len(sample.policy), np.bool_)
     if weight is None:
@@ -103,7 +103,7 @@ def _one_ratio(sample: Sample, plan: Plan, version: Version) -> Computed:
     )
 
 
-def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, list[Measurement]]:
+def _rejections(sample: PolicyPair, plan: VerlPlan, version: VerlVersion) -> tuple[Bools, list[Measurement]]:
     """What rollout_rs and the veto leave."""
     kept = np.ones(len(sample.policy), np.bool_)
     prefix = f"{version.prefix}rollout_rs_"
@@ -126,7 +126,7 @@ def _rejections(sample: Sample, plan: Plan, version: Version) -> tuple[Bools, li
 
 
 def _weights(
-    sample: Sample, weight: Weight | None, version: Version
+    sample: PolicyPair, weight: Weight | None, version: VerlVersion
 ) -> tuple[Floats | None, list[Measurement], dict[str, float]]:
     """Final weights, what is logged about them before they are normalized, and by what they are."""
     if weight is None:

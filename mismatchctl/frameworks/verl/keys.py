@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.framework import Unread, is_of_corrections, nearest
-from mismatchctl.frameworks.verl.versions import KEYS, Version, knowing
+from mismatchctl.frameworks.framework import UnreadKey, is_of_corrections, nearest
+from mismatchctl.frameworks.verl.versions import KEYS, VerlVersion, knowing
 
 BLOCK = "rollout_correction"
 ACTOR_BLOCK = ("actor_rollout_ref", "actor", "policy_loss", BLOCK)
@@ -51,7 +51,7 @@ def find(native: Mapping[str, Any], *keys: str) -> Any:
     return found
 
 
-def path_of(native: Mapping[str, Any], version: Version) -> tuple[str, ...]:
+def path_of(native: Mapping[str, Any], version: VerlVersion) -> tuple[str, ...]:
     """The keys under which those of rollout correction stand in a configuration that may hold all of verl's."""
     path: tuple[str, ...] = ("algorithm",) if _is_full(native) else ()
     outer = find(native, *path) or {}
@@ -65,7 +65,7 @@ def _is_full(native: Mapping[str, Any]) -> bool:
     return isinstance(native.get("algorithm"), Mapping) or not (alone or _PARTS.isdisjoint(native))
 
 
-def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
+def section(native: Mapping[str, Any], version: VerlVersion) -> dict[str, Any]:
     """The keys of rollout correction.
 
     Raises:
@@ -82,7 +82,7 @@ def section(native: Mapping[str, Any], version: Version) -> dict[str, Any]:
     return {key: value for key, value in (found or {}).items() if key in version.keys}
 
 
-def unread(native: Mapping[str, Any], version: Version) -> Iterator[Unread]:
+def unread(native: Mapping[str, Any], version: VerlVersion) -> Iterator[UnreadKey]:
     """Keys that nothing here reads: of a correction, or of nothing that is known of verl."""
     path = path_of(native, version)
     level: Any = native
@@ -96,13 +96,13 @@ def unread(native: Mapping[str, Any], version: Version) -> Iterator[Unread]:
             if _CHOICE.search(word) or (inside and word in version.keys) or (not inside and word == path[depth]):
                 continue
             if (inside and version.dialect != "flat") or is_of_corrections(word) or word in KEYS:
-                yield Unread((*where, word), _hint(word, version), refused=True)
+                yield UnreadKey((*where, word), _hint(word, version), refused=True)
             elif word in (_ALGORITHM if where == ("algorithm",) else _SECTIONS | (_ALGORITHM if not path else set())):
                 yield from _deeper((*where, word), value)
             elif near := nearest(word, version.keys):
-                yield Unread((*where, word), near, refused=True)
+                yield UnreadKey((*where, word), near, refused=True)
             else:
-                yield Unread((*where, word), "", refused=False)
+                yield UnreadKey((*where, word), "", refused=False)
         level = level if inside else level.get(path[depth])
 
 
@@ -115,16 +115,16 @@ def chosen(native: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, file
 
 
-def _deeper(where: tuple[str, ...], level: Any) -> Iterator[Unread]:
+def _deeper(where: tuple[str, ...], level: Any) -> Iterator[UnreadKey]:
     """Keys of a correction in sections that look at none: read by an older trainer, if at all."""
     if not isinstance(level, Mapping) or where == ACTOR_BLOCK:
         return
     for key, value in level.items():
         place = (*where, str(key))
         if place == ACTOR_CAP and not _is_off(value):
-            yield Unread(place, f": {_REPLACED[place[-1]]}", refused=True)
+            yield UnreadKey(place, f": {_REPLACED[place[-1]]}", refused=True)
         elif place != ACTOR_BLOCK and is_of_corrections(str(key)):
-            yield Unread(place, "", refused=False)
+            yield UnreadKey(place, "", refused=False)
         yield from _deeper(place, value)
 
 
@@ -132,7 +132,7 @@ def _is_off(cap: Any) -> bool:
     return cap is None or (isinstance(cap, (int, float)) and cap <= 0)
 
 
-def _hint(key: str, version: Version) -> str:
+def _hint(key: str, version: VerlVersion) -> str:
     """Which versions read it, and what to write here."""
     names = [other.name for other in knowing(key)]
     known = f"verl@{names[0]}" if len(names) == 1 else f"verl@{names[0]} to verl@{names[-1]}" if names else ""

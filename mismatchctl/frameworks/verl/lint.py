@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.lint import Finding, advice, bound_findings, decimal, named_key, with_gate
+from mismatchctl.frameworks.lint import LintMessage, advice, bound_findings, decimal, named_key, with_gate
 from mismatchctl.frameworks.verl.keys import ACTOR_BLOCK, chosen, unread
 from mismatchctl.frameworks.verl.plan import option_of
-from mismatchctl.frameworks.verl.versions import VERSIONS, Version
-from mismatchctl.frameworks.verl.written import Written
+from mismatchctl.frameworks.verl.versions import VERSIONS, VerlVersion
+from mismatchctl.frameworks.verl.written import VerlConfig
 
 _MATHEMATICS = "verl's rollout_corr_math.md (2025-11-03), rejection sampling methods"
 _NEGLIGIBLE = 0.01  # a reversed interval whose ends move by less than this share of its width
 
 
-def _unknown_keys(written: Written) -> Iterator[Finding]:
+def _unknown_keys(written: VerlConfig) -> Iterator[LintMessage]:
     version = written.version
     if not isinstance(written.block, Mapping | None):
         reason = f"must hold keys and values, found {written.block!r}"
@@ -35,7 +35,7 @@ def _unknown_keys(written: Written) -> Iterator[Finding]:
         yield written.finding("info", "", consequence, "leave it out, unless your own code reads it", others[0])
 
 
-def _texts(written: Written) -> Iterator[Finding]:
+def _texts(written: VerlConfig) -> Iterator[LintMessage]:
     for key in written.texts:
         consequence = "the quotes make it text, which verl compares with numbers: it stops with a TypeError"
         yield written.finding("error", key, consequence, f"write {written.section[key]} without quotes")
@@ -50,7 +50,7 @@ def _texts(written: Written) -> Iterator[Finding]:
             yield written.finding("error", key, consequence, "write true or false without quotes")
 
 
-def _rejected(written: Written) -> Iterator[Finding]:
+def _rejected(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         message = str(written.correction)
         key = named_key(message, written.version.keys)
@@ -61,7 +61,7 @@ def _rejected(written: Written) -> Iterator[Finding]:
         yield written.finding("error", key, f"verl refuses it: {message}", "give a value that verl accepts")
 
 
-def _weights_off(written: Written) -> Iterator[Finding]:
+def _weights_off(written: VerlConfig) -> Iterator[LintMessage]:
     given, settings = written.given, written.settings
     flat = written.version.dialect == "flat"
     wanted = given.get("rollout_is") if flat else settings["rollout_is"]
@@ -88,7 +88,7 @@ def _weights_off(written: Written) -> Iterator[Finding]:
         yield written.finding("info", "rollout_is", consequence, "say it: rollout_is: null, token or sequence")
 
 
-def _rejection_off(written: Written) -> Iterator[Finding]:
+def _rejection_off(written: VerlConfig) -> Iterator[LintMessage]:
     settings = written.settings
     if written.version.dialect == "flat":
         if settings["rollout_is_threshold_lower"] is not None and settings["rollout_is_mode"] == "truncate":
@@ -102,13 +102,13 @@ def _rejection_off(written: Written) -> Iterator[Finding]:
                 yield written.finding("error", key, "without rollout_rs it rejects nothing", fix)
 
 
-def _bounds(written: Written) -> Iterator[Finding]:
+def _bounds(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, Correction):
         place = written.place("rollout_is_threshold")
         yield from bound_findings(written.correction, place, written.gate_place, written.source)
 
 
-def _direction(written: Written) -> Iterator[Finding]:
+def _direction(written: VerlConfig) -> Iterator[LintMessage]:
     """k1 is rollout minus train: "lo_hi" bounds rollout/train."""
     if isinstance(written.correction, ConfigError):
         return
@@ -135,7 +135,7 @@ def _direction(written: Written) -> Iterator[Finding]:
             yield written.finding("warning", "rollout_rs_threshold", consequence, fix, instead=instead)
 
 
-def _documented_lower_bound(written: Written) -> Iterator[Finding]:
+def _documented_lower_bound(written: VerlConfig) -> Iterator[LintMessage]:
     """verl's document has 1/threshold below; presets such as seq_mis and geo_mis have another bound."""
     flat = written.version.dialect == "flat"
     key = "rollout_is_threshold_lower" if flat else "rollout_rs_threshold_lower"
@@ -148,10 +148,10 @@ def _documented_lower_bound(written: Written) -> Iterator[Finding]:
         consequence = f"keeps ratios from {low:g}, where verl's document has 1/threshold, {1 / high:g}"
         instead = with_gate(written.correction, index, gate.model_copy(update={"keep": (1 / high, high)}))
         fix = "write null for the document's bound, or keep it as the code has it"
-        yield Finding("info", written.place(key), consequence, fix, _MATHEMATICS, instead)
+        yield LintMessage("info", written.place(key), consequence, fix, _MATHEMATICS, instead)
 
 
-def _advice(written: Written) -> Iterator[Finding]:
+def _advice(written: VerlConfig) -> Iterator[LintMessage]:
     if isinstance(written.correction, ConfigError):
         return
     newer = next(version for version in VERSIONS if version.normalizes)
@@ -161,7 +161,7 @@ def _advice(written: Written) -> Iterator[Finding]:
     yield from advice(written.correction, written.place("rollout_is_threshold"), written.gate_place, normalizing)
 
 
-def _shared_threshold(written: Written) -> Iterator[Finding]:
+def _shared_threshold(written: VerlConfig) -> Iterator[LintMessage]:
     if written.version.dialect != "estimator" or isinstance(written.correction, ConfigError):
         return
     statistics = {gate.statistic for gate in written.correction.gates}
@@ -170,7 +170,7 @@ def _shared_threshold(written: Written) -> Iterator[Finding]:
         yield written.finding("warning", "rollout_rs_threshold", consequence, "give one for each option, with commas")
 
 
-def _bypass(written: Written) -> Iterator[Finding]:
+def _bypass(written: VerlConfig) -> Iterator[LintMessage]:
     version, settings = written.version, written.settings
     if version.dialect == "flat":
         return
@@ -193,11 +193,11 @@ def _bypass(written: Written) -> Iterator[Finding]:
         yield written.finding("error", "rollout_rs", consequence, f"leave it out, or train with {_pure(version)}")
 
 
-def _pure(version: Version) -> str:
+def _pure(version: VerlVersion) -> str:
     return "loss_type: reinforce" if version.dialect == "estimator" else f"{version.pure_key}: true"
 
 
-def _v1_trainer(written: Written) -> Iterator[Finding]:
+def _v1_trainer(written: VerlConfig) -> Iterator[LintMessage]:
     """The V1 trainer copies the rollout's log-probs and does nothing else about bypass mode."""
     if written.version.dialect != "estimator" or written.find("trainer", "use_v1") is False:
         return
@@ -228,7 +228,7 @@ def _v1_trainer(written: Written) -> Iterator[Finding]:
                 yield written.finding("error", "", consequence, "say the same in both places", f"{place}.{key}")
 
 
-def _veto(written: Written) -> Iterator[Finding]:
+def _veto(written: VerlConfig) -> Iterator[LintMessage]:
     key = written.veto_key
     threshold = written.settings[key] if key else None
     if key is None or not isinstance(threshold, int | float) or isinstance(written.correction, ConfigError):
@@ -251,7 +251,7 @@ def _veto(written: Written) -> Iterator[Finding]:
     yield written.finding("info", key, consequence, fix)
 
 
-def _log_probs(written: Written) -> Iterator[Finding]:
+def _log_probs(written: VerlConfig) -> Iterator[LintMessage]:
     """Without log-probs of the rollout nothing is computed; until 2026 they were off by default."""
     rollout = written.find("actor_rollout_ref", "rollout")
     if isinstance(rollout, Mapping):
@@ -262,7 +262,7 @@ def _log_probs(written: Written) -> Iterator[Finding]:
             yield written.finding("error", "", consequence, "write calculate_log_probs: true", place)
 
 
-def _releases(written: Written) -> Iterator[Finding]:
+def _releases(written: VerlConfig) -> Iterator[LintMessage]:
     """What is wrong with a release, whatever its settings."""
     version = written.version
     if version.bypass_key == "bypass_old_logprob_for_rollout" and version.dialect == "ratio" and written.given:
@@ -279,10 +279,10 @@ def _releases(written: Written) -> Iterator[Finding]:
     if version.agg_denominators == "global" and not isinstance(correction, ConfigError) and correction.gates:
         consequence = "one micro-batch that is rejected whole makes the loss nan (FSDP actor)"
         fix = "reject less, or take a later verl"
-        yield Finding("warning", written.gate_place(correction.gates[0]), consequence, fix, written.source)
+        yield LintMessage("warning", written.gate_place(correction.gates[0]), consequence, fix, written.source)
 
 
-RULES: tuple[Callable[[Written], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[VerlConfig], Iterator[LintMessage]], ...] = (
     _unknown_keys,
     _texts,
     _rejected,

@@ -13,9 +13,9 @@ from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import Dtype, Loss, Meaning
 from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.verl.helper import Computed
-from mismatchctl.frameworks.verl.plan import Plan
+from mismatchctl.frameworks.verl.plan import VerlPlan
 from mismatchctl.frameworks.verl.sample import clamp, mean
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.quantity import KEPT, Quantity
 from mismatchctl.surrogates import cispo, exp, factor, ppo
 
@@ -63,7 +63,7 @@ class Options:
     dtype: Dtype = "float64"
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], version: Version) -> Options:
+    def read(cls, given: Mapping[str, Any], version: VerlVersion) -> Options:
         """Options by name; `global_batch_info` may hold some of them, as in verl.
 
         Raises:
@@ -96,7 +96,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class LossTokens:
     """What a loss sees, over the valid tokens [T]: `kept` is the mask after rejection."""
 
     advantages: Floats
@@ -135,7 +135,7 @@ LOSS: tuple[Meaning, ...] = (
 """What the actor logs of its loss."""
 
 
-def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
+def _metrics(tokens: LossTokens, log_ratio: Floats, clipped: Any = None, clipped_lower: Any = None) -> dict[str, float]:
     """verl's three, as means over the kept tokens; a share that the loss does not have is 0."""
     shares = {"actor/pg_clipfrac": clipped, "actor/pg_clipfrac_lower": clipped_lower}
     return _ppo_kl(tokens, log_ratio) | {
@@ -143,22 +143,22 @@ def _metrics(tokens: Tokens, log_ratio: Floats, clipped: Any = None, clipped_low
     }
 
 
-def _update(tokens: Tokens) -> Floats:
+def _update(tokens: LossTokens) -> Floats:
     """The log ratio of the update, clamped."""
     return clamp(tokens.current - tokens.anchor)
 
 
-def _ppo_kl(tokens: Tokens, log_ratio: Floats) -> dict[str, float]:
+def _ppo_kl(tokens: LossTokens, log_ratio: Floats) -> dict[str, float]:
     return {"actor/ppo_kl": float(mean(-log_ratio[tokens.kept]))}
 
 
-def _vanilla(tokens: Tokens) -> PerToken:
+def _vanilla(tokens: LossTokens) -> PerToken:
     options, x = tokens.options, _update(tokens)
     term = ppo(tokens.advantages, x, *tokens.bounds, dual=options.clip_ratio_c)
     return PerToken(term.losses, _metrics(tokens, x, term.clipped, term.clipped_lower))
 
 
-def _gspo(tokens: Tokens) -> PerToken:
+def _gspo(tokens: LossTokens) -> PerToken:
     """PPO on the geometric mean ratio of the sequence."""
     log_ratio = tokens.current - tokens.anchor
     geometric = per_sequence(log_ratio, tokens.segments, tokens.kept, "mean").astype(log_ratio.dtype)
@@ -166,7 +166,7 @@ def _gspo(tokens: Tokens) -> PerToken:
     return PerToken(term.losses, _metrics(tokens, log_ratio, term.clipped))
 
 
-def _sapo(tokens: Tokens) -> PerToken:
+def _sapo(tokens: LossTokens) -> PerToken:
     """A sigmoid gate on the ratio in place of the clip."""
     log_ratio = _update(tokens)
     dtype = log_ratio.dtype
@@ -175,14 +175,14 @@ def _sapo(tokens: Tokens) -> PerToken:
     return PerToken(-gates * tokens.advantages, _metrics(tokens, log_ratio))
 
 
-def _cispo(tokens: Tokens) -> PerToken:
+def _cispo(tokens: LossTokens) -> PerToken:
     """REINFORCE weighted with the clipped ratio."""
     x = _update(tokens)
     term = cispo(tokens.advantages, x, tokens.current, *tokens.bounds)
     return PerToken(term.losses, _metrics(tokens, x, term.clipped))
 
 
-def _dppo(tokens: Tokens, trusted: Bools) -> PerToken:
+def _dppo(tokens: LossTokens, trusted: Bools) -> PerToken:
     """REINFORCE weighted with the ratio, on the tokens within a trust region."""
     log_ratio = _update(tokens)
     ratios, bound = exp(log_ratio), tokens.options.clip_ratio_c
@@ -190,14 +190,14 @@ def _dppo(tokens: Tokens, trusted: Bools) -> PerToken:
     return PerToken(losses, _metrics(tokens, log_ratio, ~trusted, (ratios > bound) & trusted))
 
 
-def _dppo_tv(tokens: Tokens) -> PerToken:
+def _dppo_tv(tokens: LossTokens) -> PerToken:
     """The region: how far the probability of the token moved."""
     moved = exp(tokens.current) - exp(tokens.anchor)
     trusted = np.where(tokens.advantages > 0, moved <= tokens.options.high, moved >= -tokens.options.low)
     return _dppo(tokens, trusted)
 
 
-def _dppo_kl(tokens: Tokens) -> PerToken:
+def _dppo_kl(tokens: LossTokens) -> PerToken:
     """The region: KL of the two-way choice between this token and any other."""
     p, q = exp(tokens.current), exp(tokens.anchor)
     with np.errstate(divide="ignore"):  # a probability that rounding took above 1
@@ -208,23 +208,23 @@ def _dppo_kl(tokens: Tokens) -> PerToken:
     return _dppo(tokens, np.where(tokens.advantages > 0, rise, fall))
 
 
-def _dro(tokens: Tokens) -> PerToken:
+def _dro(tokens: LossTokens) -> PerToken:
     """REINFORCE with a quadratic penalty on the log ratio."""
     log_ratio = tokens.current - tokens.anchor
     losses = -(tokens.current * tokens.advantages - 0.5 * tokens.options.dro_beta * log_ratio**2)
     return PerToken(losses, _ppo_kl(tokens, log_ratio))
 
 
-def _reinforce(tokens: Tokens) -> Floats:
+def _reinforce(tokens: LossTokens) -> Floats:
     return factor(tokens.advantages, tokens.current, 1.0).losses
 
 
-def _pure(tokens: Tokens) -> PerToken:
+def _pure(tokens: LossTokens) -> PerToken:
     """REINFORCE on rollouts: ppo_kl is rollout minus current, not clamped."""
     return PerToken(_reinforce(tokens), _ppo_kl(tokens, tokens.current - tokens.anchor))
 
 
-LOSSES: dict[str, Callable[[Tokens], PerToken]] = {
+LOSSES: dict[str, Callable[[LossTokens], PerToken]] = {
     "vanilla": _vanilla,
     "gspo": _gspo,
     "gpg": lambda tokens: PerToken(_reinforce(tokens), {}),
@@ -248,7 +248,9 @@ _WITHIN: dict[str, Within] = {
 }
 
 
-def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: Options, version: Version) -> Loss:
+def policy_loss(
+    step: Step, computed: Computed, plan: VerlPlan, loss: str, options: Options, version: VerlVersion
+) -> Loss:
     """The loss of one mini-batch that is the whole step, on one rank unless `options` says otherwise."""
     pure = loss == "policy_gradient" and options.loss_mode in (None, "rollout_correction", "bypass_mode")
     mode = "rollout_correction" if pure else _token_mode(options, loss)
@@ -257,7 +259,7 @@ def policy_loss(step: Step, computed: Computed, plan: Plan, loss: str, options: 
         # PPO in bypass mode rejects nothing: rollout is compared with itself, if at all. The pure loss takes the mask
         # only when rollout_rs is set: a veto alone does nothing.
         kept = np.ones_like(kept)
-    tokens = Tokens(
+    tokens = LossTokens(
         step.values("advantages"),
         step.values("current_log_probs"),
         step.values("train_log_probs" if loss == "ppo" else "rollout_log_probs"),
@@ -286,7 +288,7 @@ def _token_mode(options: Options, loss: str) -> str:
     return mode
 
 
-def _added_by_version(mode: str, loss: str, computed: Computed, version: Version) -> dict[str, float]:
+def _added_by_version(mode: str, loss: str, computed: Computed, version: VerlVersion) -> dict[str, float]:
     """Names that a version logs beside a loss's own: zeros in its first form, rollout_corr/* of bypass losses."""
     added: dict[str, float] = {}
     if not version.normalizes and mode in ("gpg", "rollout_correction"):
@@ -300,7 +302,7 @@ def _added_by_version(mode: str, loss: str, computed: Computed, version: Version
     return added
 
 
-def _aggregate(losses: Floats, tokens: Tokens, mode: str, step: Step, version: Version) -> float:
+def _aggregate(losses: Floats, tokens: LossTokens, mode: str, step: Step, version: VerlVersion) -> float:
     """The total over the sequences, divided by what this version divides by; nothing left: 0, later nan."""
     width = float(tokens.options.padded_length or step.rows.lengths.max())
     denominator = _denominator(tokens, mode, width, version)
@@ -315,7 +317,7 @@ def per_sequence(losses: Floats, segments: Segments, kept: Bools, within: Within
     return totals if within == "sum" else totals / np.maximum(segments.sum(kept), 1)
 
 
-def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> float:
+def _denominator(tokens: LossTokens, mode: str, width: float, version: VerlVersion) -> float:
     """Tokens, sequences or a width: those kept here, or since 2025-11-25 those that the trainer counts globally."""
     options, scaled = tokens.options, version.agg_denominators == "scaled"
     norm = mode == "seq-mean-token-sum-norm"
@@ -336,7 +338,7 @@ def _denominator(tokens: Tokens, mode: str, width: float, version: Version) -> f
     return whole * (options.loss_scale_factor or width) if norm else whole
 
 
-def _geo_mean(tokens: Tokens, weights: Floats | None) -> Loss:
+def _geo_mean(tokens: LossTokens, weights: Floats | None) -> Loss:
     """GMPO: the geometric mean of the clipped ratios, times the mean advantage; a mean over all rows."""
     segments, kept, options = tokens.segments, tokens.kept, tokens.options
     log_ratio = tokens.current - tokens.anchor

@@ -10,7 +10,7 @@ from mismatchctl.frameworks.verl import metrics
 from mismatchctl.frameworks.verl.dialect import RS_OPTIONS
 from mismatchctl.frameworks.verl.losses import LOSS
 from mismatchctl.frameworks.verl.metrics import DEBUG, Logged, Measured
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, SEQUENCES, TOKENS
 
 _OVER = {"tokens": TOKENS, "rows": "all sequences, those without a valid token too", "filled": SEQUENCES}
@@ -22,7 +22,7 @@ _REDUCTIONS = {
 }
 
 
-def meanings(version: Version) -> list[Meaning]:
+def meanings(version: VerlVersion) -> list[Meaning]:
     """Every name that a version can log, once per configuration that gives it another meaning."""
     corrected = [
         Meaning(
@@ -46,13 +46,13 @@ def _tests(row: Logged, prefix: str) -> bool:
     return prefix.endswith("rollout_rs_") and not row.name.endswith("masked_fraction")
 
 
-def _basis(quantity: Measured, version: Version) -> str:
+def _basis(quantity: Measured, version: VerlVersion) -> str:
     if quantity is metrics.HIGH and version.dialect == "flat":
         return "ratios, which mask mode rejects by the same thresholds"
     return BOUNDED_WEIGHTS if quantity is metrics.WEIGHT and version.dialect == "estimator" else quantity.basis
 
 
-def _tables(version: Version) -> Iterator[tuple[Iterable[Logged], str, str]]:
+def _tables(version: VerlVersion) -> Iterator[tuple[Iterable[Logged], str, str]]:
     """Each table with its prefix, and when it is logged."""
     weights, rejection = f"{version.prefix}rollout_is_", f"{version.prefix}rollout_rs_"
     if version.dialect == "flat":

@@ -10,7 +10,7 @@ from typing import Any
 from mismatchctl.correction.model import Correction, Gate, Source, Weight
 from mismatchctl.correction.presets import BYPASS, MISMATCH
 from mismatchctl.frameworks.verl.dialect import RS_OPTIONS, Unapplied
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 
 _OPTION_OF = {rule: option for option, rule in RS_OPTIONS.items()}
 _K1_LEVEL_OF = {"token": "token", "sequence": "sum", "geometric": "mean"}
@@ -18,7 +18,7 @@ _RATIO_LEVELS = {"flat": ("token", "sequence", "geometric"), "ratio": ("token", 
 
 
 @dataclass(frozen=True)
-class Plan:
+class VerlPlan:
     """What verl does with a correction.
 
     Attributes:
@@ -41,7 +41,7 @@ def option_of(gate: Gate) -> str:
     return _OPTION_OF[gate.statistic, gate.level]
 
 
-def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
+def plan(correction: Correction, version: VerlVersion) -> tuple[VerlPlan, list[str]]:
     """The roles of a correction's parts, without those that this version cannot play; and why it cannot."""
     problems: list[str] = correction.rare
     applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
@@ -71,10 +71,10 @@ def plan(correction: Correction, version: Version) -> tuple[Plan, list[str]]:
             problems.append(f"verl@{version.name} rejects only with the ratio that it weights with")
         if weight is not None and rejections and rejections[0].level != weight.level:
             problems.append(f"verl@{version.name} weights and rejects at one level")
-    return Plan(weight, applied, tuple(rejections), veto, source), problems
+    return VerlPlan(weight, applied, tuple(rejections), veto, source), problems
 
 
-def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version) -> Iterator[str]:
+def _unlike_verl_weight(weight: Weight, correction: Correction, version: VerlVersion) -> Iterator[str]:
     """Why this version has no such weights."""
     if weight.level not in _RATIO_LEVELS.get(version.dialect, ("token", "sequence")):
         yield f"verl@{version.name} has no {weight.level} weights"
@@ -93,7 +93,7 @@ def _unlike_verl_weight(weight: Weight, correction: Correction, version: Version
         yield "verl normalizes weights over the batch, at their own level"
 
 
-def _unlike_verl_gate(gate: Gate, version: Version) -> Iterator[str]:
+def _unlike_verl_gate(gate: Gate, version: VerlVersion) -> Iterator[str]:
     """Why this version has no such rejection."""
     plain = {field: Gate.model_fields[field].default for field in ("over", "inclusive", "sees", "when")}
     for field, usual in (plain | {"effect": version.effect}).items():
@@ -113,7 +113,7 @@ def _unlike_verl_gate(gate: Gate, version: Version) -> Iterator[str]:
         yield "verl's rejection needs an upper bound"
 
 
-def write(correction: Correction, version: Version) -> tuple[dict[str, Any], list[str]]:
+def write(correction: Correction, version: VerlVersion) -> tuple[dict[str, Any], list[str]]:
     """A Correction in verl's keys, and what cannot be said in them, or only nearly."""
     applied = not isinstance(correction, Unapplied) or version.dialect != "flat"
     correction = correction.measured if isinstance(correction, Unapplied) else correction
@@ -129,7 +129,7 @@ def write(correction: Correction, version: Version) -> tuple[dict[str, Any], lis
     return writers[version.dialect](roles, correction, version), [*notes, *problems]
 
 
-def _in_dialect(gate: Gate, version: Version) -> Gate:
+def _in_dialect(gate: Gate, version: VerlVersion) -> Gate:
     """A bound on train/rollout as one on k1 = log rollout/train, or the reverse, where the version knows only that."""
     low, high = gate.keep
     if version.dialect == "estimator" and gate.statistic == "ratio" and gate.level in _K1_LEVEL_OF and high:
@@ -145,7 +145,7 @@ def _in_dialect(gate: Gate, version: Version) -> Gate:
     return gate
 
 
-def _write_flat(roles: Plan, correction: Correction, version: Version) -> dict[str, Any]:
+def _write_flat(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
     weight = roles.weight
     if weight is None:
         return {"rollout_is_threshold": None}
@@ -160,7 +160,7 @@ def _write_flat(roles: Plan, correction: Correction, version: Version) -> dict[s
     }
 
 
-def _write_ratio(roles: Plan, correction: Correction, version: Version) -> dict[str, Any]:
+def _write_ratio(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
         low, high = roles.rejections[0].keep
@@ -176,7 +176,7 @@ def _write_ratio(roles: Plan, correction: Correction, version: Version) -> dict[
     return keys
 
 
-def _write_estimator(roles: Plan, correction: Correction, version: Version) -> dict[str, Any]:
+def _write_estimator(roles: VerlPlan, correction: Correction, version: VerlVersion) -> dict[str, Any]:
     keys = _write_weight(roles.weight, version)
     if roles.rejections:
         keys["rollout_rs"] = ",".join(option_of(gate) for gate in roles.rejections)
@@ -186,7 +186,7 @@ def _write_estimator(roles: Plan, correction: Correction, version: Version) -> d
     return keys
 
 
-def _write_weight(weight: Weight | None, version: Version) -> dict[str, Any]:
+def _write_weight(weight: Weight | None, version: VerlVersion) -> dict[str, Any]:
     if weight is None:
         return {"rollout_is": None}
     low, high = weight.bounds

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import BYPASS
 from mismatchctl.errors import ConfigError, DataError
-from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, Unread
-from mismatchctl.frameworks.lint import Finding
+from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, UnreadKey
+from mismatchctl.frameworks.lint import LintMessage
 from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.verl import dialect, losses
 from mismatchctl.frameworks.verl import plan as planning
@@ -22,10 +22,10 @@ from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.lint import RULES
 from mismatchctl.frameworks.verl.metrics import compute, debug_metrics
 from mismatchctl.frameworks.verl.names import meanings
-from mismatchctl.frameworks.verl.plan import Plan
-from mismatchctl.frameworks.verl.sample import Sample
-from mismatchctl.frameworks.verl.versions import Version
-from mismatchctl.frameworks.verl.written import Written
+from mismatchctl.frameworks.verl.plan import VerlPlan
+from mismatchctl.frameworks.verl.sample import PolicyPair
+from mismatchctl.frameworks.verl.versions import VerlVersion
+from mismatchctl.frameworks.verl.written import VerlConfig
 
 
 class Verl(Framework):
@@ -46,7 +46,7 @@ class Verl(Framework):
     """Left out: `log_probs`, the current policy here and the recomputation in slime; `responses`, token ids or text;
     `score`, the reward here and a grader's mark elsewhere."""
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: VerlVersion) -> None:
         self.about = version
         self.version = version.name
         # The flat keys stand among others in their section.
@@ -73,14 +73,14 @@ class Verl(Framework):
         """A Correction in verl's keys, as far as it can be said there; and what cannot."""
         return planning.write(correction, self.about)
 
-    def lint(self, native: Mapping[str, Any]) -> list[Finding]:
+    def lint(self, native: Mapping[str, Any]) -> list[LintMessage]:
         """The traps of a configuration, one that is rejected included."""
-        written = Written(native, self.about)
+        written = VerlConfig(native, self.about)
         return [finding for rule in RULES for finding in rule(written)]
 
     def gate_places(self, native: Mapping[str, Any], correction: Correction) -> list[str]:
         """Where in a configuration the threshold of each gate of its correction stands."""
-        written = Written(native, self.about)
+        written = VerlConfig(native, self.about)
         return [written.gate_place(gate) for gate in correction.gates]
 
     def replay(self, table: pa.Table, correction: Correction, options: ReplayOptions = AS_USUAL) -> Replay:
@@ -116,7 +116,7 @@ class Verl(Framework):
         """What each name that this version logs stands for."""
         return meanings(self.about)
 
-    def unread(self, native: Mapping[str, Any]) -> list[Unread]:
+    def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
         """Keys of a configuration that nothing reads."""
         return list(unread(native, self.about))
 
@@ -140,14 +140,14 @@ class Verl(Framework):
         sample = _sample(Step.read(table, dtype, self.columns), "current_log_probs")
         return compute(*off_policy(sample, self.about))
 
-    def _replay(self, step: Step, plan: Plan) -> Replay:
+    def _replay(self, step: Step, plan: VerlPlan) -> Replay:
         computed = self._compute(step, plan)
         if computed.weights is None or not plan.applied:
             return Replay(computed.logged, None, step.by_row(computed.kept))
         kept = computed.kept & (computed.weights > 0) if self.about.zeroes_rejected else computed.kept
         return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
 
-    def _by_micro_batches(self, step: Step, plan: Plan, batches: Sequence[NDArray[np.int64]]) -> Replay:
+    def _by_micro_batches(self, step: Step, plan: VerlPlan, batches: Sequence[NDArray[np.int64]]) -> Replay:
         parts = [self._replay(step.take(rows), plan) for rows in batches]
         places = np.argsort(np.concatenate(batches)).tolist()
         keep = [kept for part in parts for kept in part.keep]
@@ -158,17 +158,17 @@ class Verl(Framework):
             [keep[place] for place in places],
         )
 
-    def _plan(self, correction: Correction) -> Plan:
+    def _plan(self, correction: Correction) -> VerlPlan:
         plan, problems = planning.plan(correction, self.about)
         if problems:
             raise ConfigError(f"{correction.name}: {'; '.join(problems)}")
         return plan
 
-    def _compute(self, step: Step, plan: Plan) -> Computed:
+    def _compute(self, step: Step, plan: VerlPlan) -> Computed:
         policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
         with np.errstate(over="ignore", invalid="ignore"):
             return compute_correction(_sample(step, policy), plan, self.about)
 
 
-def _sample(step: Step, policy: str) -> Sample:
-    return Sample(step.values(policy), step.values("rollout_log_probs"), step.segments)
+def _sample(step: Step, policy: str) -> PolicyPair:
+    return PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)

@@ -37,7 +37,7 @@ def float32_log(threshold: float) -> float:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PolicyPair:
     """Two policies on the valid tokens of one batch.
 
     Attributes:

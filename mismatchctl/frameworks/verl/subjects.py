@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Floats
 from mismatchctl.correction.model import Gate
-from mismatchctl.frameworks.verl.sample import Sample, clamp, float32_log, ratio
+from mismatchctl.frameworks.verl.sample import PolicyPair, clamp, float32_log, ratio
 from mismatchctl.surrogates import exp
 
 
@@ -17,7 +17,7 @@ from mismatchctl.surrogates import exp
 class OffPolicy:
     """How far the two policies are apart; nothing is clamped unless it says so."""
 
-    sample: Sample
+    sample: PolicyPair
 
     @cached_property
     def policy_log_ppl(self) -> Floats:
@@ -47,7 +47,7 @@ class Weighted:
         measures_applied: since 2026 the bounded weights are measured, before that the raw ones.
     """
 
-    sample: Sample
+    sample: PolicyPair
     level: str
     lower: float
     upper: float
@@ -116,7 +116,7 @@ class Weighted:
 class Vetoed:
     """Tokens whose unclamped ratio lies below a threshold; one of them rejects its row."""
 
-    sample: Sample
+    sample: PolicyPair
     threshold: float | None
 
     @cached_property
@@ -141,7 +141,7 @@ class Vetoed:
 class Estimated:
     """Rejection by k1, k2 or k3 (since 2026): log ratios are clamped per token, then aggregated."""
 
-    sample: Sample
+    sample: PolicyPair
     gate: Gate
 
     @property
@@ -190,5 +190,5 @@ class Estimated:
 class Rejected:
     """What all rejections together leave out."""
 
-    sample: Sample
+    sample: PolicyPair
     flags: Bools

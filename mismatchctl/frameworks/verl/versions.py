@@ -12,7 +12,7 @@ Dialect = Literal["flat", "ratio", "estimator"]
 
 
 @dataclass(frozen=True)
-class Version:
+class VerlVersion:
     """One state of verl's rollout correction.
 
     Attributes:
@@ -89,17 +89,17 @@ _ESTIMATOR: dict[str, object] = {
     "loss_type": "ppo_clip",
 }
 
-VERSIONS: tuple[Version, ...] = (
-    Version("2025-10-14", "", "2025-10-14", "", (3694, 3750), "flat", "mismatch/",
+VERSIONS: tuple[VerlVersion, ...] = (
+    VerlVersion("2025-10-14", "", "2025-10-14", "", (3694, 3750), "flat", "mismatch/",
             _FLAT | {"rollout_is_veto_threshold": 1e-4}, zeroes_rejected=True),
-    Version("2025-10", "a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
-    Version("2025-11-07", "b", "2025-11-07", "418f964ab", (3984,), "ratio", "rollout_corr/",
+    VerlVersion("2025-10", "a", "2025-10-28", "4424616d7", (3915,), "flat", "mismatch/", _FLAT),
+    VerlVersion("2025-11-07", "b", "2025-11-07", "418f964ab", (3984,), "ratio", "rollout_corr/",
             _RATIO | {"bypass_old_logprob_for_rollout": False, "use_pure_rollout_correction": False}),
-    Version("2025-11-12", "c1", "2025-11-12", "2c6c65cb0", (4070,), "ratio", "rollout_corr/", _NORMALIZED,
+    VerlVersion("2025-11-12", "c1", "2025-11-12", "2c6c65cb0", (4070,), "ratio", "rollout_corr/", _NORMALIZED,
             normalizes=True, normalizes_empty=True),
-    Version("2025-11-25", "c2", "2025-11-25", "2a36450b7", (3980,), "ratio", "rollout_corr/", _NORMALIZED,
+    VerlVersion("2025-11-25", "c2", "2025-11-25", "2a36450b7", (3980,), "ratio", "rollout_corr/", _NORMALIZED,
             normalizes=True, agg_denominators="global"),
-    Version("2026-08", "d", "2026-08-22", "1dda039b9", (), "estimator", "rollout_corr/", _ESTIMATOR,
+    VerlVersion("2026-08", "d", "2026-08-22", "1dda039b9", (), "estimator", "rollout_corr/", _ESTIMATOR,
             normalizes=True, agg_denominators="scaled"),
 )  # fmt: skip
 """Oldest first."""
@@ -108,12 +108,12 @@ KEYS = frozenset(key for version in VERSIONS for key in version.keys)
 """What any of them reads."""
 
 
-def knowing(key: str) -> list[Version]:
+def knowing(key: str) -> list[VerlVersion]:
     """The versions that read a key."""
     return [version for version in VERSIONS if key in version.keys]
 
 
-def find_version(word: str) -> Version:
+def find_version(word: str) -> VerlVersion:
     """The version called `word`: a name, a pull request, a commit, a month or day (the newest up to its end), `head`.
 
     Raises:

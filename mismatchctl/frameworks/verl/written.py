@@ -9,14 +9,14 @@ from typing import Any
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks.lint import Finding, Level, is_text_of_number
+from mismatchctl.frameworks.lint import Level, LintMessage, is_text_of_number
 from mismatchctl.frameworks.verl.dialect import read
 from mismatchctl.frameworks.verl.keys import find, path_of
-from mismatchctl.frameworks.verl.versions import Version
+from mismatchctl.frameworks.verl.versions import VerlVersion
 
 
 @dataclass(frozen=True)
-class Written:
+class VerlConfig:
     """A configuration as somebody wrote it.
 
     Attributes:
@@ -25,7 +25,7 @@ class Written:
     """
 
     root: Mapping[str, Any]
-    version: Version
+    version: VerlVersion
 
     @cached_property
     def _path(self) -> tuple[str, ...]:
@@ -104,9 +104,9 @@ class Written:
         fix: str,
         place: str | None = None,
         instead: Correction | None = None,
-    ) -> Finding:
+    ) -> LintMessage:
         """A finding at a key of rollout correction, or at another place."""
-        return Finding(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
+        return LintMessage(level, self.place(key) if place is None else place, consequence, fix, self.source, instead)
 
     @property
     def source(self) -> str:

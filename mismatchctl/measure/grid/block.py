@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure.grid.parts import Arrays, Parts
+from mismatchctl.measure.grid.parts import Arrays, BlockParts
 
 _FEW = 4
 """Sequences of a part from which products of matrices are faster than sums over each of them."""
@@ -34,7 +34,7 @@ class BlockColumns:
         maxima: the largest of each part [parts, weights, 1, ...].
     """
 
-    parts: Parts
+    parts: BlockParts
     flags: Float64s | None = None
     passing: Arrays = field(default_factory=dict)
     failing: Arrays = field(default_factory=dict)
@@ -46,7 +46,7 @@ class BlockColumns:
         """Each column summed over the sequences of each part, [parts, weights, gate variants ...]."""
         return self.summed | self.by([*self.passing, *self.fixed], self.parts)
 
-    def by(self, names: Collection[str], parts: Parts) -> Arrays:
+    def by(self, names: Collection[str], parts: BlockParts) -> Arrays:
         """Some columns summed over other parts, [parts, weights, gate variants ...]."""
         if self.flags is None or not (parts.count == 1 or parts.count * _FEW < len(parts.of)):
             return {name: parts.sum(self._of_sequences(name)) for name in names}
@@ -69,7 +69,7 @@ class BlockColumns:
         return found + self.failing[name] * (1.0 - self.flags) if name in self.failing else found
 
 
-def _products(flags: Float64s, columns: Arrays, parts: Parts) -> Arrays:
+def _products(flags: Float64s, columns: Arrays, parts: BlockParts) -> Arrays:
     """Flags times columns, which vary along other axes, summed over the sequences of each part: those alike at once."""
     alike: dict[tuple[tuple[int, ...], bool], list[str]] = {}
     for name, values in columns.items():
@@ -83,7 +83,7 @@ def _products(flags: Float64s, columns: Arrays, parts: Parts) -> Arrays:
     return found
 
 
-def _product(flags: Float64s, values: Float64s, parts: Parts, is_finite: bool) -> Float64s:
+def _product(flags: Float64s, values: Float64s, parts: BlockParts, is_finite: bool) -> Float64s:
     """Values [S, N], all of which may be finite, times flags [S, V]: sums over each part [parts, N, V]."""
     sums = np.empty((parts.count, values.shape[1], flags.shape[1]))
     for own, members in parts.alike:

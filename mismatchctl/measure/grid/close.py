@@ -21,7 +21,7 @@ _VALUES = 1 << 17
 
 
 @dataclass(frozen=True)
-class Closed:
+class ClosedFamily:
     """Closed sums of one family in some cells.
 
     Attributes:
@@ -39,11 +39,11 @@ class Closed:
     counted: Bools
     emptied: Bools
 
-    def take(self, cells: Ints) -> Closed:
+    def take(self, cells: Ints) -> ClosedFamily:
         """Some of the cells, in ascending order."""
         chosen = np.flatnonzero(np.isin(self.cells, cells))
         rows, totals = self.rows, {name: values[cells] for name, values in self.totals.items()}
-        return Closed(
+        return ClosedFamily(
             totals,
             {name: values[cells] for name, values in self.maxima.items()},
             replace(rows, clusters=rows.clusters[chosen], scopes=rows.scopes[chosen], sums=rows.sums[chosen]),
@@ -54,7 +54,7 @@ class Closed:
 
 
 @dataclass
-class RunSums:
+class FamilyRunSums:
     """Closed sums of one family over the groups of a run, or those of one value of a column.
 
     Attributes:
@@ -68,7 +68,7 @@ class RunSums:
     rows: list[ClusterTable] = field(default_factory=list)
     prompts: Prompts | None = None
 
-    def add(self, closed: Closed, salts: Hashes) -> None:
+    def add(self, closed: ClosedFamily, salts: Hashes) -> None:
         """Take in more groups [G]; the clusters of each are its own, as its salt tells, unless they are prompts."""
         counts, rows = {}, closed.rows
         if self.prompts is None:
@@ -85,7 +85,7 @@ class RunSums:
         if sum(map(len, self.rows)) > 2 * OVERALL_CAP:
             self.rows = [merged(self.rows, OVERALL_CAP)]
 
-    def _prompts(self, known: Prompts, closed: Closed) -> Arrays:
+    def _prompts(self, known: Prompts, closed: ClosedFamily) -> Arrays:
         """The counts of clusters, each prompt counted once."""
         found: dict[str, list[NDArray[Any]]] = {"clusters": [], "empty_cluster": []}
         for cell in range(len(closed.totals["tokens"])):
@@ -96,7 +96,7 @@ class RunSums:
         return {name: np.stack(values) for name, values in found.items()}
 
 
-class Closing:
+class FamilyCloser:
     """Turns raw sums of groups into closed ones, many at once: factors are the group's, whatever part is closed."""
 
     def __init__(self, family: Family, layouts: Layouts, groups: Sequence[ClusterTable]) -> None:
@@ -106,7 +106,7 @@ class Closing:
         if rule is not None and rule.normalize != "none":
             self._factors = self._scopes.factors(rule, layouts.totals.arrays(_stacked([t.sums for t in groups])))
 
-    def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> Closed:
+    def close(self, cells: Sequence[FamilySums], groups: Ints, *, keep: bool) -> ClosedFamily:
         """The sums of parts of groups [G], normalized, and their clusters counted.
 
         Unless cells are to `keep` their rows, which may be wide, those are normalized where they stand.
@@ -131,7 +131,7 @@ class Closing:
         totals["clusters"] = np.bincount(cell_of, counted, count).reshape(totals["tokens"].shape)
         totals["empty_cluster"] = _summed(emptied.astype(np.float64), cell_of, count)
         largest = {name: _largest(values, of, count) for name, values in maxima.items()}
-        return Closed(totals, largest, rows, cell_of, counted, emptied)
+        return ClosedFamily(totals, largest, rows, cell_of, counted, emptied)
 
     def _factors_of(self, groups: Ints, tables: Sequence[ClusterTable]) -> Float64s | None:
         """What the weights of each row are divided by [R, weights, 1, ...]; None where it is nothing."""

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Float64s, TokenBatch
 from mismatchctl.correction import Selection
 from mismatchctl.correction.apply import Weights, measure
-from mismatchctl.measure import Plan
+from mismatchctl.measure import MeasurePlan
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import Corrected, Side
 from mismatchctl.measure.grid.block import BlockColumns
 from mismatchctl.measure.grid.family import Family, WeightLadder
 from mismatchctl.measure.grid.ladders import truncated
-from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
+from mismatchctl.measure.grid.parts import Arrays, BlockParts, as_slice
 from mismatchctl.measure.grid.thresholds import BoundedSums, token_table, token_weights
 from mismatchctl.measure.losses import TokenLoss, token_loss
 from mismatchctl.ratios import LOG_RATIO_BOUND, Ratios
@@ -32,9 +32,9 @@ def block_columns(
     family: Family,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
-    parts: Parts,
+    parts: BlockParts,
     plain: TokenLoss | None,
-    base: Plan,
+    base: MeasurePlan,
 ) -> BlockColumns:
     """The columns of a block.
 
@@ -69,7 +69,7 @@ def _applied(
     family: Family,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
-    parts: Parts,
+    parts: BlockParts,
     plain: TokenLoss | None,
     losses: bool,
 ) -> BlockColumns:
@@ -98,9 +98,9 @@ class _Binned:
         family: Family,
         ratios: Mapping[str, Ratios],
         batch: TokenBatch,
-        parts: Parts,
+        parts: BlockParts,
         plain: TokenLoss | None,
-        base: Plan,
+        base: MeasurePlan,
     ) -> None:
         self.family, self.ratios, self.batch, self.parts = family, ratios, batch, parts
         self.losses, self.kernel = base.losses, base.kernel
@@ -233,7 +233,7 @@ class _Binned:
     def _truncated(self, weights: Weights, ladder: WeightLadder) -> Arrays:
         """One weight per token of which nothing varies but the upper bound, and no gate on tokens."""
         number, places, ratios = len(self.segments), as_slice(ladder.places), weights.ratios
-        found = truncated(weights, ladder, None, self.segments, Parts(np.arange(number), number), self.kernel)
+        found = truncated(weights, ladder, None, self.segments, BlockParts(np.arange(number), number), self.kernel)
         low = self.family.bounds.watched.stops.any()
         self._note_extremes(weights)
         return {

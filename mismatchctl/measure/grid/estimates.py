@@ -41,7 +41,7 @@ class Asked(Mapping[str, Any]):
         return len(self.totals)
 
 
-class _Perturbed(Asked):
+class _PerturbedColumns(Asked):
     """Columns of which one moves along the imaginary axis."""
 
     def __init__(self, totals: Arrays, moved: str = "") -> None:
@@ -78,11 +78,11 @@ def errors(
     with np.errstate(all="ignore"):
         for metric in metrics:
             assert metric.formula is not None
-            reader = _Perturbed(totals)
+            reader = _PerturbedColumns(totals)
             metric.formula(reader)
             moved: Any = 0.0
             for name in reader.asked:
-                slope = np.imag(metric.formula(_Perturbed(totals, name))) / STEP
+                slope = np.imag(metric.formula(_PerturbedColumns(totals, name))) / STEP
                 moved = moved + rows[name] * slope
             error = np.sqrt((moved**2).sum(axis=0) * clusters / (clusters - 1))
             found[metric.key] = np.broadcast_to(error, grid).ravel()

@@ -13,7 +13,7 @@ import numpy as np
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.losses import OF_SEQUENCES, loss_numbers
-from mismatchctl.measure.columns import Along, Column, columns_of
+from mismatchctl.measure.columns import Along, SumColumn, columns_of
 from mismatchctl.measure.facts import Corrected
 from mismatchctl.measure.grid.thresholds import Thresholds, WeightBounds
 from mismatchctl.measure.kernels.kernel import Rungs
@@ -105,7 +105,7 @@ class Family:
         """Variants of the weight, then of each gate in `order`."""
         return (len(self.weights), *(len(self.gates[gate]) for gate in self.order))
 
-    def columns(self, *, losses: bool) -> tuple[Column[Corrected], ...]:
+    def columns(self, *, losses: bool) -> tuple[SumColumn[Corrected], ...]:
         """Its columns; those of other aggregations of a loss are no column of a sweep."""
         return tuple(column for column in columns_of(self.correction, losses=losses) if column.name not in _AGGREGATED)
 

@@ -21,7 +21,7 @@ from mismatchctl.correction.gates import judge
 from mismatchctl.measure.columns import correction_columns
 from mismatchctl.measure.facts import kept_k3
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
-from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
+from mismatchctl.measure.grid.parts import Arrays, BlockParts, as_slice
 from mismatchctl.measure.grid.thresholds import bounded_weights, token_weights
 from mismatchctl.measure.kernels.kernel import CLIMBED, CLIMBED_BY_ALL, TRUNCATED, Kernel
 from mismatchctl.ratios import Ratios
@@ -40,8 +40,8 @@ class LadderColumns:
         maxima: the largest of each part [parts, ...].
     """
 
-    parts: Parts
-    clusters: Parts
+    parts: BlockParts
+    clusters: BlockParts
     fixed: Arrays
     moved: Arrays
     summed: Arrays
@@ -49,11 +49,11 @@ class LadderColumns:
 
     def totals(self) -> Arrays:
         """As of BlockColumns."""
-        within = Parts(self.parts.of[self.clusters.order[self.clusters.firsts]], self.parts.count)
+        within = BlockParts(self.parts.of[self.clusters.order[self.clusters.firsts]], self.parts.count)
         sums = {name: self.parts.sum(values) for name, values in self.fixed.items()}
         return sums | self.summed | {name: within.sum(values) for name, values in self.moved.items()}
 
-    def by(self, names: Iterable[str], parts: Parts) -> Arrays:
+    def by(self, names: Iterable[str], parts: BlockParts) -> Arrays:
         """As of BlockColumns; the parts are its clusters."""
         known = self.summed | self.moved
         return {name: known[name] if name in known else parts.sum(self.fixed[name]) for name in names}
@@ -64,8 +64,8 @@ def ladder_columns(
     ladder: Ladder | WeightLadder,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
-    parts: Parts,
-    clusters: Parts,
+    parts: BlockParts,
+    clusters: BlockParts,
     kernel: Kernel,
 ) -> LadderColumns:
     """The columns of a block of a family whose points are rungs of a ladder."""
@@ -110,7 +110,7 @@ def _left_by(gates: Iterable[Gate], ratios: Mapping[str, Ratios], batch: TokenBa
 
 
 def truncated(
-    weights: Weights, ladder: WeightLadder, kept: Bools | None, segments: Segments, parts: Parts, kernel: Kernel
+    weights: Weights, ladder: WeightLadder, kept: Bools | None, segments: Segments, parts: BlockParts, kernel: Kernel
 ) -> Arrays:
     """What upper bounds of token weights move, by rung [parts, rungs], where gates leave `kept`; None: all."""
     within, floor = (parts.of, parts.count), (ladder.low, 0.0 if ladder.zeroes else ladder.low)
@@ -125,8 +125,8 @@ def _climbed(
     ladder: Ladder,
     ratios: Mapping[str, Ratios],
     batch: TokenBatch,
-    parts: Parts,
-    clusters: Parts,
+    parts: BlockParts,
+    clusters: BlockParts,
     kernel: Kernel,
 ) -> tuple[Arrays, Arrays]:
     """What bounds of a gate move, by rung: of clusters [clusters, rungs], and of parts [parts, rungs]."""

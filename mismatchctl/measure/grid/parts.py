@@ -18,7 +18,7 @@ _WIDE = 64
 
 
 @dataclass(frozen=True)
-class Parts:
+class BlockParts:
     """Parts of a block: micro-batches of its cells, or clusters.
 
     Attributes:
@@ -30,7 +30,7 @@ class Parts:
     count: int
 
     @classmethod
-    def among(cls, rows: Ints) -> tuple[Parts, Ints]:
+    def among(cls, rows: Ints) -> tuple[BlockParts, Ints]:
         """Those of sequences that belong to some rows of a table [S], and the row of each [count]."""
         if (rows == rows[0]).all():
             return cls(np.zeros(len(rows), np.int64), 1), rows[:1]

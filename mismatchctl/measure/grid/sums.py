@@ -11,13 +11,13 @@ from itertools import chain, pairwise
 import numpy as np
 
 from mismatchctl.batch import Float64s, Ints, TokenBatch
-from mismatchctl.measure import Plan
+from mismatchctl.measure import MeasurePlan
 from mismatchctl.measure.grid.block import BlockColumns
 from mismatchctl.measure.grid.columns import block_columns
 from mismatchctl.measure.grid.estimates import asked_by
 from mismatchctl.measure.grid.family import Family, Ladder, WeightLadder
 from mismatchctl.measure.grid.ladders import LadderColumns, ladder_columns
-from mismatchctl.measure.grid.parts import Arrays, Parts, as_slice
+from mismatchctl.measure.grid.parts import Arrays, BlockParts, as_slice
 from mismatchctl.measure.hashes import cluster_hashes, step_hashes
 from mismatchctl.measure.losses import PLAIN_LOSS, TokenLoss, plain_loss_columns, token_loss
 from mismatchctl.measure.metrics import Metric
@@ -49,7 +49,7 @@ RUNGS = 4
 Columns = BlockColumns | LadderColumns
 
 
-class Layout:
+class GridLayout:
     """How arrays along a grid lie side by side in the columns of a table."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -72,7 +72,7 @@ class SweepPlan:
         sought: those of which nothing is wanted but one metric over each run; their weights are not normalized.
     """
 
-    base: Plan
+    base: MeasurePlan
     families: tuple[Family, ...]
     sought: tuple[tuple[Family, Metric], ...] = ()
 
@@ -107,9 +107,9 @@ class SweepPlan:
 class Layouts:
     """How the sums of a family lie in tables: all its columns, the largest, and those that are kept by cluster."""
 
-    totals: Layout
-    maxima: Layout
-    rows: Layout
+    totals: GridLayout
+    maxima: GridLayout
+    rows: GridLayout
 
     @classmethod
     def of(cls, family: Family, losses: bool, by_cluster: Iterable[str]) -> Layouts:
@@ -118,7 +118,7 @@ class Layouts:
         for column in family.columns(losses=losses):
             shapes.setdefault(column.merge, {})[column.name] = family.shape(column.along)
         rows = {name: shapes["sum"][name] for name in dict.fromkeys((*SHARED, *by_cluster))}
-        return cls(Layout(shapes["sum"]), Layout(shapes["largest"]), Layout(rows))
+        return cls(GridLayout(shapes["sum"]), GridLayout(shapes["largest"]), GridLayout(rows))
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ def _reduce(batch: TokenBatch, cells: Ints, count: int, plan: SweepPlan) -> list
         (_Table(of_all, layouts.totals, layouts.maxima), _Table(of_clusters, layouts.rows)) for layouts in plan.layouts
     ]
     for start, block in _blocks(batch, plan.families, plan):
-        parts, rows = Parts.among(of_all.rows[start : start + len(block.batch)])
-        clusters, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
+        parts, rows = BlockParts.among(of_all.rows[start : start + len(block.batch)])
+        clusters, of = BlockParts.among(of_clusters.rows[start : start + len(block.batch)])
         for family, layouts, (totals, by_cluster) in zip(plan.families, plan.layouts, tables, strict=True):
             made = _columns(plan, family, block, parts, clusters)
             totals.add(rows, made.totals(), made.maxima)
@@ -230,7 +230,7 @@ def _seek(batch: TokenBatch, plan: SweepPlan) -> list[FamilySums]:
     of_clusters = RowsOfBatch(none, clusters, none.astype(np.uint64), OVERALL_CAP)
     tables = [_Table(of_clusters, layouts.rows) for layouts in plan.sought_layouts]
     for start, block in _blocks(batch, [family for family, _ in plan.sought], plan):
-        clusters_of, of = Parts.among(of_clusters.rows[start : start + len(block.batch)])
+        clusters_of, of = BlockParts.among(of_clusters.rows[start : start + len(block.batch)])
         for (family, _), layouts, table in zip(plan.sought, plan.sought_layouts, tables, strict=True):
             made = _columns(plan, family, block, clusters_of, clusters_of)
             table.add(of, made.by(layouts.rows.shapes, clusters_of))
@@ -247,7 +247,7 @@ def _whole(rows: ClusterTable) -> ClusterTable:
 class _Table:
     """Sums of a family by rows of a batch, added to block by block."""
 
-    def __init__(self, rows: RowsOfBatch, layout: Layout, maxima: Layout | None = None) -> None:
+    def __init__(self, rows: RowsOfBatch, layout: GridLayout, maxima: GridLayout | None = None) -> None:
         self._rows, self._layout, self._largest = rows, layout, maxima
         self._sums = np.zeros((len(rows), layout.width))
         self._maxima = np.full((len(rows), 0 if maxima is None else maxima.width), -np.inf)
@@ -283,7 +283,7 @@ def _blocks(batch: TokenBatch, families: Iterable[Family], plan: SweepPlan) -> I
         yield start, _Block(block, ratios_of(block, plan.base), plain)
 
 
-def _columns(plan: SweepPlan, family: Family, block: _Block, parts: Parts, clusters: Parts) -> Columns:
+def _columns(plan: SweepPlan, family: Family, block: _Block, parts: BlockParts, clusters: BlockParts) -> Columns:
     ladder, batch = plan.ladder(family), block.batch
     if ladder is None:
         made: Columns = block_columns(family, block.ratios, batch, parts, block.plain, plan.base)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mismatchctl.batch import Bools, Float64s, Ints, Segments
 from mismatchctl.correction import Gate, Weight
 from mismatchctl.correction.apply import Weights, gate_bounds
-from mismatchctl.measure.grid.parts import Parts, as_slice
+from mismatchctl.measure.grid.parts import BlockParts, as_slice
 from mismatchctl.ratios import LOG_RATIO_BOUND
 
 _SAMPLE = 64
@@ -170,7 +170,7 @@ class WeightBounds:
         self.zeroes = np.array([rule.zero is not None for rule in rules])
         self.low, self.high = np.where(self.zeroes, 0.0, bounds[:, 0]), np.where(self.zeroes, 0.0, bounds[:, 1])
 
-    def maxima(self, weights: Weights, segments: Segments, parts: Parts) -> dict[str, Float64s]:
+    def maxima(self, weights: Weights, segments: Segments, parts: BlockParts) -> dict[str, Float64s]:
         """The largest weight of each part, and of its negative, before the bounds [parts, 1] and after [parts, W]."""
         ratios = weights.ratios
         ends = -parts.largest(-ratios.lowest), parts.largest(ratios.highest)

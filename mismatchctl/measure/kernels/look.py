@@ -21,7 +21,7 @@ _COLUMNS = "train_log_probs", "rollout_log_probs"
 
 
 @dataclass(frozen=True)
-class Look:
+class RowScan:
     """What one loop over some rows found.
 
     Attributes:
@@ -44,9 +44,9 @@ class Look:
         found: Ints = self.sums[3].astype(np.int64)
         return found
 
-    def of(self, chosen: Ints | slice) -> Look:
+    def of(self, chosen: Ints | slice) -> RowScan:
         """That of some of the rows, whose extents are no wider."""
-        return Look(self.extents, self.sums[:, chosen])
+        return RowScan(self.extents, self.sums[:, chosen])
 
 
 def can_look() -> bool:
@@ -54,7 +54,7 @@ def can_look() -> bool:
     return "mismatchctl.measure.kernels.compiled" in sys.modules
 
 
-def look_at(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> Look:
+def look_at(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> RowScan:
     """Look at log-probs [T] of the trainer and the rollout, masked tokens included."""
     kind: np.dtype[Any] = np.result_type(policy, reference, np.float32)
     columns = tuple(np.ascontiguousarray(values, kind) for values in (policy, reference))
@@ -67,7 +67,7 @@ def look_at(policy: Floats, reference: Floats, valid: Bools, offsets: Ints) -> L
         np.ascontiguousarray(valid, np.bool_).view(np.uint8), offsets, CAP, reach, highest, sums,
     )  # fmt: skip
     extents = {name: _extent(reach[side], highest[side]) for side, name in enumerate(_COLUMNS)}
-    return Look(extents, sums.T)
+    return RowScan(extents, sums.T)
 
 
 def _extent(reach: NDArray[Any], highest: np.signedinteger[Any]) -> Extent:

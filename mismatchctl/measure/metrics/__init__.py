@@ -1,7 +1,7 @@
 """Metrics: one registry of definitions, and their evaluation on closed sums."""
 
 from mismatchctl.measure.metrics.corrections import correction_metrics
-from mismatchctl.measure.metrics.evaluate import Estimates, Evaluator, Row, other_metrics, pair_metrics
+from mismatchctl.measure.metrics.evaluate import EstimateRow, Estimates, Evaluator, other_metrics, pair_metrics
 from mismatchctl.measure.metrics.metric import Estimate, Metric
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
 from mismatchctl.measure.metrics.quantity import Measure, Quantity
@@ -12,12 +12,12 @@ MISMATCH_METRICS: tuple[Metric, ...] = (*BASE, *PAIR, RATIO_Z)
 __all__ = [
     "MISMATCH_METRICS",
     "Estimate",
+    "EstimateRow",
     "Estimates",
     "Evaluator",
     "Measure",
     "Metric",
     "Quantity",
-    "Row",
     "correction_metrics",
     "other_metrics",
     "pair_metrics",

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mismatchctl.batch import Float64s
-from mismatchctl.measure import MISMATCH, PAIRS, Pair, Plan
-from mismatchctl.measure.close import Closed, closed_axis
+from mismatchctl.measure import MISMATCH, PAIRS, MeasurePlan, Pair
+from mismatchctl.measure.close import ClosedSums, closed_axis
 from mismatchctl.measure.metrics.corrections import correction_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS
 from mismatchctl.measure.metrics.histograms import NO_QUANTILE, Quantile, quantiles_of
@@ -18,7 +18,7 @@ from mismatchctl.measure.metrics.intervals import intervals
 from mismatchctl.measure.metrics.metric import Estimate, Metric, Tails, status_of
 from mismatchctl.measure.metrics.mismatch import BASE, PAIR, RATIO_Z
 from mismatchctl.measure.metrics.split import SPLITS
-from mismatchctl.measure.table import Axis, Of
+from mismatchctl.measure.table import Of, TableAxis
 
 Estimates = dict[str, Estimate]
 STEP = 1e-100  # of the complex-step derivative: exact where it vanishes beside every total, x^2 of 1e-15 included
@@ -43,7 +43,7 @@ EVERYTHING = Kept()
 
 
 @dataclass(frozen=True)
-class Section:
+class MetricSection:
     """Metrics of one pair of policies, or of one correction by its number; some without errors and intervals."""
 
     metrics: tuple[Metric, ...]
@@ -74,14 +74,14 @@ def other_metrics() -> tuple[Metric, ...]:
 
 
 @dataclass(frozen=True)
-class Row:
+class EstimateRow:
     """Estimates of all metrics in some cells, and of each correction in order."""
 
     metrics: Estimates
     corrections: list[Estimates]
 
     @classmethod
-    def joined(cls, parts: Sequence[Row]) -> Row:
+    def joined(cls, parts: Sequence[EstimateRow]) -> EstimateRow:
         """The cells of all parts, one after the other."""
         return cls(
             _joined([part.metrics for part in parts]),
@@ -96,25 +96,25 @@ def _joined(parts: Sequence[Estimates]) -> Estimates:
 class Evaluator:
     """Evaluates every metric of a plan on closed cells: each formula once for all of them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MeasurePlan) -> None:
         self.plan = plan
         self.columns = closed_axis(plan)
 
-    def sections(self, kept: Kept) -> Iterator[Section]:
+    def sections(self, kept: Kept) -> Iterator[MetricSection]:
         """What is evaluated."""
         facets = (metric for facet in self.plan.facets for metric in FACET_METRICS[facet.name])
         own = (*BASE, *PAIR, *(metric for metric in facets if metric.key not in kept.without))
-        yield Section(own, MISMATCH, kept.unsure)
+        yield MetricSection(own, MISMATCH, kept.unsure)
         for pair in self.plan.pairs[1:]:
             own = (*(metric for metric in PAIR if pair.key(metric.key) not in kept.without), *SPLITS.get(pair.name, ()))
             unsure = (metric.key for metric in own if kept.unsure & {metric.key, pair.key(metric.key)})
-            yield Section(own, pair.name, frozenset(unsure))
+            yield MetricSection(own, pair.name, frozenset(unsure))
         for index, correction in enumerate(self.plan.corrections):
             own = tuple(correction_metrics(correction, self.plan.losses))
             unsure = (metric.key for metric in own if kept.sure is not None and metric.key not in kept.sure)
-            yield Section(own, index, frozenset(unsure))
+            yield MetricSection(own, index, frozenset(unsure))
 
-    def evaluate(self, cells: Closed, kept: Kept = EVERYTHING) -> Row:
+    def evaluate(self, cells: ClosedSums, kept: Kept = EVERYTHING) -> EstimateRow:
         """Estimates of all metrics that are kept, and of each correction in order."""
         totals = np.add.reduceat(cells.sums, cells.starts, axis=0)
         largest = np.maximum.reduceat(cells.maxima, cells.starts, axis=0)
@@ -132,9 +132,9 @@ class Evaluator:
                 undefined = np.full(len(cells), np.nan)
                 estimates["normalization_factor"] = Estimate(undefined, known.undefined, np.zeros(len(cells), np.bool_))
             corrections.append(estimates)
-        return Row(metrics, corrections)
+        return EstimateRow(metrics, corrections)
 
-    def _section(self, section: Section, cells: Closed, totals: Float64s, largest: Float64s) -> Estimates:
+    def _section(self, section: MetricSection, cells: ClosedSums, totals: Float64s, largest: Float64s) -> Estimates:
         maxima = {name: largest[:, position] for name, position in self.plan.maxima.own(section.of).items()}
         reader = _Reader(totals, self.columns, section.of)
         smooth = [metric for metric in section.metrics if metric.formula is not None or metric.extreme is not None]
@@ -160,8 +160,8 @@ class Evaluator:
     def _by_cell(
         self,
         metrics: Sequence[Metric],
-        section: Section,
-        cells: Closed,
+        section: MetricSection,
+        cells: ClosedSums,
         reader: _Reader,
         maxima: Mapping[str, Float64s],
         cell: int,
@@ -188,7 +188,7 @@ class Evaluator:
 class _Reader:
     """Totals [..., K] by name, as a pair or correction has them; notes what was asked for."""
 
-    def __init__(self, totals: Float64s, axis: Axis, of: Of) -> None:
+    def __init__(self, totals: Float64s, axis: TableAxis, of: Of) -> None:
         self.totals, self.axis, self.of = totals, axis, of
         self.asked: dict[int, int] = {}
 
@@ -201,7 +201,7 @@ class _Reader:
         return self.totals[..., position]
 
 
-class _Perturbed:
+class _PerturbedTotals:
     """Totals as complex arrays [A, G]: row i has the i-th of the asked columns moved along the imaginary axis."""
 
     def __init__(self, reader: _Reader) -> None:
@@ -226,7 +226,7 @@ class _Error(NamedTuple):
 
 
 def _errors(
-    metrics: Sequence[Metric], reader: _Reader, cells: Closed, values: Mapping[str, Float64s]
+    metrics: Sequence[Metric], reader: _Reader, cells: ClosedSums, values: Mapping[str, Float64s]
 ) -> dict[str, _Error]:
     """By the delta method, from the scatter of clusters about the total; NaN where unknown."""
     of_row = np.repeat(np.arange(len(cells)), cells.sizes)
@@ -238,7 +238,7 @@ def _errors(
         assert metric.formula is not None
         reader.asked = {}
         metric.formula(reader)
-        gradient = np.imag(metric.formula(_Perturbed(reader))) / STEP
+        gradient = np.imag(metric.formula(_PerturbedTotals(reader))) / STEP
         influence = np.zeros(len(of_row))
         slopes = np.broadcast_to(gradient, (len(reader.asked), len(cells)))
         for slope, position in zip(slopes, reader.asked, strict=True):

@@ -21,7 +21,7 @@ _ERROR = 0.1  # squared relative error of a mean square of weights, were they lo
 
 
 @dataclass(frozen=True)
-class Scale:
+class IntervalScale:
     """Where an interval is symmetric.
 
     Attributes:
@@ -51,17 +51,17 @@ def _from_odds(place: Any) -> Any:
     return 1 / (1 + np.exp(-place))
 
 
-LINEAR = Scale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
-LOG = Scale(np.log, lambda v: 1 / v, np.exp)
+LINEAR = IntervalScale(lambda v: v, lambda v: np.ones_like(v), lambda y: y)
+LOG = IntervalScale(np.log, lambda v: 1 / v, np.exp)
 """Of positive means."""
-ODDS = Scale(_odds, _odds_slope, _from_odds)
+ODDS = IntervalScale(_odds, _odds_slope, _from_odds)
 """Of shares."""
-ESS = Scale(_odds, _odds_slope, _from_odds, ess=lambda v: v, covers=0.7)
-CHI2 = Scale(np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7)
+ESS = IntervalScale(_odds, _odds_slope, _from_odds, ess=lambda v: v, covers=0.7)
+CHI2 = IntervalScale(np.log1p, lambda v: 1 / (1 + v), np.expm1, ess=lambda v: 1 / (1 + np.maximum(v, 0)), covers=0.7)
 
 
 def intervals(
-    scale: Scale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
+    scale: IntervalScale, value: Float64s, se: Float64s, effective: Float64s, clusters: Float64s
 ) -> tuple[Float64s, Float64s]:
     """The 90 % intervals [G, 2] of values with their standard errors [G], and what those of a heavy tail cover [G].
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.measure import PairSums
-from mismatchctl.measure.metrics.intervals import LINEAR, ODDS, Scale
+from mismatchctl.measure.metrics.intervals import LINEAR, ODDS, IntervalScale
 from mismatchctl.measure.metrics.quantity import Measure
 
 Number = Any
@@ -137,10 +137,10 @@ class Metric:
     tail: Callable[[Totals, Tails], float] | None = None
     better: Literal["low", "high", "one", ""] = "low"
     measure: Measure | None = None
-    own_scale: Scale | None = None
+    own_scale: IntervalScale | None = None
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> IntervalScale:
         """Where its interval is symmetric."""
         return self.own_scale or (ODDS if self.unit == "fraction" else LINEAR)
 

@@ -15,7 +15,7 @@ from mismatchctl.render.figures.distributions import MOST_SIDES
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import log_ticks, power
 from mismatchctl.render.figures.series import SURE, floats
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described
 from mismatchctl.render.text import short
@@ -26,7 +26,7 @@ _MATTERS = 0.0005
 
 
 @dataclass(frozen=True)
-class Quantity:
+class BreakdownStyle:
     """How a breakdown is drawn: its axis, what a bin is called, the words under it."""
 
     subject: str
@@ -36,24 +36,24 @@ class Quantity:
 
 
 QUANTITIES = {
-    "position": Quantity(
+    "position": BreakdownStyle(
         "K3 by position", "position in the response (tokens)", "position",
         "Flat for noise; rising where an error accumulates (a cache, a context that went apart).",
     ),
-    "surprisal": Quantity(
+    "surprisal": BreakdownStyle(
         "K3 by probability", "rollout probability of the token", "probability",
         "Noise in logits shows at rare tokens; a raised right end means that sure tokens disagree.",
     ),
-    "length": Quantity(
+    "length": BreakdownStyle(
         "K3 by response length", "length of the response (tokens)", "length",
         "Whether long responses are worse per token than short ones.",
     ),
 }  # fmt: skip
 
 
-def quantity_of(name: str) -> Quantity:
+def quantity_of(name: str) -> BreakdownStyle:
     """How a breakdown of this name is drawn."""
-    return QUANTITIES.get(name) or Quantity(f"K3 by {name}", name, name)
+    return QUANTITIES.get(name) or BreakdownStyle(f"K3 by {name}", name, name)
 
 
 def breakdown_figure(breakdown: Breakdown, name: str) -> Figure | None:
@@ -101,11 +101,11 @@ def _figure(sides: Mapping[str, Breakdown], name: str) -> Figure | None:
         "± 2 standard errors over clusters.".strip(),
         described("mean K3 (nats/token)", names, alike, words.bin),
         _data(sides) if several else _own_data(sides[first], words),
-        paint, Layout(below=legend_height(len(sides)) if several else 0.0),
+        paint, FigureLayout(below=legend_height(len(sides)) if several else 0.0),
     )  # fmt: skip
 
 
-def _message(breakdown: Breakdown, k3: Float64s, words: Quantity, side: str) -> str:
+def _message(breakdown: Breakdown, k3: Float64s, words: BreakdownStyle, side: str) -> str:
     """Where K3 is largest, and how it compares with all tokens."""
     tokens = np.array(breakdown.tokens, np.float64)
     counted = np.where(_matters(breakdown) & np.isfinite(k3), k3, -1.0)
@@ -155,7 +155,7 @@ def _limits(sides: Mapping[str, Breakdown], values: Mapping[str, Float64s]) -> t
     return float(shown.min()) / 2, max(top, float(shown.max())) * 1.5
 
 
-def _own_data(breakdown: Breakdown, words: Quantity) -> Data:
+def _own_data(breakdown: Breakdown, words: BreakdownStyle) -> Data:
     rows = [
         (bin_text(breakdown, index), breakdown.tokens[index], breakdown.k3[index], breakdown.k3_se[index])
         for index in range(len(breakdown.low))

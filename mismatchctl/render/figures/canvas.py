@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from mismatchctl.batch import Float64s
 from mismatchctl.render.figures.scales import Text, Ticks, log_ticks, plain, power, round_ticks
-from mismatchctl.render.figures.shapes import WIDTH, Areas, Axis, Drawing, Layout, Line, Words
+from mismatchctl.render.figures.shapes import WIDTH, Areas, Drawing, FigureAxis, FigureLayout, LineShape, Words
 from mismatchctl.render.figures.theme import DASHES, GRID, MARKS, MUTED, SERIES
 
 LEGEND_ROW = 17.0
@@ -29,11 +29,11 @@ _POINTS = 40
 class Canvas:
     """Takes down what a figure consists of, as `drawing`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: FigureLayout) -> None:
         self.layout = layout
         self.drawing = Drawing(layout)
 
-    def axis(self, which: str) -> Axis:
+    def axis(self, which: str) -> FigureAxis:
         """The axis `x` or `y`."""
         return self.drawing.x if which == "x" else self.drawing.y
 
@@ -78,7 +78,7 @@ class Canvas:
 
     def line(self, x: Any, y: Any, **style: Any) -> None:
         """A line, or marks."""
-        self.drawing.shapes.append(Line(x, y, **style))
+        self.drawing.shapes.append(LineShape(x, y, **style))
 
     def series(self, index: int, x: Any, y: Any, *, marked: bool = True, **style: Any) -> None:
         """One line of several: its colour, dash and mark are those of its number."""

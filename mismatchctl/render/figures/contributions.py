@@ -13,7 +13,7 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas, area_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.series import SURE, floats
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, label, short
 
@@ -59,7 +59,7 @@ def contributions_figure(decomposition: Decomposition, name: str) -> Figure | No
               f"{names[largest]}: {moved} nats/token."),
         Data((_axis(decomposition), "level (nats/token)", "mix (nats/token)", "standard error of both"),
              tuple((text, part.level, part.mix, part.se) for text, part in zip(names, parts, strict=True))),
-        paint, Layout(below=LEGEND_ROW),
+        paint, FigureLayout(below=LEGEND_ROW),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import LEGEND_ROW, Canvas
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent, plain, round_ticks
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import MUTED, SERIES
 from mismatchctl.render.figures.words import described
 
@@ -24,7 +24,7 @@ _MOST_ROUND = 4.0  # logarithmic axes that span less have round numbers for tick
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One line over an axis; NaN where undefined, `errors` None where unknown."""
 
     name: str
@@ -43,7 +43,7 @@ class Marker:
 
 
 @dataclass(frozen=True)
-class Axis:
+class CurveAxis:
     """What lies along a figure's side: the places in rising order and their name."""
 
     name: str
@@ -71,8 +71,8 @@ class Curves:
 
     subject: str
     unit: str
-    axis: Axis
-    lines: tuple[Line, ...]
+    axis: CurveAxis
+    lines: tuple[Curve, ...]
     caption: str
     share: bool = False
     reference: bool = False
@@ -84,7 +84,7 @@ def curves_figure(curves: Curves, name: str) -> Figure | None:
     if not any(np.isfinite(line.values).any() for line in curves.lines):
         return None
     axis, several = curves.axis, len(curves.lines) > 1
-    layout = Layout(below=LEGEND_ROW if several else 0)
+    layout = FigureLayout(below=LEGEND_ROW if several else 0)
 
     def paint(canvas: Canvas) -> None:
         _across(canvas, axis)
@@ -145,7 +145,7 @@ def _data(curves: Curves) -> Data:
     return Data.of(heads, *columns)
 
 
-def _across(canvas: Canvas, axis: Axis) -> None:
+def _across(canvas: Canvas, axis: CurveAxis) -> None:
     low, high = axis.ends
     if not axis.log:
         canvas.linear("x", low, high)
@@ -171,7 +171,7 @@ def _upwards(canvas: Canvas, curves: Curves) -> tuple[float, float]:
     return bottom, top
 
 
-def _mark(canvas: Canvas, marker: Marker, axis: Axis, bottom: float, top: float) -> None:
+def _mark(canvas: Canvas, marker: Marker, axis: CurveAxis, bottom: float, top: float) -> None:
     """A solved threshold with its interval, as far as the axis reaches."""
     first, last = float(axis.values[0]), float(axis.values[-1])
     low, high = marker.interval or (marker.value, marker.value)

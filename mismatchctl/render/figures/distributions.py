@@ -13,7 +13,7 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import Canvas, legend_height, line_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import power, signed_ticks
-from mismatchctl.render.figures.shapes import HEIGHT, WIDTH, Layout
+from mismatchctl.render.figures.shapes import HEIGHT, WIDTH, FigureLayout
 from mismatchctl.render.figures.theme import INK, MUTED, RAMP, SERIES
 from mismatchctl.render.text import clean, short
 from mismatchctl.result import Distribution, Joint
@@ -94,7 +94,7 @@ def distributions_figure(sides: Mapping[str, Distribution], name: str) -> Figure
               f"{number(float(cells[-1]))} nats."),
         Data.of(("log ratio from (nats)", "to (nats)", *(f"{side} (tokens)" for side in shown)),
                 cells[:-1], cells[1:], *joined),
-        paint, Layout(below=legend_height(max(len(shown), 2))),
+        paint, FigureLayout(below=legend_height(max(len(shown), 2))),
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def joint_figure(joint: Joint, name: str) -> Figure | None:
         return None
     counts, x, y = np.array(joint.tokens, np.float64), np.array(joint.x), np.array(joint.y)
     level = np.minimum((np.log(counts) / np.log(max(counts.max(), 2) + 1) * len(RAMP)).astype(int), len(RAMP) - 1)
-    layout = Layout(height=HEIGHT + 30, below=_KEY)
+    layout = FigureLayout(height=HEIGHT + 30, below=_KEY)
 
     def paint(canvas: Canvas) -> None:
         canvas.polygons(_hexagons(x, y, joint.width), [RAMP[index] for index in level])

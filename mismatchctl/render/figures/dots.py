@@ -13,7 +13,7 @@ from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas
 from mismatchctl.render.figures.figure import Cell, Data, Figure
 from mismatchctl.render.figures.scales import percent, plain
 from mismatchctl.render.figures.series import SURE
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import SERIES, SURFACE
 from mismatchctl.render.text import clean, short
 from mismatchctl.result import Value
@@ -101,7 +101,7 @@ def dots_figure(dots: Dots, corrections: Mapping[str, Mapping[str, Value]], name
     names = [short(correction, _NAME_LENGTH) for correction in rows]
     two = len(dots.keys) > 1
     height = 70 + _ROW * len(rows) + (LEGEND_ROW if two else 0)
-    layout = Layout(height, left=12 + LETTER * max(map(len, names)), below=LEGEND_ROW if two else 0)
+    layout = FigureLayout(height, left=12 + LETTER * max(map(len, names)), below=LEGEND_ROW if two else 0)
 
     def paint(canvas: Canvas) -> None:
         canvas.ticks("y", range(len(rows)), lambda place: names[int(place)], (len(rows) - 0.4, -0.6))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mismatchctl.escape import csv as safe_cell
 from mismatchctl.marks import TOOL
 from mismatchctl.render.figures.canvas import Canvas
-from mismatchctl.render.figures.shapes import WIDTH, Drawing, Layout
+from mismatchctl.render.figures.shapes import WIDTH, Drawing, FigureLayout
 from mismatchctl.render.figures.svg import elements
 from mismatchctl.render.figures.theme import file_css
 
@@ -79,7 +79,7 @@ class Figure:
     alt: str
     data: Data
     paint: Callable[[Canvas], None]
-    layout: Layout = field(default_factory=Layout)
+    layout: FigureLayout = field(default_factory=FigureLayout)
     steps: tuple[float, float] | None = None
 
     @cached_property

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Float64s
-from mismatchctl.predict.prediction import Check
+from mismatchctl.predict.prediction import BackTest
 from mismatchctl.render.figures.canvas import Canvas
 from mismatchctl.render.figures.curves import REACH
 from mismatchctl.render.figures.figure import Data, Figure
@@ -114,7 +114,7 @@ def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return across > -2 and min(one[3], other[3]) - max(one[1], other[1]) > -1
 
 
-def checks_figure(checks: Sequence[Check], name: str) -> Figure | None:
+def checks_figure(checks: Sequence[BackTest], name: str) -> Figure | None:
     """Rejection predicted for long responses against what they show; None without a check."""
     if not checks:
         return None

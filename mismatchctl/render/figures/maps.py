@@ -14,7 +14,7 @@ from mismatchctl.numbers import number
 from mismatchctl.render.figures.canvas import LEGEND_ROW, LETTER, Canvas, area_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import INK, RAMP, SHADES, SURFACE
 
 MOST_NUMBERED = (9, 14)
@@ -43,7 +43,7 @@ def map_figure(shown: Map, name: str) -> Figure | None:
     low, high = float(known.min()), float(known.max())
     levels = np.round((values - low) / ((high - low) or 1.0) * (len(SHADES) - 1))
     numbered = values.shape[1] <= MOST_NUMBERED[0] and values.shape[0] <= MOST_NUMBERED[1]
-    layout = Layout(height=250, below=LEGEND_ROW, left=24 + LETTER * max(map(len, shown.up[1])))
+    layout = FigureLayout(height=250, below=LEGEND_ROW, left=24 + LETTER * max(map(len, shown.up[1])))
     contours = [] if numbered else [
         (level, dash) for level, dash in _CONTOURS if low < level < high and min(values.shape) > 1
     ]  # fmt: skip

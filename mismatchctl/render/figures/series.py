@@ -15,16 +15,16 @@ SURE = 2.0
 
 
 @dataclass(frozen=True)
-class Column:
+class DenseSeries:
     """A series spread out over its groups: NaN where undefined or unknown."""
 
     values: Float64s
     low: Float64s
     high: Float64s
 
-    def about(self, centre: float) -> Column:
+    def about(self, centre: float) -> DenseSeries:
         """The same, less `centre`."""
-        return Column(self.values - centre, self.low - centre, self.high - centre)
+        return DenseSeries(self.values - centre, self.low - centre, self.high - centre)
 
     @property
     def known(self) -> bool:
@@ -37,7 +37,7 @@ class Column:
         return bool((self.high > self.low).any())
 
 
-def column(series: Mapping[str, Series], key: str, count: int) -> Column:
+def column(series: Mapping[str, Series], key: str, count: int) -> DenseSeries:
     """A metric over `count` groups with its band: the interval where there is one, else twice the error."""
     chosen = series.get(key) or Series(value=[None] * count)
     values, errors = floats(chosen.value), np.nan_to_num(floats(chosen.se or [None] * count))
@@ -45,7 +45,7 @@ def column(series: Mapping[str, Series], key: str, count: int) -> Column:
     for index, interval in enumerate(chosen.interval or ()):
         if interval is not None:
             low[index], high[index] = interval
-    return Column(values, low, high)
+    return DenseSeries(values, low, high)
 
 
 def floats(values: Sequence[float | None]) -> Float64s:

@@ -28,7 +28,7 @@ Space = Literal["data", "across", "up", "axes", "figure"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FigureLayout:
     """How high a figure is and what its axes leave free at the left and below, in points beside the usual."""
 
     height: float = HEIGHT
@@ -43,7 +43,7 @@ class Layout:
 
 
 @dataclass
-class Axis:
+class FigureAxis:
     """One axis: its ends, how it is scaled, its ticks with their texts; `linear_to` is where symlog bends."""
 
     limits: tuple[float, float] = (0.0, 1.0)
@@ -73,7 +73,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Line:
+class LineShape:
     """A line, marks at its points, or both; NaN interrupts it.
 
     Attributes:
@@ -130,16 +130,16 @@ class Words:
     order: float = 3.0
 
 
-Shape = Line | Areas | Words
+Shape = LineShape | Areas | Words
 
 
 @dataclass
 class Drawing:
     """All of one figure: its axes, and what is painted in and beside them."""
 
-    layout: Layout
-    x: Axis = field(default_factory=Axis)
-    y: Axis = field(default_factory=Axis)
+    layout: FigureLayout
+    x: FigureAxis = field(default_factory=FigureAxis)
+    y: FigureAxis = field(default_factory=FigureAxis)
     shapes: list[Shape] = field(default_factory=list)
 
     def frame(self) -> list[Shape]:
@@ -153,4 +153,4 @@ class Drawing:
             for at, text in self.y.inside
         ]
         edges = ([0, 0], [0, 1]), ([0, 1], [0, 0])
-        return [*words, *(Line(x, y, MUTED, width=0.8, space="axes", order=2.5, clip=False) for x, y in edges)]
+        return [*words, *(LineShape(x, y, MUTED, width=0.8, space="axes", order=2.5, clip=False) for x, y in edges)]

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import escape
 
 from mismatchctl.batch import Float64s
-from mismatchctl.render.figures.shapes import WIDTH, Areas, Drawing, Line, Shape, Space, Words
+from mismatchctl.render.figures.shapes import WIDTH, Areas, Drawing, LineShape, Shape, Space, Words
 from mismatchctl.render.figures.theme import DASHES, name_of
 
 _ANCHORS = {"left": "", "center": ' text-anchor="middle"', "right": ' text-anchor="end"'}
@@ -46,7 +46,7 @@ class _Pen:
         left, top, right, bottom = (0, 0, WIDTH, drawing.layout.height) if space == "figure" else drawing.layout.box
         return np.stack([left + across * (right - left), bottom - up * (bottom - top)], axis=-1)
 
-    def _line(self, line: Line) -> str:
+    def _line(self, line: LineShape) -> str:
         points, said = self._places(line.x, line.y, line.space), ""
         if line.dash:
             box = np.array(self._drawing.layout.box) + _BEYOND if line.clip and line.space != "figure" else None

@@ -14,8 +14,8 @@ from mismatchctl.batch import Float64s
 from mismatchctl.render.figures.canvas import Canvas, legend_height, line_key, rule_key
 from mismatchctl.render.figures.figure import Data, Figure
 from mismatchctl.render.figures.scales import percent, plain, power, round_ticks
-from mismatchctl.render.figures.series import Column, column
-from mismatchctl.render.figures.shapes import Layout
+from mismatchctl.render.figures.series import DenseSeries, column
+from mismatchctl.render.figures.shapes import FigureLayout
 from mismatchctl.render.figures.theme import SERIES
 from mismatchctl.render.figures.words import described, extremes, outside
 from mismatchctl.render.text import label, short
@@ -29,7 +29,7 @@ _TICK = 46.0
 
 
 @dataclass(frozen=True)
-class Line:
+class TrendLine:
     """One line of a figure: the metric's key, its name in the legend, the key of its limit if it has one."""
 
     key: str
@@ -44,45 +44,50 @@ class Chart:
     key: str
     subject: str
     axis: str
-    lines: tuple[Line, ...]
+    lines: tuple[TrendLine, ...]
     scale: str = "log"
     about: float = 0.0
     caption: str = ""
 
 
 CHARTS = (
-    Chart("k3", "K3 over the steps", "K3 (nats/token)", (Line("k3", "K3"),), caption="The headline of the mismatch."),
+    Chart(
+        "k3", "K3 over the steps", "K3 (nats/token)", (TrendLine("k3", "K3"),),
+        caption="The headline of the mismatch.",
+    ),
     Chart(
         "abs", "Size of the log-prob difference", "|log-prob difference| (nats)",
-        (Line("abs_diff_mean", "mean"), Line("abs_diff_p99", "p99"), Line("abs_diff_max", "largest")),
+        (TrendLine("abs_diff_mean", "mean"), TrendLine("abs_diff_p99", "p99"), TrendLine("abs_diff_max", "largest")),
         caption="If only the largest rises, a few tokens are wrong; if the mean rises, all of them drift.",
     ),
     Chart(
-        "ratio", "Mean ratio", "mean ratio − 1", (Line("ratio_mean", "mean ratio"),), "linear", 1.0,
+        "ratio", "Mean ratio", "mean ratio − 1", (TrendLine("ratio_mean", "mean ratio"),), "linear", 1.0,
         "Must stay at 0 within its error if the recorded log-probs are those that sampled.",
     ),
     Chart(
-        "chi2", "Chi-square", "chi-square", (Line("chi2_token", "tokens"), Line("chi2_sequence", "sequences")),
+        "chi2", "Chi-square", "chi-square",
+        (TrendLine("chi2_token", "tokens"), TrendLine("chi2_sequence", "sequences")),
         caption="What importance sampling pays in variance, by token and by whole sequence.",
     ),
     Chart(
         "ess", "Effective sample size of the raw ratios", "share left, in effect",
-        (Line("ess_token", "tokens"), Line("ess_sequence", "sequences")), "share",
+        (TrendLine("ess_token", "tokens"), TrendLine("ess_sequence", "sequences")), "share",
         caption="What is left of the data when raw ratios weigh it; sequences collapse first.",
     ),
     Chart(
-        "ppl", "Perplexity of both sides", "perplexity", (Line("train_ppl", "trainer"), Line("rollout_ppl", "rollout")),
+        "ppl", "Perplexity of both sides", "perplexity",
+        (TrendLine("train_ppl", "trainer"), TrendLine("rollout_ppl", "rollout")),
         caption="How sure each side is of what was sampled; apart, one of them has another distribution.",
     ),
     Chart(
-        "entropy", "Entropy", "entropy (nats)", (Line("entropy_mean", "entropy"),), "linear",
+        "entropy", "Entropy", "entropy (nats)", (TrendLine("entropy_mean", "entropy"),), "linear",
         caption="Of the trainer's distribution, as recorded; a policy that collapses loses it.",
     ),
     Chart(
         "khat", "Pareto k-hat", "k-hat",
         (
-            Line("khat_token", "tokens", "khat_token_limit"),
-            Line("khat_sequence", "sequences", "khat_sequence_limit"),
+            TrendLine("khat_token", "tokens", "khat_token_limit"),
+            TrendLine("khat_sequence", "sequences", "khat_sequence_limit"),
         ),
         "linear",
         caption="Above its limit, dotted in its colour, the mean of a ratio cannot be trusted at this sample size.",
@@ -93,11 +98,11 @@ CHARTS = (
 DRIFT_CHARTS = (
     Chart(
         "drift-k3", "K3 of both drifts", "K3 (nats/token)",
-        (Line("k3", "rollout to train"), Line("drift_k3", "train to current")),
+        (TrendLine("k3", "rollout to train"), TrendLine("drift_k3", "train to current")),
         caption="How far the policy has moved since the trainer's recomputation, beside the mismatch.",
     ),
     Chart(
-        "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio − 1", (Line("ois", "ois"),),
+        "drift-ois", "Mean ratio of the current policy to the trainer's", "mean ratio − 1", (TrendLine("ois", "ois"),),
         "linear", 1.0, "0 before the first update; PPO's clipping acts on this ratio.",
     ),
 )  # fmt: skip
@@ -180,12 +185,12 @@ def trend_figure(chart: Chart, groups: Groups, name: str, message: str = "") -> 
         alt=described(chart.axis, steps.names, {name: found.values for name, found in known.items()}),
         data=_data(steps, known, chart.axis),
         paint=paint,
-        layout=Layout(below=legend_height(len(columns) + bool(limits), 3)),
+        layout=FigureLayout(below=legend_height(len(columns) + bool(limits), 3)),
         steps=steps.limits,
     )
 
 
-def _message(chart: Chart, shown: Mapping[str, Column], limits: Mapping[str, Column], steps: Steps) -> str:
+def _message(chart: Chart, shown: Mapping[str, DenseSeries], limits: Mapping[str, DenseSeries], steps: Steps) -> str:
     """What the values say by themselves, without a model of them."""
     if chart.about:
         (found,) = shown.values()
@@ -210,7 +215,7 @@ _UNDER = {
 }  # fmt: skip
 
 
-def _data(steps: Steps, shown: Mapping[str, Column], axis: str) -> Data:
+def _data(steps: Steps, shown: Mapping[str, DenseSeries], axis: str) -> Data:
     """A row per step: each line, and its band where it has one."""
     heads, columns = ["step"], []
     for name, found in shown.items():
@@ -222,7 +227,7 @@ def _data(steps: Steps, shown: Mapping[str, Column], axis: str) -> Data:
     return Data.of(heads, steps.cells, *columns)
 
 
-def _vertical(canvas: Canvas, chart: Chart, columns: Sequence[Column]) -> tuple[float, float]:
+def _vertical(canvas: Canvas, chart: Chart, columns: Sequence[DenseSeries]) -> tuple[float, float]:
     """Set the vertical axis to hold all values, and bands as far as that is sensible; gives its limits."""
     values = np.concatenate([found.values for found in columns])
     values = values[np.isfinite(values)]
@@ -241,7 +246,7 @@ def _vertical(canvas: Canvas, chart: Chart, columns: Sequence[Column]) -> tuple[
     return limits
 
 
-def _padded(columns: Sequence[Column], values: Float64s, with_zero: bool) -> tuple[float, float]:
+def _padded(columns: Sequence[DenseSeries], values: Float64s, with_zero: bool) -> tuple[float, float]:
     span = float(np.ptp(values)) or abs(float(values[0])) * 0.1 or 1e-6
     low = max(float(np.nanmin([np.nanmin(found.low) for found in columns])), float(values.min()) - 2 * span)
     high = min(float(np.nanmax([np.nanmax(found.high) for found in columns])), float(values.max()) + 2 * span)
@@ -288,7 +293,8 @@ def correction_trend(taken: Taken, groups: Groups, name: str) -> Figure | None:
     heads = ["step", *(f"{correction} ({taken.axis})" for correction in columns)]
     return Figure(
         name, said, taken.subject, taken.caption, described(taken.axis, steps.names, values),
-        Data.of(heads, steps.cells, *values.values()), paint, Layout(height=236 + below, below=below), steps.limits,
+        Data.of(heads, steps.cells, *values.values()), paint,
+        FigureLayout(height=236 + below, below=below), steps.limits,
     )  # fmt: skip
 
 
@@ -323,7 +329,7 @@ def runs_figure(runs: Mapping[str, Groups], name: str) -> Figure | None:
         name, extremes(f"K3 of {short(worst, 40)}", values[worst], names), "K3 of all runs",
         f"The same axis for every run.{_BAND}", described("K3 (nats/token)", names, values),
         Data.of(["step", *(f"{run} (nats/token)" for run in values)], everywhere, *values.values()),
-        paint, Layout(height=250 + below, below=below),
+        paint, FigureLayout(height=250 + below, below=below),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from mismatchctl.render.figures.shapes import LINEAR_SHARE, WIDTH, Areas, Drawing, Line, Shape
+from mismatchctl.render.figures.shapes import LINEAR_SHARE, WIDTH, Areas, Drawing, LineShape, Shape
 from mismatchctl.render.figures.theme import DASHES, INK, MUTED, SURFACE
 
 
@@ -67,7 +67,7 @@ def _add(figure: Any, axes: Any, shape: Shape) -> None:
         "data": axes.transData, "across": axes.get_xaxis_transform(), "up": axes.get_yaxis_transform(),
         "axes": axes.transAxes, "figure": figure.transFigure,
     }[shape.space]  # fmt: skip
-    if isinstance(shape, Line):
+    if isinstance(shape, LineShape):
         dashes = DASHES.get(shape.dash)
         holder.add_artist(
             Line2D(

@@ -14,7 +14,6 @@ from mismatchctl.render.document import (
     USUAL,
     WHOLE,
     Answers,
-    Cell,
     Columns,
     Document,
     Figures,
@@ -24,6 +23,7 @@ from mismatchctl.render.document import (
     Note,
     Section,
     Table,
+    TableCell,
     Tile,
     Tiles,
 )
@@ -243,8 +243,8 @@ def overview(result: Result, registry: Registry) -> Section:
     k3 = {name: run.overall.metrics.get("k3", NOT_RECORDED) for name, run in result.runs.items()}
     place = {name: f"run-{index}" for index, name in enumerate(result.runs)}
 
-    def cell(key: str) -> Callable[[tuple[str, RunResult]], Cell]:
-        def made(item: tuple[str, RunResult]) -> Cell:
+    def cell(key: str) -> Callable[[tuple[str, RunResult]], TableCell]:
+        def made(item: tuple[str, RunResult]) -> TableCell:
             value = item[1].overall.metrics.get(key, NOT_RECORDED)
             kind = "alarm" if judgement(key, value, item[1])[1] else "number"
             return replace(measured(value, registry.metric(key).unit, errors=False), kind=kind)
@@ -252,13 +252,13 @@ def overview(result: Result, registry: Registry) -> Section:
         return made
 
     columns: Columns[tuple[str, RunResult]] = (
-        ("run", lambda item: Cell(clean(item[0]), kind="name", anchor=place[item[0]])),
+        ("run", lambda item: TableCell(clean(item[0]), kind="name", anchor=place[item[0]])),
         *registry.columns({"k3": 0}, lambda item: item[1].overall.metrics),
         (Head("K3 from 1e-8 to 1", numeric=False, drop=6, short="K3\nusual for"), lambda item: replace(
             measured(k3[item[0]], ""), text=_range(k3[item[0]].value), kind="scale", place=k3[item[0]].value, brief="",
             reason="")),
         (Head("K3 over the steps", numeric=False, drop=4 if steps else None, short="K3 over\nsteps"),
-         lambda item: Cell("", kind="line", line=tuple(item[1].groups.series("k3").value))),
+         lambda item: TableCell("", kind="line", line=tuple(item[1].groups.series("k3").value))),
         (Head("trend of K3", numeric=False, drop=5 if steps else None, short="change"),
          lambda item: words(story_of(item[1]).growth.brief)),
         *((registry.head(key, drop=SIDE_BY_SIDE[key]), cell(key)) for key in chosen),

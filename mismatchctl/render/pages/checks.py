@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatchctl.doctor import Check, Dependency, Machine
+from mismatchctl.doctor import Dependency, Machine, SelfTestCheck
 from mismatchctl.dumps.check import FileCheck
-from mismatchctl.frameworks.lint import LEVELS, Finding
+from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.numbers import bytes_size, counted, label
 from mismatchctl.render.document import USUAL, Card, Document, Facts, Headline, Note, Section, under
 
@@ -82,7 +82,7 @@ def _faults(check: FileCheck) -> Iterable[tuple[str, str]]:
 _COUNTED = {"error": "error{s}", "warning": "warning{s}", "advice": "piece{s} of advice", "info": "note{s}"}
 
 
-def traps(findings: Sequence[Finding], title: str) -> Document:
+def traps(findings: Sequence[LintMessage], title: str) -> Document:
     """Each trap of a configuration with its level, its place, what comes of it, and what to write instead."""
     counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     said = [f"{count} {_COUNTED[level].format(s='s' * (count != 1))}" for level, count in counts.items() if count]
@@ -90,7 +90,7 @@ def traps(findings: Sequence[Finding], title: str) -> Document:
     return made.add(Section("", "traps").add(*map(_trap, findings)))
 
 
-def _trap(finding: Finding) -> Card:
+def _trap(finding: LintMessage) -> Card:
     lines: list[_Line] = [(name, getattr(finding, name), 0) for name in ("consequence", "fix", "source")]
     lines += [("on the dumps", finding.change, 0)] if finding.change else []
     return Card(finding.level, finding.level, finding.place or "the whole", lines=lines)
@@ -115,7 +115,7 @@ def examination(
     dependencies: Sequence[Dependency],
     settings: Sequence[Setting],
     unread: Sequence[str],
-    checks: Sequence[Check],
+    checks: Sequence[SelfTestCheck],
 ) -> Document:
     """The machine, what is installed on it, settings with their places, and the self-test."""
     packages = [(package.name, _version(package), package.fits) for package in dependencies]
@@ -154,7 +154,7 @@ def _version(package: Dependency) -> str:
     return f"{package.version or ('absent, optional' if package.optional else 'absent')}{wanted}"
 
 
-def _tested(checks: Sequence[Check]) -> Iterator[_Fact]:
+def _tested(checks: Sequence[SelfTestCheck]) -> Iterator[_Fact]:
     for part in dict.fromkeys(check.part for check in checks):
         own = [check for check in checks if check.part == part]
         wrong = [check for check in own if not check.passed]

@@ -27,7 +27,6 @@ from mismatchctl.render.document import (
     USUAL,
     WHOLE,
     Card,
-    Cell,
     Columns,
     Document,
     Figures,
@@ -37,6 +36,7 @@ from mismatchctl.render.document import (
     Note,
     Section,
     Table,
+    TableCell,
 )
 from mismatchctl.render.figures.theme import SHADES
 from mismatchctl.render.pages.run_tables import PLACE, token_columns
@@ -137,7 +137,7 @@ def _sides(comparison: Comparison, registry: Registry) -> Table:
     several = len(comparison.contrasts) > 1
     keys = {"tokens": 3, "sequences": None, "k3": 0, "abs_diff_mean": None, "abs_diff_max": None, "ess_sequence": None}
     columns: list[Any] = [
-        ("run", lambda row: Cell(clean(row[0].name), kind="name", anchor=row[1])),
+        ("run", lambda row: TableCell(clean(row[0].name), kind="name", anchor=row[1])),
         ("from", lambda row: words(row[0].source, "path")),
         ("what it is", lambda row: words(row[0].kind)),
         *registry.columns(keys, lambda row: row[0].metrics),
@@ -146,7 +146,7 @@ def _sides(comparison: Comparison, registry: Registry) -> Table:
         columns += [
             (Head("change", drop=0), lambda row: signed_percent(row[2].relative) if row[2] else DASH),
             (Head("interval", drop=1), lambda row: _ends(row[2].relative_interval, signed_percent) if row[2] else DASH),
-            (Head("verdict", numeric=False, drop=0), lambda row: Cell(verdict(row[2]) if row[2] else "reference")),
+            (Head("verdict", numeric=False, drop=0), lambda row: TableCell(verdict(row[2]) if row[2] else "reference")),
         ]
     links = ["", *(f"contrast-{index}" for index in range(len(comparison.contrasts)))]
     rows = zip(comparison.sides, links, [None, *map(k3_change, comparison.contrasts)], strict=True)
@@ -164,17 +164,17 @@ def _changes(
 ) -> Table:
     """One row per metric, linked to its meaning."""
 
-    def verdict_of(item: tuple[Metric, Change]) -> Cell:
+    def verdict_of(item: tuple[Metric, Change]) -> TableCell:
         word = verdict(item[1])
-        return Cell(word, kind="alarm" if word == "worse" else "number")
+        return TableCell(word, kind="alarm" if word == "worse" else "number")
 
     return Table.of(caption, [(registry.metric(key, scope), changes[key]) for key in keys], (
-        ("metric", lambda item: Cell(
+        ("metric", lambda item: TableCell(
             item[0].title, kind="name", anchor=f"{scope}-{item[0].key}", brief=item[0].key)),
         (Head("reference", drop=0), lambda item: measured(item[1].reference, item[0].unit)),
         (Head("other", drop=0), lambda item: measured(item[1].other, item[0].unit)),
         (Head("difference", drop=2), lambda item: _amount(item[1].difference, with_sign)),
-        (Head("interval", about="for this metric alone", drop=3), lambda item: Cell(
+        (Head("interval", about="for this metric alone", drop=3), lambda item: TableCell(
             _ends(item[1].interval, with_sign), "" if item[1].status == "ok" else item[1].status)),
         (Head("relative", drop=1), lambda item: _amount(item[1].relative, signed_percent)),
         (Head("p", about="two-sided, adjusted by Holm"), lambda item: _amount(item[1].p, number)),
@@ -206,7 +206,7 @@ def _first_parts(contrast: Contrast, reach: int) -> Section | None:
     return Section("", "first-parts", terminal=True).add(Table.of("", parts, _PARTS, title=title, reach=reach))
 
 
-def _of_change(item: tuple[Decomposition, Contribution]) -> Cell:
+def _of_change(item: tuple[Decomposition, Contribution]) -> TableCell:
     """The part's share of the whole change."""
     share = item[1].total / item[0].difference if item[0].difference else None
     return _amount(share, lambda share: DASH if share is None else f"{100 * share:.1f} %")
@@ -214,7 +214,7 @@ def _of_change(item: tuple[Decomposition, Contribution]) -> Cell:
 
 _PARTS: Columns[tuple[Decomposition, Contribution]] = (
     ("part", lambda item: words(part_name(*item), "name")),
-    (Head("contribution", "nats/token", drop=0), lambda item: Cell(
+    (Head("contribution", "nats/token", drop=0), lambda item: TableCell(
         estimate(item[1].total, item[1].se), order=f"{item[1].total:.6g}")),
     (Head("of the change", drop=1), _of_change),
     (Head("level", about="K3 there is larger or smaller", drop=4), lambda item: _amount(item[1].level, with_sign)),
@@ -234,8 +234,8 @@ def _parts(decomposition: Decomposition) -> Table:
     return Table.of(caption, items, _PARTS, sortable=True, folded=True, left_out=left_out)
 
 
-def _amount(value: float | None, text: Callable[[float | None], str]) -> Cell:
-    return Cell(text(value), order="" if value is None else f"{value:.6g}")
+def _amount(value: float | None, text: Callable[[float | None], str]) -> TableCell:
+    return TableCell(text(value), order="" if value is None else f"{value:.6g}")
 
 
 def _moved(paired: PairedTokens) -> Table | None:
@@ -271,14 +271,14 @@ def _matrix(matrix: Matrix) -> Iterator[Table]:
         yield Table.of(title, rows, columns, title=about, matrix=True, reach=BRIEF)
 
 
-def _heat(value: float | None, known: Sequence[float], unit: str) -> Cell:
+def _heat(value: float | None, known: Sequence[float], unit: str) -> TableCell:
     """A cell coloured by how bad it is among those known; no colour where all are alike."""
     if value is None:
-        return Cell("missing", kind="missing")
+        return TableCell("missing", kind="missing")
     low, high = (_scale(end, unit) for end in (min(known), max(known)))
     share = (_scale(value, unit) - low) / (high - low) if high > low else 0.0
     bad = 1 - share if unit == "fraction" else share
-    return Cell(number(value, unit), kind=f"heat{SHADES[round(bad * (len(SHADES) - 1))]}")
+    return TableCell(number(value, unit), kind=f"heat{SHADES[round(bad * (len(SHADES) - 1))]}")
 
 
 def _scale(value: float, unit: str) -> float:

@@ -10,7 +10,6 @@ from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
 from mismatchctl.numbers import DASH, counted
 from mismatchctl.render.document import (
     BRIEF,
-    Cell,
     Document,
     Facts,
     Figures,
@@ -21,6 +20,7 @@ from mismatchctl.render.document import (
     Part,
     Section,
     Table,
+    TableCell,
 )
 from mismatchctl.render.pages.findings import card, folder_of, sides_section
 from mismatchctl.result import Finding
@@ -75,7 +75,7 @@ def _overview(runs: Mapping[str, Sequence[Finding]]) -> Table:
         return text(item[1][0]) if item[1] else none
 
     return Table.of("First findings, run by run", runs.items(), (
-        ("run", lambda item: Cell(item[0], kind="name")),
+        ("run", lambda item: TableCell(item[0], kind="name")),
         (Head("first finding", numeric=False, drop=0, short="first finding"),
          lambda item: first(item, lambda one: one.title, "none")),
         (Head("confidence", drop=0), lambda item: first(item, lambda one: one.confidence)),

@@ -12,7 +12,7 @@ from mismatchctl.measure.metrics import Metric, pair_metrics
 from mismatchctl.measure.metrics.facets import FACET_METRICS, SECTIONS, kl_key
 from mismatchctl.measure.metrics.metric import AGGREGATIONS, SUFFIXES
 from mismatchctl.numbers import DASH, number
-from mismatchctl.render.document import USUAL, Cell, Columns, Head, Note, Part, Section, Table
+from mismatchctl.render.document import USUAL, Columns, Head, Note, Part, Section, Table, TableCell
 from mismatchctl.render.tables import Registry, amount, group_table, measured, words
 from mismatchctl.render.text import clean, label
 from mismatchctl.result import AgainstLog, AgainstMetrics, Provenance, RunResult, Value, WorstSequence, WorstToken
@@ -79,7 +79,7 @@ def _of(shown: int, known: int) -> str:
     return f" (of {known} in the JSON result)" if known > shown else ""
 
 
-def _id(value: str | int | float | bool | None) -> Cell:
+def _id(value: str | int | float | bool | None) -> TableCell:
     return words(DASH if value is None else label(value))
 
 
@@ -148,7 +148,7 @@ def metric_tables(run: RunResult, registry: Registry) -> list[Table]:
 def correction_metric_table(run: RunResult, registry: Registry) -> Table:
     """Every metric of every correction: one row per metric, one column per correction."""
     known = dict.fromkeys(key for values in run.overall.corrections.values() for key in values)
-    columns: list[Any] = [("metric", lambda one: Cell(one.title, kind="name", anchor=f"c-{one.key}"))]
+    columns: list[Any] = [("metric", lambda one: TableCell(one.title, kind="name", anchor=f"c-{one.key}"))]
     absent = Value(value=None, status="this correction has none")
     for name, values in run.overall.corrections.items():
         columns.append((Head(clean(name)), lambda one, own=values: measured(own.get(one.key, absent), one.unit)))
@@ -207,12 +207,12 @@ _QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def _metric_table(caption: str, keys: Sequence[str], run: RunResult, registry: Registry) -> Table:
-    def interval(metric: Metric) -> Cell:
+    def interval(metric: Metric) -> TableCell:
         ends = run.overall.metrics[metric.key].interval
-        return Cell(DASH if ends is None else " … ".join(number(end, metric.unit) for end in ends))
+        return TableCell(DASH if ends is None else " … ".join(number(end, metric.unit) for end in ends))
 
     return Table.of(f"{caption}: ± is one standard error over clusters.", [registry.metric(key) for key in keys], (
-        ("metric", lambda metric: Cell(metric.title, kind="name", anchor=f"m-{metric.key}")),
+        ("metric", lambda metric: TableCell(metric.title, kind="name", anchor=f"m-{metric.key}")),
         (Head("value"), lambda metric: measured(run.overall.metrics[metric.key], metric.unit)),
         (Head("90 % interval"), interval),
         ("unit", lambda metric: metric.unit),

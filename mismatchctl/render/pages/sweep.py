@@ -9,7 +9,6 @@ from mismatchctl.predict.prediction import Prediction
 from mismatchctl.render.document import (
     BRIEF,
     WHOLE,
-    Cell,
     Columns,
     Document,
     Explorer,
@@ -21,6 +20,7 @@ from mismatchctl.render.document import (
     Part,
     Section,
     Table,
+    TableCell,
 )
 from mismatchctl.render.pages.provenance import provenance
 from mismatchctl.render.pages.sweep_explorer import MOST_CONFIGS, MOST_POINTS, explorer_data
@@ -28,7 +28,7 @@ from mismatchctl.render.pages.sweep_study import Studied, study_section
 from mismatchctl.render.tables import SHORT, Registry, words
 from mismatchctl.render.text import clean, stems
 from mismatchctl.result.notes import left_out_notes
-from mismatchctl.sweep.model import Sweep, Target
+from mismatchctl.sweep.model import SolvedThreshold, Sweep
 from mismatchctl.sweep.words import (
     by_wish,
     check_sentence,
@@ -122,14 +122,14 @@ def _ahead(sweep: Sweep, index: int) -> Iterator[Section]:
     ).add(*_predicted(predictions), Later(checks) if predictions else None)  # fmt: skip
 
 
-def _targets(wish: str, targets: Iterable[Target]) -> Table:
+def _targets(wish: str, targets: Iterable[SolvedThreshold]) -> Table:
     """The thresholds that meet one wish."""
 
-    def reached(target: Target) -> Cell:
+    def reached(target: SolvedThreshold) -> TableCell:
         status = clean(target.status)
-        return Cell(number(target.reached, "fraction")) if status == "ok" else Cell(status, status)
+        return TableCell(number(target.reached, "fraction")) if status == "ok" else TableCell(status, status)
 
-    columns: Columns[Target] = (
+    columns: Columns[SolvedThreshold] = (
         ("rule", lambda target: words(target.rule, "name")),
         (Head("x", drop=0), lambda target: threshold(target.threshold)),
         (Head("90 % interval", numeric=False, drop=1), target_interval),
@@ -148,7 +148,7 @@ def _predicted(predictions: Mapping[str, Sequence[Prediction]]) -> Iterator[Part
     columns: Columns[tuple[str, Prediction]] = (
         ("point", lambda item: words(item[0], "name")),
         (Head("what", numeric=False, drop=0), lambda item: SHORT[item[1].quantity]),
-        (Head("predicted", drop=0), lambda item: Cell(
+        (Head("predicted", drop=0), lambda item: TableCell(
             number(item[1].value, "fraction"), "" if item[1].status == "ok" else clean(item[1].status))),
         (Head("90 % interval", numeric=False, drop=0), lambda item: interval(item[1])),
         (Head("status", numeric=False, drop=2), lambda item: _brief(item[1].status)),

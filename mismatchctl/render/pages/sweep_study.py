@@ -13,7 +13,7 @@ import numpy as np
 from mismatchctl.batch import Float64s
 from mismatchctl.correction import correction_from_mapping
 from mismatchctl.numbers import counted, number
-from mismatchctl.render.document import BRIEF, Cell, Facts, Figures, Head, Later, Note, Part, Section, Table
+from mismatchctl.render.document import BRIEF, Facts, Figures, Head, Later, Note, Part, Section, Table, TableCell
 from mismatchctl.render.tables import MOST_ROWS, SHORT, Registry, words
 from mismatchctl.render.text import clean, label, stems
 from mismatchctl.result import Value
@@ -148,7 +148,7 @@ def _drawn(own: Studied) -> Iterator[Part]:
             int(np.ravel_multi_index([*through[:place], index, *through[place + 1 :]], study.shape)) for index in order
         ]
         values = np.array([axis.values[index] for index in order], np.float64)
-        along = draw.Axis(clean(axis.path), values, axis.log)
+        along = draw.CurveAxis(clean(axis.path), values, axis.log)
         for kind, curves in _kinds(own, points, along, tuple(markers)).items():
             drawn = draw.curves_figure(curves, f"{own.stem}-{paths[place]}-{kind}")
             if drawn is not None:
@@ -161,13 +161,13 @@ def _drawn(own: Studied) -> Iterator[Part]:
 
 
 def _kinds(
-    own: Studied, points: Sequence[int], along: draw.Axis, markers: tuple[draw.Marker, ...]
+    own: Studied, points: Sequence[int], along: draw.CurveAxis, markers: tuple[draw.Marker, ...]
 ) -> dict[str, draw.Curves]:
     """What is drawn along an axis, by what it shows."""
-    from mismatchctl.render.figures.curves import Curves, Line
+    from mismatchctl.render.figures.curves import Curve, Curves
 
-    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Line:
-        return Line(name, own.floats(key)[points] - origin, own.floats(f"{key}_se")[points] if errors else None)
+    def line(name: str, key: str, origin: float = 0.0, *, errors: bool = True) -> Curve:
+        return Curve(name, own.floats(key)[points] - origin, own.floats(f"{key}_se")[points] if errors else None)
 
     rejected = (line("tokens", "rejected_tokens"), line("sequences", "rejected_sequences"))
     effective = (line("tokens", "ess_token"), line("sequences", "ess_sequence"))
@@ -280,8 +280,8 @@ def _points(own: Studied, rows: Sequence[Row], caption: str, registry: Registry)
     return table
 
 
-def _at(value: Any, kind: str) -> Cell:
-    return Cell(clean(threshold(value)), order=f"{value:.6g}" if isinstance(value, float) else "", kind=kind)
+def _at(value: Any, kind: str) -> TableCell:
+    return TableCell(clean(threshold(value)), order=f"{value:.6g}" if isinstance(value, float) else "", kind=kind)
 
 
 def _value(sweep: Sweep, row: Row, key: str) -> Value:

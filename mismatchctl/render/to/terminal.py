@@ -20,7 +20,6 @@ from mismatchctl.render.document import (
     WHOLE,
     Answers,
     Card,
-    Cell,
     Code,
     Document,
     Facts,
@@ -29,6 +28,7 @@ from mismatchctl.render.document import (
     Part,
     Section,
     Table,
+    TableCell,
     Tiles,
 )
 from mismatchctl.render.glyphs import Glyphs
@@ -41,7 +41,7 @@ NAME_LEAST, NAME_MOST = 24, 48
 
 
 @dataclass(frozen=True)
-class Column:
+class TerminalColumn:
     """A column: `drop` says how early it goes where there is no room (0 never); `brief` is shorter."""
 
     heading: str
@@ -51,7 +51,7 @@ class Column:
     brief: Sequence[str] = ()
 
 
-def print_grid(console: Console, names: Column, columns: Sequence[Column]) -> list[str]:
+def print_grid(console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]) -> list[str]:
     """Print a table with a column of names and columns of figures, no wider than the console.
 
     Returns:
@@ -80,7 +80,9 @@ def ruled_table(console: Console) -> Grid:
     return Grid(box=box, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
 
 
-def matrix(console: Console, names: Column, columns: Sequence[Column]) -> Iterator[Sequence[Column]]:
+def matrix(
+    console: Console, names: TerminalColumn, columns: Sequence[TerminalColumn]
+) -> Iterator[Sequence[TerminalColumn]]:
     """Columns of equal rank in as many tables as it takes to show them all."""
     room = console.width - min(max(map(cell_len, names.cells), default=0), NAME_LEAST)
     while columns:
@@ -99,7 +101,7 @@ def broken(name: str, length: int) -> str:
     return "\n".join(lines)
 
 
-def _fitting(columns: Sequence[Column], width: int) -> Sequence[Column]:
+def _fitting(columns: Sequence[TerminalColumn], width: int) -> Sequence[TerminalColumn]:
     """As many columns as there is room for, those that matter most first, in their order."""
     if _width(columns) <= width:
         return columns
@@ -111,7 +113,7 @@ def _fitting(columns: Sequence[Column], width: int) -> Sequence[Column]:
     return [column for column in columns if column in chosen]
 
 
-def _width(columns: Iterable[Column]) -> int:
+def _width(columns: Iterable[TerminalColumn]) -> int:
     """What the columns take up, each with the gap before it."""
     return sum(_GAP + max(map(cell_len, [*column.heading.split("\n"), *column.cells]), default=0) for column in columns)
 
@@ -218,15 +220,15 @@ class Terminal:
             rows.add_row(*(Text(self.glyphs.text(cell.text)) for cell in row))
         self.console.print(rows, "")
 
-    def _column(self, head: Head, cells: Sequence[Cell]) -> Column:
+    def _column(self, head: Head, cells: Sequence[TableCell]) -> TerminalColumn:
         text = self.glyphs.text
         heading = head.short or (broken(text(head.text), _BROKEN) if head.numeric else head.text)
-        return Column(
+        return TerminalColumn(
             "\n".join(map(text, heading.split("\n"))), [self._cell(cell, 16, cell.text) for cell in cells],
             head.numeric, head.drop or 0, [self._cell(cell, 8, cell.brief or cell.text) for cell in cells],
         )  # fmt: skip
 
-    def _cell(self, cell: Cell, width: int, text: str) -> str:
+    def _cell(self, cell: TableCell, width: int, text: str) -> str:
         return self.glyphs.sparkline(cell.line, width) if cell.line else self.glyphs.text(text)
 
     def _note(self, note: Note) -> None:
