@@ -37,12 +37,6 @@ class Measured:
     basis: str = "train/rollout"
 
 
-def _read(made: Any, like: Quantity | None = None, basis: str = "train/rollout") -> Measured:
-    """What a subject has a property `made` for, in the words of that."""
-    words = " ".join((made.__doc__ or "").split()).rstrip(".")
-    return Measured(words, lambda subject: getattr(subject, made.func.__name__), like, basis)
-
-
 @dataclass(frozen=True)
 class Logged:
     """One name that verl logs.
@@ -60,11 +54,14 @@ class Logged:
     reduction: str = "mean"
 
 
-_LOG_PPL_DIFF = _read(OffPolicy.log_ppl_diff, Quantity.LOG_PPL_DIFF)
+_LOG_PPL_DIFF = Measured(
+    "Log perplexity of the row under train minus under rollout", lambda s: s.log_ppl_diff, Quantity.LOG_PPL_DIFF
+)
 OFF_POLICY: tuple[Logged, ...] = (
     Logged("training_ppl", Measured(
         "Perplexity of the row under train", lambda s: exp(s.policy_log_ppl), Quantity.TRAIN_PPL), "rows"),
-    Logged("training_log_ppl", _read(OffPolicy.policy_log_ppl, Quantity.TRAIN_LOG_PPL), "rows"),
+    Logged("training_log_ppl", Measured(
+        "Minus the mean log-prob of the row under train", lambda s: s.policy_log_ppl, Quantity.TRAIN_LOG_PPL), "rows"),
     Logged("kl", Measured(
         "Log-prob of rollout minus train, per token: its mean estimates KL(rollout, train)",
         lambda s: -s.sample.log_ratio, Quantity.K1), "tokens"),
@@ -73,7 +70,9 @@ OFF_POLICY: tuple[Logged, ...] = (
         lambda s: exp(s.sample.log_ratio) - s.sample.log_ratio - 1, Quantity.K3), "tokens"),
     Logged("rollout_ppl", Measured(
         "Perplexity of the row under rollout", lambda s: exp(s.reference_log_ppl), Quantity.ROLLOUT_PPL), "rows"),
-    Logged("rollout_log_ppl", _read(OffPolicy.reference_log_ppl, Quantity.ROLLOUT_LOG_PPL), "rows"),
+    Logged("rollout_log_ppl", Measured(
+        "Minus the mean log-prob of the row under rollout", lambda s: s.reference_log_ppl, Quantity.ROLLOUT_LOG_PPL),
+        "rows"),
     Logged("log_ppl_diff", _LOG_PPL_DIFF, "rows"),
     Logged("log_ppl_abs_diff", Measured(
         "Distance of the row's two log perplexities", lambda s: np.abs(s.log_ppl_diff), Quantity.LOG_PPL_ABS_DIFF),
@@ -96,9 +95,12 @@ CHI2: tuple[Logged, ...] = (
 """Since #3984."""
 
 VETO: tuple[Logged, ...] = (
-    Logged("rollout_is_veto_fraction", _read(Vetoed.row_vetoed, Quantity.CATASTROPHIC), "rows"),
-    Logged("rollout_is_catastrophic_token_fraction", _read(Vetoed.catastrophic, Quantity.CATASTROPHIC), "tokens"),
-)
+    Logged("rollout_is_veto_fraction", Measured(
+        "Whether the row has such a token", lambda s: s.row_vetoed, Quantity.CATASTROPHIC), "rows"),
+    Logged("rollout_is_catastrophic_token_fraction", Measured(
+        "Whether the token's unclamped ratio lies below the veto threshold; never when the veto is off",
+        lambda s: s.catastrophic, Quantity.CATASTROPHIC), "tokens"),
+)  # fmt: skip
 """Until 2026; 0 when the veto is off."""
 
 
@@ -114,13 +116,18 @@ def _fractions(over: Over, prefix: str, sides: tuple[Measured, Measured]) -> tup
     return Logged(f"{prefix}_high", sides[0], over), Logged(f"{prefix}_low", sides[1], over)
 
 
-WEIGHT = _read(Weighted.weight, Quantity.WEIGHT, RAW_WEIGHTS)
+WEIGHT = Measured(
+    "Weight of the token: since 2026 after its bound, until then before",
+    lambda s: s.weight,
+    Quantity.WEIGHT,
+    RAW_WEIGHTS,
+)
 _CLAMPED = Measured(
     "Weight of the token, clamped into the thresholds: since 2026 at the upper one only",
     lambda s: np.clip(s.weight, 0 if s.measures_applied else s.lower, s.upper),
     Quantity.WEIGHT, "weights clamped into their thresholds",
 )  # fmt: skip
-_ROW_WEIGHT = _read(Weighted.row_weight, basis=RAW_WEIGHTS)
+_ROW_WEIGHT = _of_weights("Mean weight of the row's tokens, 0 without any", lambda s: s.row_weight)
 _WEIGHTS: tuple[Logged, ...] = (
     Logged("mean", WEIGHT, "tokens"),
     Logged("std", _CLAMPED, "tokens", "spread"),
@@ -138,8 +145,19 @@ _WEIGHTS: tuple[Logged, ...] = (
                     lambda s: s.sample.row_mean(s.raw) < s.lower),
     )),
 )  # fmt: skip
-HIGH = _read(Weighted.high, Quantity.ABOVE, RAW_WEIGHTS)
-_SIDES = HIGH, _read(Weighted.low, basis=RAW_WEIGHTS)
+HIGH = Measured(
+    "Whether the ratio is above the upper threshold; rows compare logarithms, the threshold's in float32",
+    lambda s: s.high,
+    Quantity.ABOVE,
+    RAW_WEIGHTS,
+)
+_SIDES = (
+    HIGH,
+    _of_weights(
+        "Whether the ratio is below the lower threshold; rows compare logarithms, the threshold's in float32",
+        lambda s: s.low,
+    ),
+)
 _SIDES_OF_TOKENS = (
     _of_weights("Whether the ratio of the token's row is above the upper threshold",
                 lambda s: s.sample.over_tokens(s.high, s.level)),
@@ -161,13 +179,23 @@ WEIGHTS: dict[str, tuple[Logged, ...]] = {
 WEIGHTS_2025_10 = WEIGHTS | {"geometric": (*_ROWS, *_fractions("tokens", "ratio_fraction", _SIDES_OF_TOKENS))}
 """#3915 weights the geometric fractions by tokens; #3984 counts rows."""
 
-ICEPOP: tuple[Logged, ...] = (Logged("oob_ratio", _read(Weighted.outside_raw, basis=RAW_WEIGHTS), "tokens"),)
+ICEPOP: tuple[Logged, ...] = (
+    Logged(
+        "oob_ratio",
+        _of_weights("Whether the token's ratio lies outside the thresholds", lambda s: s.outside_raw),
+        "tokens",
+    ),
+)
 
 _ROW_APPLIED = _of_weights(
     "Mean of the row's weights after their bound, 0 without tokens", lambda s: s.sample.row_mean(s.applied)
 )
 NORMALIZATION: dict[str, Logged] = {
-    "token": Logged("batch_norm_factor", _read(Weighted.applied, basis=RAW_WEIGHTS), "tokens"),
+    "token": Logged(
+        "batch_norm_factor",
+        _of_weights("Weight of the token after its bound", lambda s: s.applied),
+        "tokens",
+    ),
     "sequence": Logged("batch_norm_factor", _ROW_APPLIED, "filled"),
 }
 """By level: the mean that weights are divided by, before rejection."""
@@ -182,7 +210,8 @@ def _masked(token: Measured, row: Measured) -> tuple[Logged, ...]:
 
 _BY_RATIO = "rejection without the veto"
 REJECTED = _masked(
-    _read(Weighted.rejected, Quantity.REJECTED, _BY_RATIO),
+    Measured("Whether the clamped ratio of the token (or of its row) lies outside the thresholds, both inclusive",
+             lambda s: s.rejected, Quantity.REJECTED, _BY_RATIO),
     Measured("Whether any token of the row is rejected; a row without tokens goes by its ratio of 1",
              lambda s: s.sample.any_in_row(s.rejected) if s.level == "token" else s.rejected_at_level,
              Quantity.REJECTED, _BY_RATIO),
@@ -202,7 +231,10 @@ def _outside(what: str, of: Callable[[Estimated], Values]) -> tuple[Measured, Me
     return above, Measured(f"Whether {what} is below the lower bound; k2 and k3 have none", lambda s: of(s) < s.lower)
 
 
-_STATISTIC, _ROW_STATISTIC = _read(Estimated.statistic), _read(Estimated.row_statistic)
+_STATISTIC, _ROW_STATISTIC = (
+    Measured("The statistic at the option's level: a row's value stands for each of its tokens", lambda s: s.statistic),
+    Measured("The row's statistic: of a token option, the mean over its tokens", lambda s: s.row_statistic),
+)
 _TOKEN_SIDES = _outside("the token's statistic", lambda s: s.statistic)
 _ROW_SIDES = _outside("the row's statistic", lambda s: s.row_statistic)
 _ESTIMATES: tuple[Logged, ...] = (
