@@ -22,7 +22,7 @@ from mismatchctl.blas import one_thread
 from mismatchctl.compare import Comparison
 from mismatchctl.compare import compare as compare_paths
 from mismatchctl.correction import Correction, correction_from_mapping, corrections_from_file
-from mismatchctl.diagnose import Diagnosed
+from mismatchctl.diagnose import Diagnosis
 from mismatchctl.diagnose import diagnose as diagnose_paths
 from mismatchctl.errors import ConfigError, DataError, kind_of
 from mismatchctl.frameworks import preset, presets
@@ -109,7 +109,7 @@ def gate(
     return verdict.model_copy(update={"checks": [spoken(check, "reason", "says") for check in verdict.checks]})
 
 
-def diagnose(sources: Any, **options: Any) -> Diagnosed:
+def diagnose(sources: Any, **options: Any) -> Diagnosis:
     """The causes of a mismatch; sources as for `analyze`."""
     with _Sources() as opened:
         return diagnose_paths(opened.paths(sources), **checked(options))

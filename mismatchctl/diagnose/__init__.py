@@ -146,7 +146,7 @@ class _Gather:
 
 
 @dataclass(frozen=True)
-class Diagnosed(FindingsViews):
+class Diagnosis(FindingsViews):
     """What `diagnose` found: findings by run, strongest first, who is wrong where that shows, and what was left out."""
 
     runs: dict[str, list[Finding]]
@@ -177,7 +177,7 @@ def diagnose(
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
-) -> Diagnosed:
+) -> Diagnosis:
     """The causes of the mismatch of each run. Values that other verbs refuse are evidence here.
 
     Args:
@@ -215,7 +215,7 @@ def diagnose(
     if len(masked) == len(runs) and not any(runs.values()):
         raise problems.nothing_left() or DataError("no token is valid", file=dump.files[0].path, remedy=remedy)
     warnings = [*dump.warnings, *(f"{run}: no token is valid; {remedy}" for run in masked)]
-    return Diagnosed(runs, sides, noise, warnings, problems)
+    return Diagnosis(runs, sides, noise, warnings, problems)
 
 
 def _noise(evidence: Evidence) -> LogitNoise | None:
@@ -228,4 +228,4 @@ def _noise(evidence: Evidence) -> LogitNoise | None:
     return logit_noise(case.rollout[case.sound], case.train[case.sound])
 
 
-__all__ = ["COLUMNS", "Collector", "Diagnosed", "collector_for", "diagnose"]
+__all__ = ["COLUMNS", "Collector", "Diagnosis", "collector_for", "diagnose"]

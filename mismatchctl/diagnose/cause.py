@@ -19,7 +19,7 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Detection:
     """What a test found in a case.
 
     Attributes:
@@ -71,7 +71,7 @@ class Cause:
     id: str
     title: str
     shows: str
-    test: Callable[[Case], Diagnosis | None]
+    test: Callable[[Case], Detection | None]
     advice: str
     pointless: str = ""
     columns: tuple[str, ...] = ()

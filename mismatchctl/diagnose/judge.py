@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Diagnosis
+from mismatchctl.diagnose.cause import CONFIDENCES, Cause, Detection
 from mismatchctl.diagnose.causes import CAUSES
 from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
 from mismatchctl.diagnose.evidence import Evidence
@@ -25,7 +25,7 @@ class _Found:
     """A cause with what was found of it, in which case, and its part of the K3; None: another reading of it."""
 
     cause: Cause
-    diagnosis: Diagnosis
+    detection: Detection
     case: Case
     share_k3: float | None = None
 
@@ -37,7 +37,7 @@ def findings(evidence: Evidence, files: Sequence[str], growth: Growth | None = N
     with np.errstate(all="ignore"):
         found = _divided(_doubted(_searched(Case.of(evidence, evidence.sample.rows).relabelled(growth=growth))))
     ranked = sorted(
-        found, key=lambda row: (CONFIDENCES.index(row.diagnosis.confidence), -round(row.diagnosis.share, 2))
+        found, key=lambda row: (CONFIDENCES.index(row.detection.confidence), -round(row.detection.share, 2))
     )
     return [_finding(row, files) for row in ranked]
 
@@ -50,30 +50,30 @@ def _searched(case: Case) -> list[_Found]:
     tested: list[Cause] = []
     while waiting:
         cause = waiting.pop(0)
-        diagnosis = cause.test(case)
-        if diagnosis is None:
+        detection = cause.test(case)
+        if detection is None:
             tested.append(cause)
             continue
-        if cause.id == NOISE and any(row.diagnosis.confidence != "low" for row in found):
-            diagnosis = replace(diagnosis, confidence="low")  # it is what is left beside something else
+        if cause.id == NOISE and any(row.detection.confidence != "low" for row in found):
+            detection = replace(detection, confidence="low")  # it is what is left beside something else
         part = min(case.weight / whole, 1.0) if whole else 1.0
-        found.append(_Found(cause, replace(diagnosis, share=diagnosis.share * part), case))
-        rest = diagnosis.leaves or case
+        found.append(_Found(cause, replace(detection, share=detection.share * part), case))
+        rest = detection.leaves or case
         if _looks_different(rest, case):  # then ask those again that saw nothing
             waiting, tested = [*tested, *waiting], []
-        told = diagnosis.confidence != "low"
+        told = detection.confidence != "low"
         explained = (*case.explained, cause.id) if told else case.explained
-        case = rest.relabelled(explained=explained, filled=case.filled or (told and diagnosis.everywhere))
+        case = rest.relabelled(explained=explained, filled=case.filled or (told and detection.everywhere))
     return found
 
 
 def _doubted(found: list[_Found]) -> list[_Found]:
     """What takes out a part of the tokens is medium at most where the rest are unrelated columns: it may be chance."""
-    if not any(row.cause.id == REST and row.diagnosis.everywhere and related(row.case) < UNRELATED for row in found):
+    if not any(row.cause.id == REST and row.detection.everywhere and related(row.case) < UNRELATED for row in found):
         return found
     return [
-        replace(row, diagnosis=replace(row.diagnosis, confidence="medium"))
-        if row.diagnosis.confidence == "high" and row.diagnosis.leaves is not None and row.diagnosis.share < _PART
+        replace(row, detection=replace(row.detection, confidence="medium"))
+        if row.detection.confidence == "high" and row.detection.leaves is not None and row.detection.share < _PART
         else row
         for row in found
     ]
@@ -87,17 +87,17 @@ def _divided(found: list[_Found]) -> list[_Found]:
     rows: list[_Found] = []
     for row in found:
         explained = None
-        rest = row.diagnosis.leaves
-        if whole > 0 and row.diagnosis.k3 is not None:
-            explained = row.diagnosis.k3 * float(row.case.k3.sum()) / whole
-        elif whole > 0 and rest is not None and not row.diagnosis.everywhere:
+        rest = row.detection.leaves
+        if whole > 0 and row.detection.k3 is not None:
+            explained = row.detection.k3 * float(row.case.k3.sum()) / whole
+        elif whole > 0 and rest is not None and not row.detection.everywhere:
             explained = float(row.case.k3.sum() - rest.k3.sum()) / whole
         if explained is not None:
             explained = min(max(explained, 0.0), left / whole)
             left -= explained * whole
         rows.append(replace(row, share_k3=explained))
-    fillers = [row for row in rows if row.diagnosis.everywhere and row.diagnosis.confidence != "low"]
-    fillers += [row for row in rows if row.diagnosis.everywhere and row.cause.id == NOISE]
+    fillers = [row for row in rows if row.detection.everywhere and row.detection.confidence != "low"]
+    fillers += [row for row in rows if row.detection.everywhere and row.cause.id == NOISE]
     filler = fillers[0] if fillers else rows[-1]
     rest_k3 = left / whole if whole > 0 else 1.0
     return [replace(row, share_k3=(row.share_k3 or 0.0) + rest_k3) if row is filler else row for row in rows]
@@ -109,20 +109,20 @@ def _looks_different(rest: Case, case: Case) -> bool:
 
 
 def _finding(found: _Found, files: Sequence[str]) -> Finding:
-    cause, diagnosis = found.cause, found.diagnosis
+    cause, detection = found.cause, found.detection
     return Finding(
         cause=cause.id,
-        confidence=diagnosis.confidence,
+        confidence=detection.confidence,
         title=cause.title,
-        summary=_sentence(diagnosis.summary),
-        share=round(diagnosis.share, 4),
+        summary=_sentence(detection.summary),
+        share=round(detection.share, 4),
         share_k3=None if found.share_k3 is None else round(found.share_k3, 4),
-        evidence=list(diagnosis.evidence),
-        where={"tokens": "all"} if diagnosis.where is None and diagnosis.everywhere else dict(diagnosis.where or {}),
-        examples=list(_examples(diagnosis, found.case, files)),
+        evidence=list(detection.evidence),
+        where={"tokens": "all"} if detection.where is None and detection.everywhere else dict(detection.where or {}),
+        examples=list(_examples(detection, found.case, files)),
         advice=cause.advised,
         pointless=cause.pointless,
-        rivals=[Rival(cause=rival, tell=tell) for rival, tell in diagnosis.rivals.items()],
+        rivals=[Rival(cause=rival, tell=tell) for rival, tell in detection.rivals.items()],
     )
 
 
@@ -131,11 +131,11 @@ def _sentence(text: str) -> str:
     return f"{text if '_' in text.split(' ')[0] else text[:1].upper() + text[1:]}."
 
 
-def _examples(diagnosis: Diagnosis, case: Case, files: Sequence[str]) -> Iterator[Example]:
-    for file, row, position in diagnosis.places:
+def _examples(detection: Detection, case: Case, files: Sequence[str]) -> Iterator[Example]:
+    for file, row, position in detection.places:
         yield Example(file=files[file], row=row, position=position)
-    positions = diagnosis.positions
-    examples = loudest(case) if diagnosis.examples is None else diagnosis.examples
+    positions = detection.positions
+    examples = loudest(case) if detection.examples is None else detection.examples
     for number, sequence in enumerate(examples.tolist()):
         yield Example(
             file=files[int(case.rows.file[sequence])],

@@ -5,42 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, TypeAdapter
 
-from mismatchctl.diagnose import Diagnosed
+from mismatchctl.diagnose import Diagnosis
 from mismatchctl.frameworks.layers import LayerReport
 from mismatchctl.frameworks.layers.next import NextStep
 from mismatchctl.frameworks.layers.noise import LogitNoise
 from mismatchctl.result import Finding, Sides
 
+_FIELDS: dict[str, Any] = {
+    "findings": list[Finding],
+    "sides": dict[str, Sides],
+    "next": dict[str, list[NextStep]],
+    "layers": list[LayerReport],
+    "logit_noise": dict[str, LogitNoise],
+}
+_DESCRIPTION = """All findings, strongest first in each run. Each has a `run` if there are several runs.
 
-class RunFinding(Finding):
-    """A finding, with its run where there are several."""
-
-    run: str | None = None
-
-
-class SavedDiagnosis(BaseModel):
-    """All findings, strongest first in each run; what follows them is there where there is something to say.
-
-    `sides` says whose error it is, by run; `next` the steps from the dump to a comparison of layers, by run, where the
-    fault may be in one. With reports of such comparisons, `layers` is what they say, each with its own `next`, and
-    `logit_noise` what the log ratios of each run ask of the logits, to be held against them.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: int
-    tool: str
-    version: str
-    findings: list[RunFinding]
-    sides: dict[str, Sides] = {}
-    next: dict[str, list[NextStep]] = {}
-    layers: list[LayerReport] = []
-    logit_noise: dict[str, LogitNoise] = {}
+`sides` says whose error it is, by run. `next` are the steps from the dump to a comparison of layers, by run, if the
+fault may be in a layer. With reports of such comparisons, `layers` is what they say, each with its own `next`, and
+`logit_noise` is the noise on the logits that the log ratios of each run imply. Only `findings` is always present."""
 
 
-def as_json(found: Diagnosed, reports: Sequence[LayerReport]) -> dict[str, Any]:
+def as_json(found: Diagnosis, reports: Sequence[LayerReport]) -> dict[str, Any]:
     """What was found, as plain data; who wrote it is still to be added."""
     several = len(found.runs) > 1
     findings = [
@@ -63,6 +50,19 @@ def _plain(value: Any) -> Any:
 
 
 def diagnosis_schema() -> dict[str, Any]:
-    """The JSON Schema of it."""
-    schema = SavedDiagnosis.model_json_schema(mode="serialization")
-    return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    """Return the JSON Schema of a saved diagnosis."""
+    fields, schema = TypeAdapter.json_schemas(
+        [(name, "serialization", TypeAdapter(kind)) for name, kind in _FIELDS.items()]
+    )
+    schema["$defs"]["Finding"]["properties"]["run"] = {"type": "string"}
+    properties = {"format": {"type": "integer"}, "tool": {"type": "string"}, "version": {"type": "string"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Diagnosis",
+        "description": _DESCRIPTION,
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties | {name: fields[name, "serialization"] for name in _FIELDS},
+        "required": [*properties, "findings"],
+        "$defs": schema["$defs"],
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, ROUTED_TAIL, beside_the_bound, tail
 from mismatchctl.diagnose.kinds import kinds
 from mismatchctl.diagnose.measures import calibration, fact, level, loudest, systematic
@@ -19,7 +19,7 @@ _USUAL, _COARSEST = 0.07, 0.2
 """Noise of the logits that caches in 8 bits make, and beyond which none goes that still answers questions."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE < case.noise < _COARSEST or len(case.x) < 200:
         return None
     shared, shared_z = systematic(case)
@@ -38,7 +38,7 @@ def _test(case: Case) -> Diagnosis | None:
     confidence: Confidence = "low"
     if balanced and plausible and not rounded:
         confidence = "high" if grows and z > _SURE and case.noise < _USUAL else "medium"
-    return Diagnosis(
+    return Detection(
         confidence,
         f"noise of {case.noise:.2g} in the logits, {case.noise / BFLOAT16_NOISE:.2g} times the most that bfloat16 "
         "makes, not tied to tokens of the vocabulary"

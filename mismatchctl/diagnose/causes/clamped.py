@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, loudest, percent
 
 _FEWEST, _BEYOND, _HIGHEST, _SLACK = 4, 0.8, -0.05, 0.1
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if not len(case.x):
         return None
     for side, values, other in (("rollout", case.r, case.t), ("train", case.t, case.r)):
@@ -30,7 +30,7 @@ def _test(case: Case) -> Diagnosis | None:
             continue
         tokens = case.marked(at)
         rows = np.bincount(case.where[at], minlength=case.size) > 0
-        return Diagnosis(
+        return Detection(
             "high",
             f"{side}_log_probs end at {bound:.6g}: {count:,} tokens ({percent(count / len(values))}) have it exactly, "
             f"and {percent(beyond)} of these are as low or lower on the other side: they were clamped",

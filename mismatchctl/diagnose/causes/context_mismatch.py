@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import calibration, fact, loudest, percent
 from mismatchctl.result import Confidence
 
@@ -16,7 +16,7 @@ _TIMES, _SURE_TIMES = 1.7, 2.0
 """The first tokens over late ones: quantized weights make up to 1.4, one lost token of the prompt 2 and more."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.noise < _REAL:
         return None
     for boundary, place in (("response", case.place), ("turn", _since_turn(case))):
@@ -58,7 +58,7 @@ def fading(case: Case, place: Ints) -> tuple[float, float, tuple[float, float]]:
     return slope, slope / error if error > 0 else 0.0, (halves[0], halves[1])
 
 
-def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -> Diagnosis:
+def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -> Detection:
     size, told = np.abs(case.scaled), (place >= 0) & case.doubtful
     early, late = told & (place < 8), told & (place >= np.quantile(place, 0.75))
     first, rest = float(np.median(size[early])), float(np.median(size[late]))
@@ -70,7 +70,7 @@ def _diagnosis(case: Case, boundary: str, place: Ints, slope: float, z: float) -
     excess, excess_z, _, _ = calibration(case)
     start = case.means(np.where(early, np.abs(case.x), 0.0))
     where = "the first tokens of the response" if boundary == "response" else "the first tokens after a turn boundary"
-    return Diagnosis(
+    return Detection(
         confidence,
         f"the difference is largest at {where} and fades: {times:.3g} times larger there than late in the response. "
         + ("The two sides saw different contexts" if clear else "Other weights, quantized ones say, show as much"),

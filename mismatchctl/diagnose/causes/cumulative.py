@@ -6,13 +6,13 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
 
 _LEAST_SHARE, _FALLS, _LONG = 0.5, 0.98, 6
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     for side, values in (("rollout", case.r), ("train", case.t)):
         steps = _steps(case, values)
         inner = case.place > 0
@@ -25,7 +25,7 @@ def _test(case: Case) -> Diagnosis | None:
         if found.sum() < 2 or found.sum() < _LEAST_SHARE * (case.counts >= _LONG).sum():
             continue
         after = float(np.median(np.abs(train - rollout)[case.index]))
-        return Diagnosis(
+        return Detection(
             "high",
             f"{side}_log_probs are running sums: their differences are {after:.2g} nats from the other side, not "
             f"{np.median(np.abs(case.x)):.2g}",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, greedy, percent, share_of
 
 _IMPROBABLE = 14.0
 """Nats: two samples of a sequence less probable than e^-14 do not agree by chance."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     sample = case.evidence.sample
     if sample is None:
         return None
@@ -32,7 +32,7 @@ def _test(case: Case) -> Diagnosis | None:
     ids = case.column("sequence_id")
     same_id = np.array([ids[row] is not None and ids[row] == ids[first[number[row]]] for row in np.flatnonzero(again)])
     likeliest = greedy(case)
-    return Diagnosis(
+    return Detection(
         "low" if likeliest else "high",
         f"{count} of {eligible} rows long enough to tell ({percent(share)}) repeat another row to the bit",
         share=share,

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
 from mismatchctl.result import Confidence
@@ -38,7 +38,7 @@ def broken(case: Case) -> tuple[Bools, Ints] | None:
     return found, split
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     breaks = broken(case)
     if breaks is None:
         return None
@@ -69,7 +69,7 @@ def _test(case: Case) -> Diagnosis | None:
     confidence: Confidence = "high" if share > _SURE_SHARE else "medium"
     if noisy:
         confidence = "medium" if share > 3 * _SURE_SHARE and level[found].mean() > 1 else "low"
-    return Diagnosis(
+    return Detection(
         confidence,
         f"{percent(share)} of the sequences agree up to a position (median difference {agrees:.2g} nats) and not "
         f"after it ({level[found].mean():.2g} nats): the response was changed after it was sampled",

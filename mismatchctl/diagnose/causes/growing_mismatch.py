@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.evidence import LAG
 from mismatchctl.diagnose.levels import cells_of, series
 from mismatchctl.diagnose.measures import fact, loudest
@@ -19,7 +19,7 @@ from mismatchctl.result import Growth, growth_of
 _STEPS, _Z, _SURE, _FACTOR = 6, 5.0, 7.0, 1.25
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     found = series(case)
     steps, scale = found.steps, np.exp(found.level)
     if len(steps) < _STEPS or found.freedom < len(steps):
@@ -42,7 +42,7 @@ def _test(case: Case) -> Diagnosis | None:
         [isinstance(step, (int, float)) and step >= onset for step in case.column("step").tolist()], np.bool_
     )
     what = "K3" if growth.metric == "k3" else "|log ratio|"
-    return Diagnosis(
+    return Detection(
         "medium" if recorded or z < _SURE else "high",
         f"{what} {growth.text}" + ("; the version lag may be why" if recorded else ""),
         share=case.share(later[case.sequence]),

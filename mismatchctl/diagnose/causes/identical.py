@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.evidence import Marks
 from mismatchctl.diagnose.measures import fact, listed, percent, share_of
 from mismatchctl.dumps import Rows
@@ -25,7 +25,7 @@ def _flags(rows: Rows) -> dict[str, Marks]:
     return {"identical": Marks.on(rows, _are_identical) if known is None else Marks(known.identical, _are_identical)}
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     tally = case.evidence.tallies.get("identical")
     if tally is None or case.evidence.tokens == 0:
         return None
@@ -34,7 +34,7 @@ def _test(case: Case) -> Diagnosis | None:
         fact("identical_share", share, "share of valid tokens whose two log-probs are the same bits"),
     )
     if share >= _ALL:
-        return Diagnosis(
+        return Detection(
             "high",
             f"{percent(share)} of the {case.evidence.tokens:,} valid tokens have the same bits in both columns",
             evidence=evidence,
@@ -55,7 +55,7 @@ def _test(case: Case) -> Diagnosis | None:
     workers = case.column("worker")
     if len(set(workers[same].tolist())) < len(set(workers.tolist())):
         where["worker"] = listed(sorted(set(workers[same].tolist()), key=str))
-    return Diagnosis(
+    return Detection(
         "medium",
         f"{percent(float(same.mean()))} of the sequences agree to the bit, the others do not: some rows hold a copy",
         share=0.0,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import calibration, fact, listed, loudest, percent
 
 _ENOUGH, _SIZE, _STEADY, _Z = 6, 0.15, 0.35, 8.0
 _MOST, _HELD, _SURE, _FAR = 0.2, 0.4, 0.6, 6.0
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 300:
         return None
@@ -35,7 +35,7 @@ def _test(case: Case) -> Diagnosis | None:
     tokens = case.marked(chosen)
     _, z, _, inverse_z = calibration(case)
     sampled = min(abs(z), abs(inverse_z)) < _FAR  # a bias leaves both sides distributions, one of which sampled
-    return Diagnosis(
+    return Detection(
         "high" if held > _SURE and steady.sum() >= 2 and sampled else "medium",
         f"{int(steady.sum())} of {len(names)} tokens of the vocabulary are {abs(size):.2g} "
         f"{'higher' if size > 0 else 'lower'} in the logits of the rollout wherever they stand, and hold "

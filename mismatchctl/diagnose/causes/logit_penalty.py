@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, loudest
 from mismatchctl.result import Fact
 
@@ -29,7 +29,7 @@ def earlier(case: Case) -> Ints:
     return counts
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.reshaped or len(case.x) < 2 * _ENOUGH or case.noise < 1e-3:
         return None
@@ -48,7 +48,7 @@ def _test(case: Case) -> Diagnosis | None:
     often = before > 2
     steeper = float(np.median(case.scaled[often])) / up if often.sum() > _ENOUGH and up else None
     side = "rollout" if apart > 0 else "trainer"
-    return Diagnosis(
+    return Detection(
         "high" if abs(z) > _SURE and abs(apart) > _SURE_APART else "medium",
         f"tokens that stood in the response before are {abs(up):.2g} lower in the logits of the {side} than those "
         f"that did not ({abs(down):.2g} the other way): a repetition, presence or frequency penalty there, and not on "

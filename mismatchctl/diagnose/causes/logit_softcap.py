@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact
 from mismatchctl.diagnose.tempering import tempering
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if {"logit_penalty", "logit_bias", "truncated_sampling"} & {*case.explained} or case.reshaped:
         return None
     found = tempering(case)
@@ -18,7 +18,7 @@ def _test(case: Case) -> Diagnosis | None:
     why = (
         "no temperature fits all contexts" if found.refuted else "unlikely tokens keep their distances from each other"
     )
-    return Diagnosis(
+    return Detection(
         "medium",
         f"likely tokens all lose on the side of the {side} and unlikely ones gain, as at another temperature, but "
         f"{why}: large logits are bounded there, and not on the other side",

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s, Floats
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, percent
 from mismatchctl.numbers import counted
 
@@ -32,7 +32,7 @@ def _on_lattice(values: Floats, bits: int) -> Bools:
     return kept
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if not len(case.x):
         return None
     for side, values in (("rollout", case.rows.rollout), ("train", case.rows.train)):
@@ -73,13 +73,13 @@ def _off(values: Float64s, digits: int) -> int:
     return int((np.abs(scaled - np.round(scaled)) > np.abs(scaled) * 2.0**-23 + 1e-9).sum())
 
 
-def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, spacing: Float64s) -> Diagnosis:
+def _diagnosis(case: Case, side: str, name: str, share: float, chance: float, spacing: Float64s) -> Detection:
     rounding, seen = float(spacing.mean()) / 4, float(np.abs(case.x).mean()) if len(case.x) else 0.0
     explained = min(1.0, (rounding / seen) ** 2) if seen else 0.0
     partly = share < _ALL
     doubt = -np.expm1(np.minimum(case.t, 0.0)) + 0.02
     as_noise = float(np.median(spacing / 4 / doubt)) / 0.6745 if len(case.x) else 0.0
-    return Diagnosis(
+    return Detection(
         "high",
         f"{percent(share)} of the {side} log-probs are exact in {name}: they were stored in it. Rounding alone makes a "
         f"mean difference of {rounding:.2g} nats, of {seen:.2g} seen",

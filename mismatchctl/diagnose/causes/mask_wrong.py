@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 
 _IMPROBABLE = 20.0
@@ -15,11 +15,11 @@ _IMPROBABLE = 20.0
 _SOME = 20
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     return _inverted(case) or _covers_prompt(case) or _shares_prefix(case)
 
 
-def _inverted(case: Case) -> Diagnosis | None:
+def _inverted(case: Case) -> Detection | None:
     """Masked tokens agree as sampled ones do, the valid ones do not."""
     if case.rows.mask.all():
         return None
@@ -33,7 +33,7 @@ def _inverted(case: Case) -> Diagnosis | None:
     if spread < 0.05 or np.median(outside) > 0.2 * np.median(inside) or np.median(inside) < 0.2:
         return None
     masked_share = float(masked.sum() / max(masked.sum() + len(inside), 1))
-    return Diagnosis(
+    return Detection(
         "high",
         f"the two sides agree on masked tokens (median difference {np.median(outside):.3g} nats) and not on valid "
         f"ones ({np.median(inside):.3g}): the mask is inverted",
@@ -48,7 +48,7 @@ def _inverted(case: Case) -> Diagnosis | None:
     )
 
 
-def _covers_prompt(case: Case) -> Diagnosis | None:
+def _covers_prompt(case: Case) -> Detection | None:
     """Responses that begin with a constant the trainer denies: the engine has no log-probs for the prompt."""
     runs = suspicious_runs(case)
     runs = runs[runs.at_start & ~runs.at_end]
@@ -56,7 +56,7 @@ def _covers_prompt(case: Case) -> Diagnosis | None:
     if sequences.sum() < max(3, 0.05 * (case.counts > 0).sum()):
         return None
     tokens = runs.tokens(case)
-    return Diagnosis(
+    return Detection(
         "high",
         f"{percent(float(sequences.mean()))} of the sequences begin with {runs.length.mean():.3g} tokens on average "
         f"to which one side gives the constant {runs.value[0]:g}: the mask covers the prompt",
@@ -75,7 +75,7 @@ def _covers_prompt(case: Case) -> Diagnosis | None:
     )
 
 
-def _shares_prefix(case: Case) -> Diagnosis | None:
+def _shares_prefix(case: Case) -> Detection | None:
     """Responses to one prompt that begin alike for longer than chance allows."""
     ids = case.rows.tokens.get("token_ids")
     if ids is None or case.rows.columns.get("prompt_id") is None:
@@ -99,7 +99,7 @@ def _shares_prefix(case: Case) -> Diagnosis | None:
             prefix[one[:common]] = prefix[two[:common]] = True
     if len(hits) < max(3, 0.5 * len(pairs)):
         return None
-    return Diagnosis(
+    return Detection(
         "medium",
         f"responses to one prompt share their first {np.mean(lengths):.0f} tokens, for {len(hits)} of {len(pairs)} "
         "prompts: the mask covers the prompt",

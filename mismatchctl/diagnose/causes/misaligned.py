@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.edited_response import broken
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
 from mismatchctl.numbers import counted
@@ -51,7 +51,7 @@ def shifts(case: Case, candidates: Ints, farthest: int = FARTHEST) -> tuple[Ints
     return np.where(found, np.array(steps)[best], 0), np.where(found, agreement, 1.0)
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     bad = case.means(np.minimum(np.abs(case.x), _CAP)) > _BAD
     candidates = np.flatnonzero(bad & (case.counts > _ENOUGH))
     if not len(candidates):
@@ -72,7 +72,7 @@ def _test(case: Case) -> Diagnosis | None:
     whole = "every sequence" if share > 0.95 else f"{percent(share)} of the sequences"
     common = int(values[order[0]])
     clear = counts.max() > 0.8 * found.sum() and float(np.median(agreement[found])) < _CLEAR
-    return Diagnosis(
+    return Detection(
         "high" if share > _SURE_SHARE or clear else "low" if share < _TRACE else "medium",
         f"in {whole} the rollout's log-probs fit the trainer's {counted(abs(common), 'position')} "
         f"{'earlier' if common > 0 else 'later'}: the difference is "

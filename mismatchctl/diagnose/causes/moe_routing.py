@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, loudest, percent
 from mismatchctl.ratios import k3_of
 from mismatchctl.result import Confidence
@@ -16,14 +16,14 @@ _FAR, _FARTHER = (12.0, 1.2e-3), (20.0, 3e-4)
 _MOST_K = 8
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     sides = [case.rows.tokens.get(name) for name in ("rollout_experts", "train_experts")]
     if sides[0] is not None and sides[1] is not None and sides[0].shape == sides[1].shape and sides[0].ndim == 2:
         return _from_experts(case, sides[0], sides[1])
     return _from_tails(case)
 
 
-def _from_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Diagnosis | None:
+def _from_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Detection | None:
     """Where the chosen sets differ, and how much of the K3 comes from there."""
     a, b = rollout[case.index], train[case.index]
     if np.isnan(a.sum() + b.sum()):
@@ -44,7 +44,7 @@ def _from_experts(case: Case, rollout: np.ndarray, train: np.ndarray) -> Diagnos
     )
     layer_rates = by_layer.mean(axis=0)
     tokens = case.marked(flipped)
-    return Diagnosis(
+    return Detection(
         confidence,
         f"both sides chose different experts for {percent(rate)} of the tokens, which hold {percent(share)} of the K3 "
         f"({inside:.2g} there, {outside:.2g} elsewhere)",
@@ -82,7 +82,7 @@ def _experts_per_layer(experts: np.ndarray) -> int:
     return best
 
 
-def _from_tails(case: Case) -> Diagnosis | None:
+def _from_tails(case: Case) -> Detection | None:
     """Without the experts, only the shape speaks: far more large differences than the small noise explains."""
     if (
         case.reshaped
@@ -98,7 +98,7 @@ def _from_tails(case: Case) -> Diagnosis | None:
     k3 = case.k3
     share = float(k3[size > _FAR[0]].sum() / max(k3.sum(), 1e-300))
     tokens = case.marked(size > _FAR[0])
-    return Diagnosis(
+    return Detection(
         "low",
         f"{percent(far)} of the tokens differ by more than 12 times the usual noise and hold {percent(share)} of the "
         "K3, as they do where experts are chosen differently",

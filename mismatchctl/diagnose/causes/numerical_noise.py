@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import calibration, fact, percent, systematic
 from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result import Confidence
@@ -64,7 +64,7 @@ def _balanced(case: Case) -> bool:
     return abs(z) < 5 or abs(excess) < _ROUNDING
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not len(case.x) or case.noise + case.spread == 0:
         return None
     k3, mean = float(case.k3.mean()), float(np.abs(case.x).mean())
@@ -78,7 +78,7 @@ def _test(case: Case) -> Diagnosis | None:
     elif usual and balanced and share < _ROUTED and k3 < MOE_RANGE[1] and not few:
         confidence = "medium"
     beyond = f", but {percent(far)} of the tokens hold {percent(share)} of the K3 beyond its tail"
-    return Diagnosis(
+    return Detection(
         confidence,
         f"{'nothing beyond noise' if confidence == 'high' else 'mostly noise'}: mean |log ratio| {mean:.2g} nats, "
         f"{_made_by(case)}; K3 {k3:.2g} is {_standing(k3)}"

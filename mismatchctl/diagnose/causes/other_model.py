@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import UNRELATED
 from mismatchctl.diagnose.measures import calibration, coherence, fact, level, related
 
@@ -11,7 +11,7 @@ _NOISE, _Z, _SURE, _ZERO = 0.1, 6.0, 10.0, 4.0
 _ONE_WAY = 0.9
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.noise < _NOISE or len(case.x) < 500 or related(case) < UNRELATED:
         return None
     if level(case):
@@ -20,7 +20,7 @@ def _test(case: Case) -> Diagnosis | None:
     likely, _, unlikely, _ = coherence(case)
     if z < _Z or abs(inverse_z) > _ZERO or (likely > _ONE_WAY and unlikely < -_ONE_WAY):
         return None
-    return Diagnosis(
+    return Detection(
         "high" if z > _SURE and abs(inverse_z) < 0.3 * z else "medium",
         f"the trainer's column is the distribution that sampled (E[1 / ratio] - 1 = {inverse:.2g}), the rollout's is "
         f"not (E[ratio] - 1 = {excess:.2g}): it holds the log-probs of another model, a noise of {case.noise:.2g} in "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.kinds import kinds
 from mismatchctl.diagnose.measures import calibration, fact, greedy, percent
@@ -14,7 +14,7 @@ _Z, _LEAST, _MOST = 6.0, 2e-4, 0.3
 _NOISY, _INNER = 1.5 * BFLOAT16_NOISE, 12.0
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or len(case.x) < 500 or case.noise > _NOISY or greedy(case):
         return None
     if kinds(case) is not None:
@@ -26,7 +26,7 @@ def _test(case: Case) -> Diagnosis | None:
     if abs(z) < _Z or not _LEAST < abs(lost) < _MOST or lost * excess < 0:
         return None
     fewer, more = ("rollout", "trainer") if lost < 0 else ("trainer", "rollout")
-    return Diagnosis(
+    return Detection(
         "medium",
         f"the ratios do not average to 1 (E[ratio] - 1 = {lost:.2g}, {abs(z):.2g} standard errors): "
         f"{percent(abs(lost))} of the {more}'s probability lies on tokens that the {fewer} does not have",

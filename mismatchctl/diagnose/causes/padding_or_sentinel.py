@@ -9,7 +9,7 @@ import numpy as np
 from mismatchctl.batch import Bools
 from mismatchctl.contract import POSITIVE_TOLERANCE
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.evidence import Marks, Tally
 from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 from mismatchctl.dumps import Rows
@@ -37,7 +37,7 @@ def _of_kind(kind: str, side: str, rows: Rows) -> Bools:
         return (values < LOWEST) & (values > -np.inf) & rows.mask
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     tallies = {name: tally for name, tally in case.evidence.tallies.items() if _counts(case, name)}
     off = (case.rollout > POSITIVE_TOLERANCE) | (case.train > POSITIVE_TOLERANCE)
     off |= (case.rollout < LOWEST) | (case.train < LOWEST)
@@ -80,7 +80,7 @@ def _ends(case: Case) -> Bools | None:
     return case.marked(ends[last] - 1)
 
 
-def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray) -> Diagnosis:
+def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools, ended: np.ndarray) -> Detection:
     evidence, phrases = [], []
     for name, tally in sorted(tallies.items()):
         kind, _, side = name.partition("_")
@@ -98,7 +98,7 @@ def _diagnosis(case: Case, cleaned: Case, tallies: dict[str, Tally], tail: Bools
         phrases.append(f"{percent(share)} of the sequences end in tokens that only one side knows{constant}")
         where["positions"] = "the end of the response"
     places = tuple(place for tally in tallies.values() for place in tally.places)[:3]
-    return Diagnosis(
+    return Detection(
         "high",
         "; ".join(phrases),
         share=max(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case, once
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.levels import as_normal
 from mismatchctl.diagnose.measures import calibration, fact, loudest
@@ -34,14 +34,14 @@ def rising(case: Case) -> tuple[float, float, tuple[float, float]]:
     return size[1] / max(size[0], 1e-12), as_normal(z, len(rise) - 1), (size[0], size[1])
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.spread < _LARGE * BFLOAT16_NOISE:
         return None
     factor, z, size = rising(case)
     if z < _Z or factor < _FACTOR or size[1] / 0.6745 < _LARGE * BFLOAT16_NOISE:
         return None
     _, ratio_z, _, _ = calibration(case)
-    return Diagnosis(
+    return Detection(
         "high" if factor > _SURE and z > _SURE_Z and abs(ratio_z) < 5 else "medium",
         f"the difference grows {factor:.3g}-fold from the first tokens to the last quarter of the responses (from "
         f"{size[0]:.2g} to {size[1]:.2g} in the logits): both sides agree near the start and not far from it, as "

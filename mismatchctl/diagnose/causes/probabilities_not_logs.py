@@ -6,14 +6,14 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import better_as, cannot_be_logs, fact, loudest, percent
 
 _LEAST_SHARE, _FEWEST = 0.05, 3
 _SMALLEST = 1e-30
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     for side in ("rollout", "train"):
         given = case.rollout if side == "rollout" else case.train
         sound = given[case.index]
@@ -39,11 +39,11 @@ def _apart(case: Case, rollout: Float64s, train: Float64s) -> float:
     return float(np.median(np.abs(train - rollout)[case.index]))
 
 
-def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, train: Float64s) -> Diagnosis:
+def _diagnosis(case: Case, side: str, found: np.ndarray, rollout: Float64s, train: Float64s) -> Detection:
     tokens = found[case.sequence]
     before = float(np.median(np.abs(case.x[tokens[case.index]])))
     after = _apart(case.without(~tokens), rollout, train)
-    return Diagnosis(
+    return Detection(
         "high",
         f"{side}_log_probs are probabilities: their logarithms are {after:.3g} nats from the other side, not "
         f"{before:.3g}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH
 from mismatchctl.diagnose.measures import (
     TIED,
@@ -25,7 +25,7 @@ _COARSEST = 0.4
 """Noise of the logits beyond which no quantization that anybody serves with goes: 4 bits make less."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or not BFLOAT16_NOISE / 2 < case.noise < _COARSEST or len(case.x) < ENOUGH:
         return None
     if level(case) or one_sided(case):
@@ -37,7 +37,7 @@ def _test(case: Case) -> Diagnosis | None:
     excess, ratio_z, _, _ = calibration(case)
     if (abs(ratio_z) > _FAR and abs(excess) > _SLIGHT) or (case.noise < BFLOAT16_NOISE and shared < _TRACE):
         return None
-    return Diagnosis(
+    return Detection(
         "high" if shared > TIED and case.noise < _COARSEST / 4 else "medium",
         f"{percent(shared)} of the variance of the log ratio belongs to the token alone, wherever it stands, and not "
         "along the direction in which the policy is learning: the engine's weights are not the trainer's",

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import between, fact
 from mismatchctl.diagnose.tempering import tempering
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     if found is None or found.likelier != "train" or case.reshaped or not found.scaled:
         return None
     ends = None
     if found.interval is not None:
         ends = (1 / max(found.interval[1], 1e-9), 1 / max(found.interval[0], 1e-9))
-    return Diagnosis(
+    return Detection(
         "high" if found.sure and found.plainly_scaled else "medium",
         f"the trainer's log-probs are those that sampled, at temperature {1 / found.temperature:.4g} "
         f"{between(ends)}of the recorded ones: the engine reports log-probs from before its temperature",

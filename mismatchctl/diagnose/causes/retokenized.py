@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.edited_response import broken
 from mismatchctl.diagnose.causes.misaligned import shifts
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_of
@@ -13,7 +13,7 @@ from mismatchctl.diagnose.measures import fact, listed, loudest, percent, share_
 _FARTHEST, _FEWEST, _MOST_OF = 12, 2, 0.5
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     breaks = broken(case)
     if breaks is None:
         return None
@@ -28,7 +28,7 @@ def _test(case: Case) -> Diagnosis | None:
     examples = loudest(case, moved, case.sums(after[case.index]))
     at = case.rows.position[case.index[np.minimum(case.starts + split, len(case.index) - 1)]]
     told = [f"{values[i]:+d}: {counts[i]}" for i in np.argsort(-counts)]
-    return Diagnosis(
+    return Detection(
         "high" if moved.sum() > _FEWEST else "medium",
         f"{percent(float(found.sum() / max((case.counts > 0).sum(), 1)))} of the sequences agree up to a position, and "
         "from there on again when one column is shifted: both sides have the same text there in other tokens",

@@ -6,13 +6,13 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import better_as, fact, loudest, percent
 
 _FEWEST, _LEAST_SHARE, _FAR = 3, 0.05, 0.2
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if not len(case.x) or float(np.mean(np.minimum(np.abs(case.x), 1.0))) < _FAR * _LEAST_SHARE:
         return None
     turned = _turned(case)
@@ -26,7 +26,7 @@ def _test(case: Case) -> Diagnosis | None:
     before = float(np.median(np.abs(case.x[inside])))
     after = float(np.median(np.abs(case.train - turned)[case.index][inside]))
     share = float(found.mean())
-    return Diagnosis(
+    return Detection(
         "high",
         f"read from its end to its start, one column agrees with the other: {after:.2g} nats apart, not {before:.2g}, "
         f"in {percent(share)} of the sequences",

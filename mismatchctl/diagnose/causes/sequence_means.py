@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, loudest, percent
 
 _LONG, _NEARLY_ALL, _CLOSE = 8, 0.9, 0.05
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     long = case.counts >= _LONG
     if long.sum() < 3 or np.all(case.x == 0):
         return None
@@ -27,7 +27,7 @@ def _test(case: Case) -> Diagnosis | None:
         far = np.abs(case.means(other) - first)[constant]
         mean = float(np.median(far)) < _CLOSE * max(float(np.median(np.abs(first[constant]))), 0.1)
         tokens = one_value[case.sequence]
-        return Diagnosis(
+        return Detection(
             "high",
             f"{side}_log_probs hold one number per sequence, repeated on its tokens"
             + (": the mean of its log-probs" if mean else ""),

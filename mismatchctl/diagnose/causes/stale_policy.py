@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.evidence import LAG, version_lag
 from mismatchctl.diagnose.levels import Cells, cells_of, slope
@@ -60,7 +60,7 @@ class _Signs:
         return self.along > _ALONG and self.along_z > _Z
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     cells = _lag_cells(case)
     untold = ((0.0, 0.0), (0.0, 0.0))  # under a temperature, tokens tell nothing about weights
     shared, along = untold if case.reshaped else (systematic(case), along_drift(case))
@@ -72,7 +72,7 @@ def _test(case: Case) -> Diagnosis | None:
     if confidence is None:
         return None
     count = sum(signs.behind.values())
-    return Diagnosis(
+    return Detection(
         confidence,
         _summary(signs),
         evidence=(*_evidence(signs), *_advantage(case)),

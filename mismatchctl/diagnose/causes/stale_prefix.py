@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import FLOAT32_NOISE
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 
@@ -22,7 +22,7 @@ _EXCESS, _LATE, _Z = 0.04, 0.4, 4.5
 """Variance between prompts that chance does not make at the start, its part late in responses, and its z."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     prompts = case.rows.columns.get("prompt_id")
     if prompts is None or case.reshaped or case.filled or case.noise < FLOAT32_NOISE:
         return None
@@ -44,7 +44,7 @@ def _test(case: Case) -> Diagnosis | None:
     if not first - then > _LOUDER or size < _OTHER_WEIGHTS:
         return None
     names = list(dict.fromkeys(prompts[mine].tolist()))
-    return Diagnosis(
+    return Detection(
         "medium",
         f"responses to the same prompt differ alike in their first {_START} tokens (by a factor of "
         f"{math.exp(math.sqrt(excess)):.3g} from prompt to prompt, chance taken out) and hardly in later ones: of some "

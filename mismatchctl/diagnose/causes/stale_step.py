@@ -7,14 +7,14 @@ import math
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.levels import LEAST_ROWS, among, as_normal, series
 from mismatchctl.diagnose.measures import fact, listed, loudest
 
 _STEPS, _Z, _SURE, _FACTOR, _MOST = 4, 5.0, 7.0, 1.35, 0.26
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     found = series(case)
     level, number = found.level, len(found.steps)
     if number < _STEPS or found.freedom < number:
@@ -32,7 +32,7 @@ def _test(case: Case) -> Diagnosis | None:
     mine = np.array([step in names for step in case.column("step").tolist()], np.bool_)
     tokens, factor = mine[case.sequence], math.exp(float(away[out].mean()))
     last = bool(out[-1])
-    return Diagnosis(
+    return Detection(
         "high" if z.max() > _SURE and not last else "medium",
         f"step{'s' * (count > 1)} {listed(names)} differ{'s' * (count == 1)} {factor:.3g} times as much as the others, "
         "before and after: something went wrong there and was over",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.evidence import LAG
 from mismatchctl.diagnose.levels import cells_of, deviations
 from mismatchctl.diagnose.measures import fact, listed, loudest, percent
@@ -15,7 +15,7 @@ from mismatchctl.diagnose.measures import fact, listed, loudest, percent
 _Z, _SURE, _FACTOR = 5.0, 7.0, 1.25
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     columns = dict.fromkeys(name for name, _, _ in case.evidence.cells if name not in ("", LAG, "run", "step"))
     for column in columns:
         found = _of_column(case, column)
@@ -24,7 +24,7 @@ def _test(case: Case) -> Diagnosis | None:
     return None
 
 
-def _of_column(case: Case, column: str) -> Diagnosis | None:
+def _of_column(case: Case, column: str) -> Detection | None:
     rows = deviations(cells_of(case, column))
     high = [row for row in rows if row.z > _Z and row.difference > math.log(_FACTOR)]
     if not high or len(high) > len(rows) / 2 or len(rows) < 2:
@@ -34,7 +34,7 @@ def _of_column(case: Case, column: str) -> Diagnosis | None:
     mine = np.array([value in names for value in case.column(column).tolist()], np.bool_)
     tokens = mine[case.sequence]
     others = [row for row in rows if row not in high]
-    return Diagnosis(
+    return Detection(
         "high" if worst.z > _SURE else "medium",
         f"{column} {listed(names)} differs {math.exp(worst.difference):.3g} times as much from the trainer as the "
         "others of the same steps: its weights or settings are its own",

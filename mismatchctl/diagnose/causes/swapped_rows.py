@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s, Ints
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import fact, listed, percent, share_of
 from mismatchctl.numbers import counted
 
@@ -14,7 +14,7 @@ _BAD, _LEAST, _HEAD, _MOST = 0.2, 10, 32, 384
 _MATCH, _FEWEST, _SURE = 0.35, 2, 0.5
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     off = case.means(np.minimum(np.abs(case.x), 1.0))
     candidates = np.flatnonzero((off > _BAD) & (case.counts >= _LEAST))[:_MOST]
     if len(candidates) < _FEWEST:
@@ -37,7 +37,7 @@ def _test(case: Case) -> Diagnosis | None:
     names = [ids[row] if ids[row] is not None else case.rows.rows[row] for row in range(case.size)]
     pairs = [f"{names[candidates[i]]} holds {names[candidates[best[i]]]}'s" for i in np.flatnonzero(matched)]
     share = float(matched.mean())
-    return Diagnosis(
+    return Detection(
         "high" if matched.sum() > 2 or share > _SURE else "medium",
         f"the rollout log-probs of {counted(int(matched.sum()), 'row')} fit the trainer's of another row: "
         f"{np.median(reached[matched]):.2g} nats apart there, {np.median(own[matched]):.2g} in their own",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.distributions import COLUMNS
 from mismatchctl.diagnose.measures import between, fact
 from mismatchctl.diagnose.tempering import Tempering, tempering
 from mismatchctl.result import Fact
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     found = None if {"logit_penalty", "logit_bias"} & {*case.explained} else tempering(case)
     truncated = "truncated_sampling" in case.explained
     if found is None or (found.likelier == "train" and not truncated) or not (found.scaled or truncated):
@@ -24,7 +24,7 @@ def _test(case: Case) -> Diagnosis | None:
         rivals["logit_softcap"] = "final_logit_softcapping of both configurations: bounded logits look similar"
     if not found.sure:
         rivals["stale_policy"] = "rollout_version and train_version: a policy that became sharper looks similar"
-    return Diagnosis(
+    return Detection(
         "high" if (found.sure and steep and (told or found.listed)) or truncated else "medium",
         f"the rollout is at temperature {found.temperature:.4g} {between(found.interval)}of the "
         f"trainer's: likely tokens all {'lose' if found.likely < 0 else 'gain'} in the trainer and unlikely ones all "

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.distributions import COLUMNS, Cut, cut
 from mismatchctl.diagnose.measures import calibration, coherence, fact, percent
 from mismatchctl.measure.metrics.intervals import t_quantile
@@ -32,7 +32,7 @@ than a few places, none keeps."""
 _NO_FLOOR = "its value is relative to the likeliest token, whose probability only lists hold (rollout_top_log_probs)"
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if len(case.x) < 100 or "logit_penalty" in case.explained:
         return None
     read = cut(case)
@@ -73,7 +73,7 @@ def _test(case: Case) -> Diagnosis | None:
         *told,
     ]
     plain = nucleus or kept < _LIGHT
-    return Diagnosis(
+    return Detection(
         "high" if plain and (one_sided or likely < -0.8) else "medium",
         f"{percent(below)} of the tokens have a higher log-prob in the rollout, as if {percent(-excess)} of the "
         f"probability had been cut off and the rest renormalized: {setting}",
@@ -88,11 +88,11 @@ def _test(case: Case) -> Diagnosis | None:
     )
 
 
-def _read(case: Case, read: Cut) -> Diagnosis:
+def _read(case: Case, read: Cut) -> Detection:
     """What the lists of the rollout's most likely tokens say: it cannot choose some that the trainer can."""
     excess, z, _, _ = calibration(case)
     setting = fact(read.name or "kept_mass", read.value, "of the sampler, from its lists", interval=read.interval)
-    return Diagnosis(
+    return Detection(
         "high" if read.name else "medium",
         f"the rollout's lists give no probability to tokens that the trainer could choose; it keeps "
         f"{percent(read.mass)} of the mass where it cuts: {read.setting}",

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, fits, may_be_larger, tail
 from mismatchctl.diagnose.kinds import kinds
 from mismatchctl.diagnose.measures import calibration, fact, greedy, level, loudest, percent, related
@@ -26,7 +26,7 @@ _MANY, _APART = 32, 1.0
 _BROKEN, _FAR, _CALIBRATED = 8.0, 0.2, 3.0
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if len(case.x) < _FEWEST and not len(gross(case).nonzero()[0]):
         return None
     return _tokens(case) or (None if case.filled or case.reshaped else _rows(case) or _everywhere(case))
@@ -42,7 +42,7 @@ def gross(case: Case) -> Bools:
     return found if len(found) and found.mean() < _RARELY else np.zeros(len(found), np.bool_)
 
 
-def _tokens(case: Case) -> Diagnosis | None:
+def _tokens(case: Case) -> Detection | None:
     """Few tokens that hold much of the K3."""
     chosen = gross(case)
     if not chosen.any():
@@ -61,7 +61,7 @@ def _tokens(case: Case) -> Diagnosis | None:
         confidence = "low"
     examples = loudest(case, rows > 0, case.sums(case.k3 * chosen))
     first = {int(case.where[i]): int(case.rows.position[case.index[i]]) for i in np.flatnonzero(chosen)[::-1]}
-    return Diagnosis(
+    return Detection(
         confidence,
         f"{counted(count, 'token')} in {counted(sequences, 'row')} {'hold' if count > 1 else 'holds'} {percent(share)} "
         f"of the K3: {np.median(np.abs(case.x[chosen])):.2g} nats off where others are "
@@ -108,14 +108,14 @@ def _seats(case: Case, chosen: Bools) -> dict[str, str]:
     return found
 
 
-def _rows(case: Case) -> Diagnosis | None:
+def _rows(case: Case) -> Detection | None:
     """Some rows that were sampled or scored otherwise than the rest."""
     found = kinds(case)
     if found is None:
         return None
     tokens = found.louder[case.sequence]
     share = float(found.louder.sum()) / found.rows
-    return Diagnosis(
+    return Detection(
         "high" if found.rows >= _MANY and found.variance >= _APART else "medium",
         f"rows are of two kinds: {percent(share)} of them are {found.times:.3g} times as far apart as the others, all "
         "along, and no column of the dump says which: they were sampled, or scored, otherwise",
@@ -136,7 +136,7 @@ def _rows(case: Case) -> Diagnosis | None:
     )
 
 
-def _everywhere(case: Case) -> Diagnosis | None:
+def _everywhere(case: Case) -> Detection | None:
     """Noise that no arithmetic makes, or a rollout column that did not sample these tokens."""
     if fits(case):
         return None
@@ -164,7 +164,7 @@ def _everywhere(case: Case) -> Diagnosis | None:
         )
     if broken:
         said += "; the rollout column is not the distribution that sampled (E[ratio] is not 1)"
-    return Diagnosis(
+    return Detection(
         confidence,
         said,
         evidence=(
@@ -179,12 +179,12 @@ def _everywhere(case: Case) -> Diagnosis | None:
     )
 
 
-def _unrelated(case: Case) -> Diagnosis:
+def _unrelated(case: Case) -> Detection:
     """Columns that are not of the same tokens."""
     together = related(case)
     _, z, _, inverse_z = calibration(case)
     sampled = min(abs(z), abs(inverse_z)) < _CALIBRATED
-    return Diagnosis(
+    return Detection(
         "medium" if sampled else "high",
         f"the two columns have little to do with each other (correlation {together:.2g}): they are not log-probs of "
         "the same tokens in the same order"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE
 from mismatchctl.diagnose.measures import fact, loudest, percent, share_of, suspicious_runs
 
@@ -14,7 +14,7 @@ _MANY = 0.01
 """Single tokens at log-prob 0 that the trainer denies can be a policy that has moved far, where they are few."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     runs = suspicious_runs(case)
     runs = runs[~runs.at_end & ~runs.at_start & ~(case.reshaped & (runs.value == 0))]  # a nucleus of one token has 0
     if float((case.x < 0).sum()) > _ONE_SIDED * len(case.x):  # a sampler that cuts leaves a single token now and then
@@ -31,7 +31,7 @@ def _test(case: Case) -> Diagnosis | None:
     start = np.zeros(case.size, np.int64)
     start[runs.sequence[::-1]] = case.rows.position[case.index[runs.first[::-1]]]
     examples = loudest(case, sequences, case.sums(tokens[case.index]))
-    return Diagnosis(
+    return Detection(
         "high" if len(long) >= 2 else "medium" if share > _MANY or quiet else "low",
         f"{percent(share)} of the valid tokens, in {percent(float(sequences.mean()))} of the sequences, have the "
         f"constant rollout log-prob {value:g} where the trainer gives them {runs.off.mean():.3g} nats less: nobody "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.causes.numerical_noise import BFLOAT16_NOISE, ENOUGH, UNRELATED, beside_the_bound
 from mismatchctl.diagnose.causes.position_mismatch import rising
 from mismatchctl.diagnose.measures import (
@@ -28,7 +28,7 @@ _RISE, _ONE_WAY = 1.4, 0.5
 _POSITIONS = "rope_theta, ALiBi slopes, window and position_ids of both sides"
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if case.reshaped or case.filled or case.noise < BFLOAT16_NOISE or related(case) < UNRELATED:
         return None
     shared, z = systematic(case)
@@ -44,7 +44,7 @@ def _test(case: Case) -> Diagnosis | None:
     sure = z > _SURE_Z and sampled and len(case.x) >= ENOUGH and not placed and not turned
     slight = shared < TIED and beside_the_bound(case)  # bfloat16 rounds weights too, each token's in its own way
     confidence: Confidence = "high" if sure else "low" if rises or slight else "medium"
-    return Diagnosis(
+    return Detection(
         confidence,
         f"the two sides have different weights{', or positions' if placed else ''}: {percent(shared)} of the variance "
         "of the log ratio belongs to the token alone, wherever it stands, and the noise "

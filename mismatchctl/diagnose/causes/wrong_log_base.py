@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatchctl.batch import Bools, Float64s
 from mismatchctl.diagnose.case import Case
-from mismatchctl.diagnose.cause import Cause, Diagnosis
+from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.distributions import cut
 from mismatchctl.diagnose.measures import better_as, cannot_be_logs, could_be_better, fact, loudest, percent
 
@@ -27,7 +27,7 @@ Reading = tuple[str, str, float]
 """The side, how it is to be read (empty: as a multiple), and what to multiply it by."""
 
 
-def _test(case: Case) -> Diagnosis | None:
+def _test(case: Case) -> Detection | None:
     if cut(case) is not None:
         return None  # recorded lists tell what makes rollout log-probs larger
     best, (side, reading, factor) = _best(case)
@@ -40,7 +40,7 @@ def _test(case: Case) -> Diagnosis | None:
     after = float(np.median(np.abs(train - rollout)[case.index][tokens[case.index]]))
     if share < 0.5 and after > _MUCH_BETTER * before:
         return None  # a few rows that agree a little better by chance
-    return Diagnosis(
+    return Detection(
         "high",
         f"{_claim(side, reading, 1 / factor)}; read so, the median difference is {after:.3g} nats, not {before:.3g}",
         share=case.share(tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from mismatchctl.diagnose import Diagnosed
+from mismatchctl.diagnose import Diagnosis
 from mismatchctl.frameworks.layers import LayerReport, Tensor
 from mismatchctl.frameworks.layers.noise import LogitNoise, held_against
 from mismatchctl.numbers import DASH, counted
@@ -27,7 +27,7 @@ from mismatchctl.result import Finding
 from mismatchctl.result.story import percent
 
 
-def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
+def document(found: Diagnosis, reports: Sequence[LayerReport] = (), *, told: bool = False) -> Document:
     """All of it; `told` tells findings of low confidence as the others."""
     made = Document(Headline("", what="causes of the mismatch"))
     folder = folder_of(found.runs.values())
@@ -45,7 +45,7 @@ def document(found: Diagnosed, reports: Sequence[LayerReport] = (), *, told: boo
     return made.add(*(_layers(report, f"layers-{n}", found.logit_noise) for n, report in enumerate(reports)))
 
 
-def _next(found: Diagnosed) -> list[Section]:
+def _next(found: Diagnosis) -> list[Section]:
     """What to dump and compare next, where the fault may be in a layer."""
     for name, steps in found.next.items():
         of = f" of {name}" if len(found.runs) > 1 else ""
