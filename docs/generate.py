@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +10,6 @@ from typing import Any
 
 from typer.main import get_command
 
-from mismatchctl import opening
 from mismatchctl.cli.main import app
 from mismatchctl.compare import comparison_schema
 from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
@@ -314,19 +310,6 @@ DOCUMENTS = {
 }
 
 
-def first_help(name: str) -> str:
-    """What `mismatchctl --help` prints: to a pipe, or to a terminal of the width that is stored."""
-    kept = {key: value for key, value in os.environ.items() if key not in opening.CHANGES}
-    terminal = {"TERMINAL_WIDTH": str(opening.WIDTH), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
-    environment = kept | (terminal if name == opening.COLOURED else {"TERMINAL_WIDTH": "80"})
-    code = "import sys; sys.argv = ['mismatchctl', '--help']; from mismatchctl.cli.main import main; main()"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, check=True, env=environment)
-    return done.stdout.decode("utf-8")
-
-
 if __name__ == "__main__":
-    for name in (opening.PLAIN, opening.COLOURED):
-        (opening.FOLDER / name).write_text(first_help(name), encoding="utf-8")
     for name, document in DOCUMENTS.items():
         (Path(__file__).parent / name).write_text(document(), encoding="utf-8")

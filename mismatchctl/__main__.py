@@ -7,8 +7,8 @@ import gc
 import sys
 import warnings
 
-from mismatchctl import interrupts, opening
-from mismatchctl.errors import EXIT_INTERRUPTED, EXIT_USAGE
+from mismatchctl import interrupts
+from mismatchctl.errors import EXIT_INTERRUPTED
 
 _COLLECT_AFTER = 300_000
 """Objects after which unreachable ones are looked for: by far more than are made while modules are imported."""
@@ -20,9 +20,6 @@ def main() -> None:
     if not sys.warnoptions:  # what is not finite is told in our words
         warnings.simplefilter("ignore", RuntimeWarning)
     try:
-        text = opening.stored(sys.argv[1:])
-        if text is not None and opening.is_printed(text):
-            sys.exit(0 if sys.argv[1:] else EXIT_USAGE)
         gc.set_threshold(_COLLECT_AFTER)
         from mismatchctl.cli.main import main as command
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from command import run
 
-from mismatchctl import files, interrupts, opening
+from mismatchctl import files, interrupts
 from mismatchctl.errors import ConfigError
 
 SAMPLE = Path(__file__).parent.parent / "sample_data"
@@ -35,7 +35,7 @@ main()
 SWALLOWED = """
 import os, signal, sys
 import mismatchctl.cli.output as output
-from mismatchctl import interrupts, opening
+from mismatchctl import interrupts
 def swallow(*args):
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -97,7 +97,7 @@ def test_a_signal_that_a_callback_swallows_is_not_lost(dump: Path, tmp_path: Pat
 
 def test_interrupts_during_imports_end_with_130(dump: Path) -> None:
     """At several moments of the start, from the first line of the entry point on."""
-    ready = "import sys; from mismatchctl import interrupts, opening; interrupts.install(); print(flush=True); "
+    ready = "import sys; from mismatchctl import interrupts; interrupts.install(); print(flush=True); "
     code = ready + "from mismatchctl.__main__ import main; main()"
     for wait in (0.0, 0.05, 0.15):
         process = subprocess.Popen(
@@ -120,9 +120,9 @@ def test_a_signal_within_an_executed_text_ends_with_its_code(number: signal.Sign
     (tmp_path / "command.py").write_text(
         f"""
 import os, signal
-from mismatchctl import __main__, opening
+from mismatchctl import __main__
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
-opening.stored = lambda given: exec("os.kill(os.getpid(), {number:d}); sum(range(100_000))")
+__main__.gc.set_threshold = lambda count: exec("os.kill(os.getpid(), {number:d}); sum(range(100_000))")
 __main__.main()
 """
     )
@@ -250,14 +250,13 @@ def test_streams_that_are_closed_or_full(words: str, dump: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("words", "code"), [("--help", 0), ("", 2), ("analyze --help", 0), ("--version", 0)])
 def test_the_installed_command_s_first_words_where_nobody_reads_them(words: str, code: int, tmp_path: Path) -> None:
-    """A script called as the command is, which has stored texts to say."""
+    """A script called as the installed command is."""
     command = tmp_path / "mismatchctl"
     command.write_text(f"#!{sys.executable}\nfrom mismatchctl.__main__ import main\nmain()\n")
     command.chmod(0o755)
-    plain = {name: value for name, value in os.environ.items() if name not in opening.CHANGES}
 
     def ended(**streams: Any) -> tuple[int, str]:
-        done = subprocess.run([command, *words.split()], stderr=subprocess.PIPE, text=True, env=plain, **streams)
+        done = subprocess.run([command, *words.split()], stderr=subprocess.PIPE, text=True, **streams)
         return done.returncode, done.stderr
 
     reader, writer = os.pipe()

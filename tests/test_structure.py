@@ -23,7 +23,6 @@ ORDER = (
     "validation",
     "interrupts",
     "blas",
-    "opening",
     "escape",
     "finite",
     "numbers",
@@ -215,7 +214,7 @@ def test_frameworks_are_named_on_their_shelves_only() -> None:
     What advice says of them is a shelf's; `layers` has a file per comparator, a tool that is called as its framework.
     """
     files = off_the_shelves()
-    assert len(files) > 300 and PACKAGE / "frameworks/plain.py" in files and PACKAGE / "help.txt" in files
+    assert len(files) > 300 and PACKAGE / "frameworks/plain.py" in files
     for path in files:
         text = path.read_text()
         if path == PACKAGE / "frameworks/__init__.py":

@@ -67,6 +67,9 @@ class _Group(TyperGroup):
             parameter.type_descriptor.parameter_info.readable = False  # whoever opens a file says what is wrong with it
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        flags: list[Any] = [one for one in self.get_params(ctx) if one.default is None]
+        for flag in flags:  # of help and completion: typer would load pydantic to validate None
+            flag.default = False if flag.type_descriptor.annotation is bool else None
         try:
             return super().parse_args(ctx, args)
         except _UsageError as error:
