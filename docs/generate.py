@@ -16,7 +16,7 @@ from mismatchctl.contract import COLUMNS, POSITIVE_TOLERANCE
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.correction.traits import TITLES, traits_of
 from mismatchctl.diagnose.saved import diagnosis_schema
-from mismatchctl.dumps.foreign.registry import LAYOUTS
+from mismatchctl.dumps.foreign.registry import all_layouts
 from mismatchctl.dumps.foreign.rows import PER_TOKEN
 from mismatchctl.frameworks import column_aliases
 from mismatchctl.frameworks import presets as all_presets
@@ -200,7 +200,7 @@ def mission() -> str:
 def importers() -> str:
     """The page about files of frameworks, what each layout declares written anew between its marks."""
     text = (Path(__file__).parent / "importers.md").read_text(encoding="utf-8")
-    for layout in LAYOUTS.values():
+    for layout in all_layouts().values():
         before, begin, rest = text.partition(f"<!-- {layout.framework}, from its layout -->\n")
         if not begin:
             raise ValueError(f"docs/importers.md says nothing of {layout.framework}")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mismatchctl.advise import Advice, advise
-from mismatchctl.advise.words import against_yours
-from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
 from mismatchctl.frameworks.framework import Framework
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
-from mismatchctl.frameworks.native import is_yaml, read_written
-from mismatchctl.result import RunResult
-from mismatchctl.result.story import is_hopeless
-from mismatchctl.texts import is_text_in_yaml_1_1, read_scalars, scalar
+from mismatchctl.frameworks.native import read_written
+from mismatchctl.texts import is_text_in_yaml_1_1, scalar
+
+if TYPE_CHECKING:
+    from mismatchctl.advise import Advice
+    from mismatchctl.result import RunResult
+    from mismatchctl.texts.yaml_text import Scalar
 
 MUCH = 0.5
 """Share of tokens from which rejection is called too much."""
@@ -40,28 +40,27 @@ def lint(
         ConfigError: the file cannot be read, or is of no framework here.
         DataError: dumps that cannot be used.
     """
-    path = Path(config)
-    all_written = read_written(path, framework, of_any=True)
+    all_written = read_written(config, framework, of_any=True)
     found: list[LintMessage] = []
     for written in all_written:
         chosen, native = written.framework, written.keys
-        as_read = native | _texts(path) if chosen.reads_yaml_1_1 and is_yaml(path) else native
-        traps = [*(_digits(path) if is_yaml(path) else ()), *chosen.lint(as_read)]
+        as_read = native | _texts(written.scalars) if chosen.reads_yaml_1_1 else native
+        traps = [*_digits(written.scalars), *chosen.lint(as_read)]
         if len(all_written) > 1:
             traps = [replace(trap, place=f"{written.name}: {trap.place}") for trap in traps]
         found += _on_dumps(chosen, native, traps, dumps, rename or {}) if dumps else traps
     return all_written[0].framework, sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
-def _texts(path: Path) -> dict[str, str]:
+def _texts(scalars: Iterable[Scalar]) -> dict[str, str]:
     """Numbers that YAML 1.1 takes for text, as its readers find them."""
-    found = [one for one in read_scalars(path) if len(one.keys) == 1 and not one.quoted]
+    found = [one for one in scalars if len(one.keys) == 1 and not one.quoted]
     return {one.keys[0]: one.text for one in found if is_text_in_yaml_1_1(one.text)}
 
 
-def _digits(path: Path) -> Iterator[LintMessage]:
+def _digits(scalars: Iterable[Scalar]) -> Iterator[LintMessage]:
     """Thresholds such as 0.5_5 without quotes."""
-    for found in read_scalars(path):
+    for found in scalars:
         place, value = ".".join(found.keys), None if found.quoted else scalar(found.text)
         if isinstance(value, (int, float)) and "_" in found.text and "threshold" in place:
             consequence = f"YAML takes _ between digits for nothing: {found.text} is the number {value:g}"
@@ -88,6 +87,9 @@ def _on_dumps(
     rename: Mapping[str, str],
 ) -> list[LintMessage]:
     """The findings with what their remedies would change, and what each gate alone, and all together, reject."""
+    from mismatchctl.advise import advise
+    from mismatchctl.analyze import analyze
+
     try:
         correction = Correction.model_validate(framework.correction(native).model_dump())
     except (ConfigError, ValueError):  # refused, or with bounds that hold nothing: found without any dump
@@ -126,6 +128,9 @@ def _on_dumps(
 
 def _advised(run: str, advice: Advice) -> Iterator[LintMessage]:
     """What is to be fixed before any correction helps, and yours against what is advised."""
+    from mismatchctl.advise.words import against_yours
+    from mismatchctl.result.story import is_hopeless
+
     if advice.fix_first is not None and is_hopeless(advice.fix_first):
         yield LintMessage(
             "advice", "", f"{run}: {advice.fix_first.summary}", advice.fix_first.advice, "`mismatchctl advise`"

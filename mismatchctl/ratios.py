@@ -25,8 +25,21 @@ TAUS = (1.05, 1.1, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 INTERVALS = np.log([[BAND[0], *(1 / tau for tau in TAUS)], [BAND[1], *TAUS]])
 """Lower and upper ends of these as log ratios [2, 1 + TAUS]; each interval lies within the next one."""
 
+DENSE_RANGE = (1e-5, 1e-3)
+"""Usual K3 of dense models."""
+MOE_RANGE = (1e-3, 1e-1)
+"""Usual K3 of mixtures of experts."""
+SCALE = (1e-8, 1.0)
+"""Ends of the scale on which K3 is marked."""
+
 _SERIES_LIMIT = 1e-2  # below it expm1(x) - x loses digits; above it the series would need more terms
 _SERIES = [1 / math.factorial(power) for power in range(2, 8)]
+
+
+def place(k3: float) -> float:
+    """Where a K3 stands on the scale, from 0 to 1: by its logarithm."""
+    low, high = (math.log10(end) for end in SCALE)
+    return min(max((math.log10(k3) - low) / (high - low), 0.0), 1.0) if k3 > 0 else 0.0
 
 
 def k3_of(log_ratio: Float64s, exp_minus_one: Float64s | None = None) -> Float64s:

@@ -10,7 +10,7 @@ from conformance_peers import FRAMEWORKS, cases, compare, framework, line, table
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import SHELVES, load
+from mismatchctl.frameworks import load, shelves
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "conformance.md"
 
@@ -90,7 +90,7 @@ def test_words_that_another_framework_lacks_are_not_dropped(name: str) -> None:
 
 
 def test_versions_and_names() -> None:
-    assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in SHELVES}
+    assert {"trl", "ms-swift", "verl"} <= {shelf.name for shelf in shelves()}
     assert load("prime-rl").version == "2026-08"
     with pytest.raises(ConfigError, match="did you mean '2026-09'"):
         load("prime-rl@2026-9")

@@ -21,7 +21,7 @@ from mismatchctl.dumps import open_dump
 from mismatchctl.dumps.check import check
 from mismatchctl.dumps.convert import convert
 from mismatchctl.dumps.foreign.alignment import alignment_sums, check_alignment
-from mismatchctl.dumps.foreign.registry import LAYOUTS
+from mismatchctl.dumps.foreign.registry import all_layouts
 from mismatchctl.errors import ConfigError, DataError
 
 DUMPS = Path(__file__).parent / "framework_dumps"
@@ -148,7 +148,7 @@ def test_a_shift_by_one_is_refused(source: str, tmp_path: Path) -> None:
     place = tmp_path / "source"
     shutil.copytree((PEERS if source in OF_PEERS.values() else SLIME) / source, place)
     framework = next((name for name, one in OF_PEERS.items() if one == source), "slime")
-    layout = LAYOUTS[framework]
+    layout = all_layouts()[framework]
     column = layout.columns["train_log_probs"]
     shift = {".jsonl": _shift_json, ".pt": _shift_torch, ".pkl": _shift_skyrl}
     for path in place.rglob(layout.patterns[0]):
@@ -323,7 +323,7 @@ def test_what_is_no_place_is_not_converted(
     assert says in done.stderr and not (tmp_path / "out.parquet").exists()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=lambda layout: layout.framework)
+@pytest.mark.parametrize("layout", all_layouts().values(), ids=lambda layout: layout.framework)
 def test_layouts_say_what_they_are(layout: Any) -> None:
     assert {"rollout_log_probs", "response_mask"} <= set(layout.columns) or not layout.columns
     assert layout.next_token <= set(layout.columns)

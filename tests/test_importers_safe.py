@@ -13,7 +13,7 @@ import pytest
 import torch
 from command import run
 
-from mismatchctl.dumps.foreign.registry import LAYOUTS
+from mismatchctl.dumps.foreign.registry import all_layouts
 from mismatchctl.dumps.foreign.rows import read_rows
 from mismatchctl.dumps.foreign.safe import load_pickle, load_torch
 from mismatchctl.errors import DataError
@@ -146,7 +146,7 @@ def test_arrays_of_skyrl_that_are_none_are_refused(tmp_path: Path, state: dict[s
     path = tmp_path / "global_step_1_training_input.pkl"
     path.write_bytes(skyrl_batch(loss_mask={"format": "numpy", **state}))
     with pytest.raises(DataError, match="column loss_mask: is no array"):
-        list(read_rows(LAYOUTS["skyrl"], path))
+        list(read_rows(all_layouts()["skyrl"], path))
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32", "bool", "U3", "S3"])

@@ -14,12 +14,12 @@ from conformance_verl import table
 from mismatchctl.analyze import analyze
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import SHELVES, load, preset
+from mismatchctl.frameworks import load, preset, shelves
 from mismatchctl.frameworks.meanings import NEVER_LOGGED, Relative, relatives, resolve
 from mismatchctl.frameworks.slime import metrics as slime
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Metric, correction_metrics, other_metrics
 
-TITLES = [title for shelf in SHELVES for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
+TITLES = [title for shelf in shelves() for title in shelf.titles if shelf.name in ("verl", "slime", "miles")]
 """Those that have names for metrics of the registry; the others' names are held to goldens."""
 _OF_OCTOBER = {"rollout_is_threshold": 1.5, "rollout_is_mode": "mask", "rollout_is_veto_threshold": 1e-2}
 NATIVE = {

@@ -21,7 +21,7 @@ from conformance_peers import cases, table
 from mismatchctl.analyze.across import across
 from mismatchctl.correction.methods import METHODS, rule_of
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import SHELVES, load, preset, presets, recognize, settings, shelf
+from mismatchctl.frameworks import CLASSES, MODULES, load, preset, presets, recognize, settings, shelf, shelves
 from mismatchctl.frameworks.meanings import find_meanings
 from mismatchctl.frameworks.native import is_same, said
 
@@ -181,17 +181,22 @@ def test_one_method_on_a_dump(tmp_path: Path) -> None:
     assert "what differs in the result" in shown and "roll-icepop" in shown
 
 
+def test_the_register_is_what_frameworks_say() -> None:
+    assert [one.name for one in shelves()] == list(MODULES)
+    assert {name: one.name for one in shelves() for name in one.classes} == CLASSES
+
+
 def test_frameworks_are_listed() -> None:
     listed = json.loads(run("presets", "frameworks", "--json"))
-    assert [one["name"] for one in listed] == [one.name for one in SHELVES]
+    assert [one["name"] for one in listed] == [one.name for one in shelves()]
     assert "ms-swift" in run("presets", "frameworks")
 
 
 def test_advice_names_what_frameworks_call_it() -> None:
     assert any("actor_rollout_ref.rollout.temperature" in words for words in settings("temperature"))
     causes = {path.stem for path in (ROOT / "mismatchctl/diagnose/causes").glob("*.py")}
-    for one in SHELVES:
-        place = one.presets.with_name("advice.yaml")
+    for one in shelves():
+        place = ROOT / "mismatchctl/frameworks" / one.name.replace("-", "_") / "advice.yaml"
         for cause in yaml.safe_load(place.read_text()) if place.exists() else ():
             source = (ROOT / f"mismatchctl/diagnose/causes/{cause}.py").read_text() if cause in causes else ""
             assert "{settings}" in source, (one.name, cause)
@@ -228,7 +233,9 @@ def test_a_framework_is_added_by_one_folder_and_one_line(tmp_path: Path) -> None
     (folder / "names.yaml").write_text(names)
     (folder / "presets.yaml").write_text(named)
     register = package / "frameworks/__init__.py"
-    register.write_text(register.read_text().replace('    "ms_swift",\n', f'    "ms_swift",\n{line}'))
+    register.write_text(
+        register.read_text().replace(last := '    "ms-swift": "mismatchctl.frameworks.ms_swift",\n', f"{last}{line}")
+    )
     done = subprocess.run(
         [sys.executable, "-c", USED], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
     )

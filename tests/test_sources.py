@@ -274,9 +274,9 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
 
     from mismatchctl.dumps.foreign import registry
 
-    layout = registry.LAYOUTS["slime"]
+    layout = registry.all_layouts()["slime"]
     columns = {name: one for name, one in layout.columns.items() if name != "train_log_probs"}
-    monkeypatch.setitem(registry.LAYOUTS, "slime", replace(layout, columns=columns))
+    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
     source = rollout_only(tmp_path / "train_data")
     done = run("convert", source, tmp_path / "out.parquet", "--from", "slime", code=4)
     assert "files of slime hold no train log-probs, so there is nothing to compare" in done.stderr
@@ -285,7 +285,7 @@ def test_rollouts_alone_need_train_log_probs_joined(tmp_path: Path, monkeypatch:
     convert(source, tmp_path / "whole.parquet")
     whole = pq.read_table(tmp_path / "whole.parquet")
     pq.write_table(whole.select(["step", "sequence_id", "train_log_probs"]), tmp_path / "train.parquet")
-    monkeypatch.setitem(registry.LAYOUTS, "slime", replace(layout, columns=columns))
+    monkeypatch.setitem(registry.all_layouts(), "slime", replace(layout, columns=columns))
     done = run("convert", source, tmp_path / "out.parquet", "--join", tmp_path / "train.parquet", code=0)
     joined = pq.read_table(tmp_path / "out.parquet")
     assert (

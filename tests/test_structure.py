@@ -218,8 +218,10 @@ def test_frameworks_are_named_on_their_shelves_only() -> None:
     for path in files:
         text = path.read_text()
         if path == PACKAGE / "frameworks/__init__.py":
-            before, lines, after = re.split(r"(?s)(_FOLDERS = \(.*?^\)\n)", text, maxsplit=1, flags=re.MULTILINE)
-            assert sorted(line.strip(' ",') for line in lines.splitlines()[1:-1]) == sorted(FRAMEWORKS)
+            before, lines, after = re.split(
+                r"(?s)(^MODULES = {.*?)(?=^_SPELLINGS)", text, maxsplit=1, flags=re.MULTILINE
+            )
+            assert sorted(re.findall(r"mismatchctl\.frameworks\.(\w+)", lines)) == sorted(FRAMEWORKS)
             text = before + after
         assert not named_in(path, text), path
 

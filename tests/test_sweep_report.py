@@ -19,7 +19,7 @@ from make_result import HOSTILE
 from test_report_html import Parsed
 
 from mismatchctl.correction import Correction, correction_from_mapping
-from mismatchctl.frameworks import SHELVES, load
+from mismatchctl.frameworks import load, shelves
 from mismatchctl.render.document import Figures, Section, Table
 from mismatchctl.render.pages import sweep_explorer
 from mismatchctl.render.pages.sweep import document
@@ -147,7 +147,7 @@ def test_configurations_read_back_as_the_point(page: str) -> None:
         configs = shown["configs"]
         assert configs["names"][0] == "mismatchctl"
         assert [name.partition("@")[0] for name in configs["names"][1:4]] == ["verl", "slime", "miles"]
-        assert len(configs["names"]) == 1 + sum(bool(one.load("").native(study.corrections[0])[0]) for one in SHELVES)
+        assert len(configs["names"]) == 1 + sum(bool(one.load("").native(study.corrections[0])[0]) for one in shelves())
         for point, correction in enumerate(study.corrections):
             own, verl, slime, *_ = (
                 "\n".join(configs["lines"][line] for line in lines) for lines in configs["points"][str(point)]

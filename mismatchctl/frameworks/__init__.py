@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from mismatchctl.correction import Correction
@@ -18,8 +19,9 @@ from mismatchctl.frameworks.framework import Framework, Replay, Shelf
 from mismatchctl.texts import read_data
 
 __all__ = [
+    "CLASSES",
     "DEFAULT_CORRECTIONS",
-    "SHELVES",
+    "MODULES",
     "Framework",
     "Replay",
     "column_aliases",
@@ -31,28 +33,31 @@ __all__ = [
     "recognize",
     "settings",
     "shelf",
+    "shelves",
 ]
 
-_FOLDERS = (
-    "verl",
-    "slime",
-    "miles",
-    "trl",
-    "nemo_rl",
-    "openrlhf",
-    "prime_rl",
-    "areal",
-    "skyrl",
-    "roll",
-    "tinker_cookbook",
-    "open_instruct",
-    "ms_swift",
-)
+MODULES = {
+    "verl": "mismatchctl.frameworks.verl",
+    "slime": "mismatchctl.frameworks.slime",
+    "miles": "mismatchctl.frameworks.miles",
+    "trl": "mismatchctl.frameworks.trl",
+    "nemo-rl": "mismatchctl.frameworks.nemo_rl",
+    "openrlhf": "mismatchctl.frameworks.openrlhf",
+    "prime-rl": "mismatchctl.frameworks.prime_rl",
+    "areal": "mismatchctl.frameworks.areal",
+    "skyrl": "mismatchctl.frameworks.skyrl",
+    "roll": "mismatchctl.frameworks.roll",
+    "tinker-cookbook": "mismatchctl.frameworks.tinker_cookbook",
+    "open-instruct": "mismatchctl.frameworks.open_instruct",
+    "ms-swift": "mismatchctl.frameworks.ms_swift",
+}
+"""Module of each framework, imported when the framework is needed. A configuration that fits several is read as the
+first of them."""
 
-SHELVES: tuple[Shelf, ...] = tuple(import_module(f"{__name__}.{folder}").SHELF for folder in _FOLDERS)
-"""Every framework, a line each. A configuration that could be of several is taken for the first one's."""
+CLASSES = {"RolloutCorrectionConfig": "verl", "GRPOConfig": "trl", "Config": "tinker-cookbook"}
+"""Python classes whose calls contain a configuration, and the framework of each."""
 
-DEFAULT_CORRECTIONS: tuple[str, ...] = ("none", *(name for one in SHELVES for name in one.compared))
+DEFAULT_CORRECTIONS = ("none", "token_tis", "seq_mis", "geo_rs", "miles-moe-2")
 """Compared when nobody says what to compare: one of each kind."""
 
 _SPELLINGS = {
@@ -73,17 +78,24 @@ _SPELLINGS = {
 `routed_experts` and its relatives: cover the prompt too."""
 
 
+@cache
 def shelf(name: str) -> Shelf:
-    """The shelf of a framework.
+    """The shelf of a framework, imported now.
 
     Raises:
         ConfigError: there is no such framework.
     """
-    for found in SHELVES:
-        if found.name == name:
-            return found
-    known = [found.name for found in SHELVES]
-    raise ConfigError(f"there is no framework {name!r}{suggestion(name, known)}: there are {', '.join(known)}")
+    if name not in MODULES:
+        known = ", ".join(MODULES)
+        raise ConfigError(f"there is no framework {name!r}{suggestion(name, MODULES)}: there are {known}")
+    found: Shelf = import_module(MODULES[name]).SHELF
+    return found
+
+
+@cache
+def shelves() -> tuple[Shelf, ...]:
+    """Every framework, in the order of `MODULES`. Imports all of them."""
+    return tuple(map(shelf, MODULES))
 
 
 def load(name: str) -> Framework:
@@ -109,20 +121,39 @@ def load_for(native: Mapping[str, Any], name: str) -> Framework:
 
 def recognize(native: Mapping[str, Any]) -> str | None:
     """The framework at the version that a configuration in its own keys was written for; None if it is of none here."""
-    versions = ((found.name, found.recognize(native)) for found in SHELVES)
+    versions = ((name, shelf(name).recognize(native)) for name in MODULES)
     return next((f"{name}@{version}".rstrip("@") for name, version in versions if version is not None), None)
+
+
+def _file(framework: str, name: str) -> Path:
+    """A data file in a framework's folder, which may not exist."""
+    return Path(__file__).parent / MODULES[framework].rpartition(".")[2] / name
+
+
+@cache
+def _releases(framework: str) -> list[dict[str, Any]]:
+    """The content of a framework's presets.yaml.
+
+    A release has `version`, `source`, and `presets` by name, each with `about` and `config`, a configuration in the
+    framework's own keys; a preset may have a `source` of its own, an `alias`, what a document says otherwise
+    (`documented`), and `reader`, the version whose reading of the keys is meant where that is another one.
+    """
+    place = _file(framework, "presets.yaml")
+    found: list[dict[str, Any]] = read_data(place) if place.exists() else []
+    return found
+
+
+def _has_preset(framework: str, name: str) -> bool:
+    """Return True if a framework has a preset or alias of this name. The framework is not imported."""
+    every = [each for release in _releases(framework) for each in release["presets"].items()]
+    return any(name in (called, words.get("alias")) for called, words in every)
 
 
 @cache
 def _of(name: str) -> tuple[Preset, ...]:
-    """The presets of a shelf, oldest release first, an alias after the preset that it names again.
-
-    A release in presets.yaml has `version`, `source`, and `presets` by name, each with `about` and `config`, a
-    configuration in the framework's own keys; a preset may have a `source` of its own, an `alias`, what a document says
-    otherwise (`documented`), and `reader`, the version whose reading of the keys is meant where that is another one.
-    """
+    """The presets of a framework, oldest release first, an alias after the preset that it names again."""
     own, found = shelf(name), []
-    for release in read_data(own.presets) if own.presets.exists() else ():
+    for release in _releases(name):
         for called, words in release["presets"].items():
             version = words.get("reader", release.get("reader", release["version"]))
             config = words["config"] if "config" in words else own.factory(version, called)
@@ -138,10 +169,10 @@ def _of(name: str) -> tuple[Preset, ...]:
 
 
 def _every() -> Iterator[Preset]:
-    """The generic presets, then those of each shelf, which is read when its turn comes."""
+    """The generic presets, then those of each framework."""
     yield from generic.PRESETS
-    for one in SHELVES:
-        yield from _of(one.name)
+    for name in MODULES:
+        yield from _of(name)
 
 
 @cache
@@ -165,7 +196,7 @@ def inventory() -> list[dict[str, Any]]:
             "logged_names": len({meaning.name for meaning in shelf.load("").meanings()}),
             "files": [layout.framework for layout in shelf.layouts],
         }
-        for shelf in SHELVES
+        for shelf in shelves()
     ]
 
 
@@ -180,16 +211,19 @@ def preset(name: str) -> Correction:
     Raises:
         ConfigError: there is none of this name.
     """
-    for item in _every():
+    for item in generic.PRESETS:
         if item.name == name:
             return item.correction
+    for framework in MODULES:
+        if _has_preset(framework, name):
+            return next(item.correction for item in _of(framework) if item.name == name)
     raise ConfigError(f"there is no preset {name!r}{suggestion(str(name), _by_name())}")
 
 
 @cache
 def _advice() -> tuple[dict[str, str], ...]:
     """advice.yaml of each shelf that has one: cause -> setting."""
-    places = (found.presets.with_name("advice.yaml") for found in SHELVES)
+    places = (_file(framework, "advice.yaml") for framework in MODULES)
     return tuple(read_data(place) for place in places if place.exists())
 
 
@@ -201,7 +235,7 @@ def settings(cause: str) -> tuple[str, ...]:
 @cache
 def _aliases() -> dict[str, str]:
     merged = dict(_SPELLINGS)
-    for found in SHELVES:
+    for found in shelves():
         for alias, column in found.columns.items():
             if merged.setdefault(alias, column) != column:
                 raise ValueError(f"{alias} would be {merged[alias]} and {column}")

@@ -8,18 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
 from mismatchctl.errors import suggestion
 from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.measure.metrics import Measure, Quantity
 from mismatchctl.texts.python_text import PythonCall
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mismatchctl.measure.metrics import Measure, Quantity
 
 _OF_CORRECTIONS = re.compile(
     r"rollout_(is|rs|corr|correction|token_veto)(_.*)?|(tis|rs|mis)_.*|use_(tis|rs|mis|mask|rollout_correction)"
@@ -141,6 +144,8 @@ class Meaning:
     @property
     def measure(self) -> Measure | None:
         """The meaning in parts, to be held against the registry's."""
+        from mismatchctl.measure.metrics import Measure
+
         return None if self.like is None else Measure(self.like, self.over, self.reduction, self.basis)
 
 
@@ -253,11 +258,9 @@ class Shelf:
         versions: of its code, the newest first.
         load: the framework at a version; empty: what the plain name means. ConfigError: there is no such version.
         recognize: the version that a configuration was written for (empty: any), None where it is of another one.
-        presets: its file of named corrections.
         columns: its name of a column of the contract, where that means one thing wherever it is used.
         layouts: its files of dumps.
         classes: classes whose calls in Python say a configuration: the keys of one, None where it is no such call.
-        compared: presets that are among those compared when nobody says which.
         factory: the keys that a factory of such a class sets at a version, for presets that are named after it.
     """
 
@@ -265,11 +268,9 @@ class Shelf:
     versions: tuple[str, ...]
     load: Callable[[str], Framework]
     recognize: Callable[[Mapping[str, Any]], str | None]
-    presets: Path
     columns: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[FileLayout, ...] = ()
     classes: Mapping[str, Callable[[PythonCall], dict[str, Any] | None]] = field(default_factory=dict)
-    compared: tuple[str, ...] = ()
     factory: Callable[[str, str], Mapping[str, Any]] = lambda version, name: {}
 
     @property

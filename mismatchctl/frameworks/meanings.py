@@ -10,7 +10,7 @@ from typing import Literal
 
 from mismatchctl.correction import Correction, Gate
 from mismatchctl.errors import ConfigError, suggestion
-from mismatchctl.frameworks import SHELVES, load
+from mismatchctl.frameworks import load, shelves
 from mismatchctl.frameworks.framework import Meaning, Shelf
 from mismatchctl.measure.metrics import MISMATCH_METRICS, Measure, Metric, correction_metrics, other_metrics
 from mismatchctl.measure.metrics.quantity import BOUNDED_WEIGHTS, FINAL_WEIGHTS
@@ -65,7 +65,7 @@ class Resolved:
 def find_meanings(name: str) -> dict[Meaning, list[str]]:
     """What a logged or documented name means, and in which frameworks; its prefix (`train/`) may be left out."""
     found: dict[Meaning, list[str]] = {}
-    for shelf in SHELVES:
+    for shelf in shelves():
         for title, meanings in _newest_with(shelf, name):
             for meaning in meanings:
                 found.setdefault(meaning, []).append(title)
@@ -142,7 +142,7 @@ def resolve(name: str, framework: str = "", correction: Correction | None = None
 def _candidates(name: str, framework: str) -> list[tuple[str, tuple[Meaning, ...]]]:
     """What a name means in one framework at one version, or in the newest of each that has it."""
     if not framework:
-        return [found for shelf in SHELVES for found in _newest_with(shelf, name)]
+        return [found for shelf in shelves() for found in _newest_with(shelf, name)]
     title = load(framework).title
     meanings = _called(title, name)
     return [(title, meanings)] if meanings else []
@@ -199,7 +199,7 @@ def _called(title: str, name: str) -> tuple[Meaning, ...]:
 
 
 def _all_meanings() -> Iterator[tuple[str, tuple[Meaning, ...]]]:
-    for shelf in SHELVES:
+    for shelf in shelves():
         for title in shelf.titles:
             yield title, _meanings(title)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -14,20 +14,21 @@ from mismatchctl.correction import Correction, Gate, Weight
 from mismatchctl.correction.apply import gate_bounds
 from mismatchctl.correction.presets import Preset
 from mismatchctl.errors import ConfigError
-from mismatchctl.frameworks import SHELVES, load, load_for, recognize, shelf
+from mismatchctl.frameworks import CLASSES, MODULES, load, load_for, recognize, shelf
 from mismatchctl.frameworks.framework import Framework
-from mismatchctl.texts import TextError, read_data, read_text
+from mismatchctl.texts import TextError, read_text, read_with_scalars
 from mismatchctl.texts.pointers import resolved
 from mismatchctl.texts.python_text import python_calls
 from mismatchctl.texts.shell_text import looks_like_shell, parse_shell
 from mismatchctl.texts.yaml_written import dump_yaml
 from mismatchctl.validation import takes
 
+if TYPE_CHECKING:
+    from mismatchctl.texts.yaml_text import Scalar
+
 Form = Literal["data", "shell", "python"]
 _BY_SUFFIX: dict[str, Form] = {".json": "data", ".toml": "data", ".sh": "shell", ".bash": "shell", ".py": "python"}
-PYTHON_CLASSES = {name: (shelf.name, keys_of) for shelf in SHELVES for name, keys_of in shelf.classes.items()}
-"""Classes whose calls say a configuration: whose, and the keys of one."""
-_CALLED = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(PYTHON_CLASSES)})[.(]", re.MULTILINE)
+_CALLED = re.compile(rf"^\s*(?:\w+\s*=\s*)?(?:{'|'.join(CLASSES)})[.(]", re.MULTILINE)
 
 
 def form_of(path: Path) -> Form:
@@ -36,11 +37,6 @@ def form_of(path: Path) -> Form:
         return _BY_SUFFIX[path.suffix]
     text = read_text(path)
     return "python" if _CALLED.search(text) else "shell" if looks_like_shell(text) else "data"
-
-
-def is_yaml(path: Path) -> bool:
-    """Whether a file is read as YAML."""
-    return form_of(path) == "data" and path.suffix not in _BY_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Said:
         whose: the framework whose class is called; empty where only the keys can tell.
         line: where it begins, counted from 1, or, negated, a branch that it leaves out; 0 where it is all of the file.
         beside: where further branches begin that it takes all.
+        scalars: of a YAML file, its values as they are written.
     """
 
     name: str
@@ -60,6 +57,7 @@ class Said:
     whose: str = ""
     line: int = 0
     beside: tuple[int, ...] = ()
+    scalars: Sequence[Scalar] = ()
 
 
 def keys_in(path: Path) -> list[Said]:
@@ -74,7 +72,8 @@ def keys_in(path: Path) -> list[Said]:
             return _called(path, name)
         if form == "shell":
             return [Said(name, one.keys, line=one.line, beside=one.beside) for one in parse_shell(read_text(path))]
-        return [Said(name, _mapping(path))]
+        keys, scalars = _mapping(path)
+        return [Said(name, keys, scalars=scalars)]
     except TextError as error:
         raise ConfigError(f"{path}: not valid {'Python' if form == 'python' else 'shell'}: {error}") from None
 
@@ -82,23 +81,23 @@ def keys_in(path: Path) -> list[Said]:
 def _called(path: Path, name: str) -> list[Said]:
     """What the calls of a framework's class say; each may be called after its function."""
     text = read_text(path)
-    calls = [(call, *known) for owner, known in PYTHON_CLASSES.items() for call in python_calls(text, owner)]
+    calls = [(call, name, whose) for name, whose in CLASSES.items() for call in python_calls(text, name)]
     try:
-        said = [(call, keys_of(call), whose) for call, whose, keys_of in calls]
+        said = [(call, shelf(whose).classes[name](call), whose) for call, name, whose in calls]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     found = [Said(call.function or name, keys, whose, call.line) for call, keys, whose in said if keys is not None]
     if not found:
-        classes = ", ".join(PYTHON_CLASSES)
+        classes = ", ".join(CLASSES)
         raise ConfigError(f"{path}: no call of {classes} says a correction: that is what is read of Python")
     return found
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    data = read_data(path)
+def _mapping(path: Path) -> tuple[dict[str, Any], list[Scalar]]:
+    data, scalars = read_with_scalars(path)
     if not isinstance(data, Mapping):
         raise ConfigError(f"{path}: expected keys and values; name a configuration of a framework")
-    return dict(data)
+    return dict(data), scalars
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,7 @@ class NativeConfig:
         keys: all of it, what it includes and points to put in.
         line: where it begins, or, negated, a branch that it leaves out; 0 where it is all of the file.
         beside: lines of a script where branches begin that are taken all, beside the one that it is named after.
+        scalars: of a YAML file, its values as they are written.
     """
 
     name: str
@@ -118,6 +118,7 @@ class NativeConfig:
     keys: dict[str, Any]
     line: int = 0
     beside: tuple[int, ...] = ()
+    scalars: Sequence[Scalar] = ()
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -163,9 +164,8 @@ def read_written(path: str | Path, framework: str = "", *, of_any: bool = False)
     for said in [said for said in everything if _tells(said, framework)] or everything[:1]:
         chosen = _whose(path, said, framework, of_any)
         whole = chosen.with_included(_own(said, chosen), path.parent)
-        one = NativeConfig(
-            said.name, chosen, whole if chosen.reads_yaml_1_1 else resolved(whole), said.line, said.beside
-        )
+        keys = whole if chosen.reads_yaml_1_1 else resolved(whole)
+        one = NativeConfig(said.name, chosen, keys, said.line, said.beside, said.scalars)
         if not any(one.says_the_same(other) for other in found):
             found.append(one)
     if len(found) > 1:  # where a script takes no branch, variables may be without a value
@@ -186,7 +186,14 @@ def _names(found: Sequence[NativeConfig]) -> Iterator[str]:
 
 def _tells(said: Said, framework: str) -> bool:
     """Whether keys are of a framework, or of the one that they are to be read as."""
-    return bool(said.whose or recognize(said.keys) or (framework and load_for(said.keys, framework).holds(said.keys)))
+    if said.whose or (framework and _fits(said.keys, load_for(said.keys, framework))):
+        return True
+    return recognize(said.keys) is not None  # imports every framework
+
+
+def _fits(keys: Mapping[str, Any], framework: Framework) -> bool:
+    """Whether keys may be of a framework."""
+    return shelf(framework.name).recognize(keys) is not None or framework.holds(keys)
 
 
 def _own(said: Said, framework: Framework) -> dict[str, Any]:
@@ -199,11 +206,12 @@ def _own(said: Said, framework: Framework) -> dict[str, Any]:
 def _whose(path: Path, said: Said, framework: str, of_any: bool) -> Framework:
     """The framework that a configuration is of, or is to be read as."""
     keys = said.keys
-    guessed, chosen = recognize(keys) or said.whose or None, load_for(keys, framework) if framework else None
-    if chosen is not None and (of_any or shelf(chosen.name).recognize(keys) is not None or chosen.holds(keys)):
+    chosen = load_for(keys, framework) if framework else None
+    if chosen is not None and (of_any or _fits(keys, chosen)):
         return chosen
+    guessed = recognize(keys) or said.whose or None
     if guessed is None:
-        known = ", ".join(one.name for one in SHELVES)
+        known = ", ".join(MODULES)
         raise ConfigError(
             f"{path}: holds no key of a correction of {known}: say whose it is with --framework; "
             "what mismatchctl writes is a --correction"

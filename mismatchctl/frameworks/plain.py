@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from pydantic import PrivateAttr, ValidationError
 
 from mismatchctl.batch import Bools
@@ -37,6 +36,9 @@ from mismatchctl.frameworks.run import Options, Run, Step
 from mismatchctl.surrogates import Array, Term, total
 from mismatchctl.texts import read_data
 from mismatchctl.validation import explained
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _BRACES = re.compile(r"\{([^}]*)\}")
 _MOST_STACKS = 64
@@ -349,5 +351,4 @@ def shelf_of(kind: type[PlainFramework], versions: tuple[str, ...], default: str
     def recognize(native: Mapping[str, Any]) -> str | None:
         return kind.version_of(native) if kind(versions[0]).spelling.recognizes(native) else None
 
-    place = Path(inspect.getfile(kind)).parent
-    return Shelf(kind.name, versions, load, recognize, place / "presets.yaml", kind.columns, **brought)
+    return Shelf(kind.name, versions, load, recognize, kind.columns, **brought)

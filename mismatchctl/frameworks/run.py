@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.batch import Bools, Floats, Segments, TokenBatch
@@ -16,6 +15,9 @@ from mismatchctl.correction import CorrectedBlock, Correction, Gate, apply
 from mismatchctl.errors import DataError
 from mismatchctl.ratios import Ratios, SingleRatios
 from mismatchctl.surrogates import Array
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Step:
 
     def take(self, rows: NDArray[np.int64]) -> Step:
         """Some of the rows."""
-        return Step(self.table.take(pa.array(rows)), self.dtype)
+        return Step(self.table.take(rows), self.dtype)
 
     def has(self, column: str) -> bool:
         """Whether the table has this column."""
@@ -90,6 +92,8 @@ class Step:
 
     def values(self, column: str) -> Floats:
         """A column's values on the valid tokens, in the step's dtype [T]; one number per row is repeated."""
+        import pyarrow as pa
+
         if not pa.types.is_floating(self._column(column).type) and not pa.types.is_integer(self._column(column).type):
             return self._flat(column)[self.mask].astype(self.dtype)
         per_row = self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype)
@@ -97,6 +101,8 @@ class Step:
 
     def everywhere(self, column: str) -> Floats:
         """A column's values on all tokens of the rows, masked ones too, in the step's dtype."""
+        import pyarrow as pa
+
         if pa.types.is_nested(self._column(column).type):
             return self._flat(column).astype(self.dtype)
         return self.rows.spread(self._column(column).to_numpy(zero_copy_only=False).astype(self.dtype))

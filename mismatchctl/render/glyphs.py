@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
-from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE, SCALE, place
+from mismatchctl.ratios import DENSE_RANGE, MOE_RANGE, SCALE, place
 from mismatchctl.render.text import clean
 
 _PLAIN = str.maketrans(

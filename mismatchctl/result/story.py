@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mismatchctl.finite import FiniteModel
-from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import DASH, estimate, label, number
+from mismatchctl.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result.finding import Fact, Finding
 from mismatchctl.result.growth import Z_LIMIT, Growth, growth_of
 

@@ -25,8 +25,8 @@ __all__ = [
     "parse_inline",
     "parse_json",
     "read_data",
-    "read_scalars",
     "read_text",
+    "read_with_scalars",
     "scalar",
 ]
 
@@ -40,23 +40,23 @@ def read_data(path: str | Path) -> Any:
     Raises:
         ConfigError: it cannot be read, or is not what it should be; names file, line and column.
     """
-    kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
-    parse = {"JSON": parse_json, "TOML": parse_toml, "YAML": _parse_yaml}[kind]
-    return _said(parse, read_text(path), f"{path}: not valid {kind}")
+    return read_with_scalars(path)[0]
 
 
-def read_scalars(path: str | Path) -> list[Scalar]:
-    """The scalars of a YAML file as they are written; of another file, none.
+def read_with_scalars(path: str | Path) -> tuple[Any, list[Scalar]]:
+    """The data of a file of settings, and the scalars of a YAML file as they are written, all parsed once.
 
     Raises:
-        ConfigError: it cannot be read, or is no YAML.
+        ConfigError: as `read_data`.
     """
-    if Path(path).suffix in (".json", ".toml"):
-        return []
-    from mismatchctl.texts.yaml_text import yaml_scalars
+    kind = {".json": "JSON", ".toml": "TOML"}.get(Path(path).suffix, "YAML")
+    text, where = read_text(path), f"{path}: not valid {kind}"
+    if kind == "YAML":
+        from mismatchctl.texts.yaml_text import parse_with_scalars  # loaded where YAML is read
 
-    found: list[Scalar] = _said(yaml_scalars, read_text(path), f"{path}: not valid YAML")
-    return found
+        found: tuple[Any, list[Scalar]] = _said(parse_with_scalars, text, where)
+        return found
+    return _said(parse_json if kind == "JSON" else parse_toml, text, where), []
 
 
 def read_text(path: str | Path) -> str:

@@ -34,16 +34,17 @@ def parse_yaml(text: str) -> Any:
     Raises:
         TextError: it is not YAML, or larger or deeper than settings are.
     """
-    return _built(text).document
+    return parse_with_scalars(text)[0]
 
 
-def yaml_scalars(text: str) -> list[Scalar]:
-    """The scalars of a YAML document, in its order.
+def parse_with_scalars(text: str) -> tuple[Any, list[Scalar]]:
+    """The same, with the scalars of the document as they are written, in its order.
 
     Raises:
         TextError: as `parse_yaml`.
     """
-    return _built(text).scalars
+    built = _built(text)
+    return built.document, built.scalars
 
 
 def _built(text: str) -> _Builder:

@@ -7,7 +7,7 @@ import numpy as np
 from mismatchctl.diagnose.case import Case, once
 from mismatchctl.diagnose.cause import Cause, Detection
 from mismatchctl.diagnose.measures import calibration, fact, percent, systematic
-from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE
+from mismatchctl.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.result import Confidence
 
 FLOAT32_NOISE, BFLOAT16_NOISE = 1e-4, 0.022

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mismatchctl.dumps.foreign.alignment import LAGS, alignment_sums, check_alignment
 from mismatchctl.dumps.foreign.batches import raw_batches
 from mismatchctl.dumps.foreign.file import BYTES_READ
-from mismatchctl.dumps.foreign.registry import LAYOUTS, recognize, refuse_incomplete
+from mismatchctl.dumps.foreign.registry import all_layouts, recognize, refuse_incomplete
 from mismatchctl.errors import DataError
 from mismatchctl.files import scratch
 from mismatchctl.frameworks.layout import FileLayout
@@ -107,7 +107,7 @@ class ForeignRun:
         if self._first is None and self._alone is not None:
             raise _incomplete("train", *self._alone)
         if self._first is None or not self._sequences:
-            remedy = f"name its framework with convert --from: {', '.join(LAYOUTS)}"
+            remedy = f"name its framework with convert --from: {', '.join(all_layouts())}"
             if self._first and self._first[1].duplicates:
                 remedy = "name its folder: what several ranks hold is read from the file of one"
             problem = "holds no sequence" if self._first else "holds no file that is recognized"
@@ -259,7 +259,7 @@ def workers(
                 if progress is not None:
                     progress(done, total)
 
-            return (LAYOUTS[name], batches()) if name else (None, iter(()))
+            return (all_layouts()[name], batches()) if name else (None, iter(()))
 
         for _ in range(2 * jobs):
             submit()

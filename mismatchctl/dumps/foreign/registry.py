@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 from mismatchctl.errors import ConfigError, DataError, suggestion
 from mismatchctl.files import natural_key
-from mismatchctl.frameworks import SHELVES
+from mismatchctl.frameworks import shelves
 from mismatchctl.frameworks.layout import FileLayout
 from mismatchctl.stores import printable
 
-LAYOUTS: dict[str, FileLayout] = {layout.framework: layout for shelf in SHELVES for layout in shelf.layouts}
-
-
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
+
+
+@cache
+def all_layouts() -> dict[str, FileLayout]:
+    """Every framework's layouts by name."""
+    return {layout.framework: layout for shelf in shelves() for layout in shelf.layouts}
 
 
 def layouts(framework: str = "") -> Sequence[FileLayout]:
@@ -25,10 +29,10 @@ def layouts(framework: str = "") -> Sequence[FileLayout]:
     Raises:
         ConfigError: an unknown framework.
     """
-    if framework and framework not in LAYOUTS:
-        known = ", ".join(LAYOUTS)
-        raise ConfigError(f"--from {framework}: not known{suggestion(framework, LAYOUTS)}; there are {known}")
-    return [LAYOUTS[framework]] if framework else list(LAYOUTS.values())
+    if framework and framework not in all_layouts():
+        known = ", ".join(all_layouts())
+        raise ConfigError(f"--from {framework}: not known{suggestion(framework, all_layouts())}; there are {known}")
+    return [all_layouts()[framework]] if framework else list(all_layouts().values())
 
 
 def candidates(place: Path, framework: str = "") -> list[Path]:
@@ -122,19 +126,19 @@ def refuse_incomplete(path: Path) -> None:
     if not any(one.keys and _named(path, one.patterns) for one in layouts()):
         return
     file = OpenFile(path)
-    names = {name: {*one.keys, *one.columns.values()} for name, one in LAYOUTS.items()}
-    alike = {name: sum(map(file.holds, names[name])) for name in LAYOUTS}
+    names = {name: {*one.keys, *one.columns.values()} for name, one in all_layouts().items()}
+    alike = {name: sum(map(file.holds, names[name])) for name in all_layouts()}
     most, next_one = sorted(alike, key=alike.__getitem__, reverse=True)[:2]
-    lacks = [name for name in LAYOUTS[most].keys if not file.holds(name)]
+    lacks = [name for name in all_layouts()[most].keys if not file.holds(name)]
     if lacks and alike[most] > max(alike[next_one], len(names[most]) / 2):
         problem = f"has most of what files of {most} have, and no {', '.join(lacks)}"
-        remedy = f"save it too, or name another framework with convert --from: {', '.join(LAYOUTS)}"
+        remedy = f"save it too, or name another framework with convert --from: {', '.join(all_layouts())}"
         raise DataError(problem, file=str(path), remedy=remedy)
 
 
 def rollout_only(path: str) -> bool:
     """Whether a file's name, which may be that of Parquet, is one of those that hold no train log-probs."""
-    return any(one.rollout_only and _named(Path(path), one.patterns) for one in LAYOUTS.values())
+    return any(one.rollout_only and _named(Path(path), one.patterns) for one in all_layouts().values())
 
 
 def _named(path: Path, patterns: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from zlib import crc32
 
 import pyarrow as pa
@@ -78,7 +77,5 @@ SHELF = Shelf(
     versions=months("miles"),
     load=lambda version: Slime(find_version("miles", version)),
     recognize=recognize,
-    presets=Path(__file__).with_name("presets.yaml"),
     layouts=(LAYOUT, DASHBOARD),
-    compared=("miles-moe-2",),
 )

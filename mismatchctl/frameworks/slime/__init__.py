@@ -9,8 +9,6 @@ replay      column names, replay and loss of a step, from tokens to its scalars
 layout, zigzag: their files
 """
 
-from pathlib import Path
-
 from mismatchctl.frameworks.framework import Shelf
 from mismatchctl.frameworks.slime.arguments import recognize
 from mismatchctl.frameworks.slime.layout import LAYOUT, ROLLOUTS
@@ -22,7 +20,6 @@ SHELF = Shelf(
     versions=months("slime"),
     load=lambda version: Slime(find_version("slime", version)),
     recognize=recognize,
-    presets=Path(__file__).with_name("presets.yaml"),
     columns=Slime.columns,
     layouts=(LAYOUT, ROLLOUTS),
 )

@@ -1,4 +1,4 @@
-"""slime and Miles: what they would compute for the rows of one training step."""
+"""slime and Miles at one version. Modules that compute a training step are imported by it."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from mismatchctl.batch import Floats
 from mismatchctl.correction import Correction
 from mismatchctl.errors import ConfigError, suggestion
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, UnreadKey
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.run import Step
 from mismatchctl.frameworks.slime.arguments import Arguments, arguments, unread, with_custom_config
-from mismatchctl.frameworks.slime.call import MicroBatchCorrection, Policies, sum_in_order, sum_stacked
 from mismatchctl.frameworks.slime.dialect import Effect, arguments_of, correction_of
 from mismatchctl.frameworks.slime.lint import RULES, SlimeArguments
-from mismatchctl.frameworks.slime.loss import LossCall
-from mismatchctl.frameworks.slime.metrics import METRICS, LoggedMetric, meanings
 from mismatchctl.frameworks.slime.versions import SlimeVersion
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mismatchctl.batch import Floats
+    from mismatchctl.frameworks.slime.call import MicroBatchCorrection, Policies
+    from mismatchctl.frameworks.slime.metrics import LoggedMetric
 
 _STACKED = 1 << 20
 """Values that are summed at once, at most: for few tokens, it is the calls that take the time."""
@@ -61,6 +62,8 @@ class Reducer:
         self, metrics: Sequence[LoggedMetric], call: MicroBatchCorrection, rows: NDArray[np.int64]
     ) -> Iterator[tuple[str, float]]:
         """What the call over these rows of the step adds to the total of each metric."""
+        from mismatchctl.frameworks.slime.call import sum_in_order
+
         alike: dict[Any, list[LoggedMetric]] = defaultdict(list)
         values: dict[Any, list[NDArray[Any]]] = defaultdict(list)
         most = max(1, _STACKED // max(call.segments.tokens, 1))
@@ -87,6 +90,8 @@ class Reducer:
         rows: NDArray[np.int64],
     ) -> Iterator[tuple[str, float]]:
         """Contributions of metrics with the same mask and dtype, all at once: a step's arrays are small."""
+        from mismatchctl.frameworks.slime.call import sum_in_order, sum_stacked
+
         sums = sum_stacked(values, call.segments)
         if not self.per_token:
             sums = sums / self._denominators(alike[0], call, rows).astype(sums.dtype)
@@ -202,6 +207,8 @@ class Slime(Framework):
 
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for, and those that slime only documents."""
+        from mismatchctl.frameworks.slime.metrics import meanings
+
         return meanings(self.about)
 
     def logged_key(self, name: str) -> str:
@@ -230,6 +237,8 @@ class _ReplayedStep:
     def __init__(
         self, version: SlimeVersion, given: Arguments, table: pa.Table, dtype: Dtype, micro_batch_size: int | None
     ) -> None:
+        from mismatchctl.frameworks.run import Step
+
         self.version, self.arguments = version, given
         self.step = Step.read(table, dtype, Slime.columns | _OWN_COLUMNS)
         self.size = micro_batch_size
@@ -240,6 +249,10 @@ class _ReplayedStep:
     @np.errstate(over="ignore", invalid="ignore")
     def replay(self) -> Replay:
         """Micro-batch by micro-batch."""
+        from mismatchctl.frameworks.slime.call import MicroBatchCorrection
+        from mismatchctl.frameworks.slime.loss import LossCall
+        from mismatchctl.frameworks.slime.metrics import METRICS
+
         given, policies = (self.arguments, self.version), self._policies()
         chosen = [each for each in METRICS if each.logged(*given) and (self.has_loss or each.basis != "loss")]
         totals: dict[str, float] = defaultdict(float)
@@ -268,6 +281,8 @@ class _ReplayedStep:
 
     def _policies(self) -> Policies:
         """The columns that this configuration looks at."""
+        from mismatchctl.frameworks.slime.call import Policies
+
         step, given = self.step, self.arguments
         bypass_only = given.use_rollout_logprobs and given.function == "none"
         train = None if bypass_only else step.values("train_log_probs")

@@ -14,7 +14,6 @@ factories   its RolloutCorrectionConfig as it is called in Python; presets.yaml:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from mismatchctl.correction import Correction
@@ -109,10 +108,8 @@ SHELF = Shelf(
     versions=tuple(version.name for version in reversed(VERSIONS)),
     load=lambda version: Verl(find_version(version)),
     recognize=recognize,
-    presets=Path(__file__).with_name("presets.yaml"),
     columns=Verl.columns,
     layouts=(LAYOUT,),
     classes={CLASS: keys_of},
     factory=factory_keys,
-    compared=("token_tis", "seq_mis", "geo_rs"),
 )

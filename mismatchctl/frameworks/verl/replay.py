@@ -1,12 +1,11 @@
-"""verl at one version: configurations, logged numbers, losses."""
+"""verl at one version: configurations, logged numbers, losses. Modules that compute a step are imported by it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from mismatchctl.correction import Correction
@@ -14,18 +13,20 @@ from mismatchctl.correction.presets import BYPASS
 from mismatchctl.errors import ConfigError, DataError
 from mismatchctl.frameworks.framework import AS_USUAL, Dtype, Framework, Loss, Meaning, Replay, ReplayOptions, UnreadKey
 from mismatchctl.frameworks.lint import LintMessage
-from mismatchctl.frameworks.run import Step
-from mismatchctl.frameworks.verl import dialect, losses
+from mismatchctl.frameworks.verl import dialect
 from mismatchctl.frameworks.verl import plan as planning
-from mismatchctl.frameworks.verl.helper import Computed, compute_correction, off_policy, over_micro_batches
 from mismatchctl.frameworks.verl.keys import unread
 from mismatchctl.frameworks.verl.lint import RULES
-from mismatchctl.frameworks.verl.metrics import compute, debug_metrics
-from mismatchctl.frameworks.verl.names import meanings
 from mismatchctl.frameworks.verl.plan import VerlPlan
-from mismatchctl.frameworks.verl.sample import PolicyPair
 from mismatchctl.frameworks.verl.versions import VerlVersion
 from mismatchctl.frameworks.verl.written import VerlConfig
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mismatchctl.frameworks.run import Step
+    from mismatchctl.frameworks.verl.helper import Computed
+    from mismatchctl.frameworks.verl.sample import PolicyPair
 
 
 class Verl(Framework):
@@ -96,7 +97,7 @@ class Verl(Framework):
         """
         if options.reducer is not None:
             raise ConfigError(f"verl has one reducer: {options.reducer!r} is not of verl")
-        step, plan = Step.read(table, options.dtype, self.columns), self._plan(correction)
+        step, plan = self._step(table, options.dtype), self._plan(correction)
         if plan.source == BYPASS and len(batches := step.micro_batches(options.micro_batch_size)) > 1:
             return self._by_micro_batches(step, plan, batches)
         return self._replay(step, plan)
@@ -106,14 +107,18 @@ class Verl(Framework):
 
         `correction.loss` chooses the anchor and, without `loss_mode`, the loss.
         """
+        from mismatchctl.frameworks.verl import losses
+
         chosen = losses.Options.read(options, self.about)
-        step = Step.read(table, chosen.dtype, self.columns)
+        step = self._step(table, chosen.dtype)
         plan = self._plan(correction)
         with np.errstate(over="ignore", invalid="ignore"):
             return losses.policy_loss(step, self._compute(step, plan), plan, correction.loss, chosen, self.about)
 
     def meanings(self) -> list[Meaning]:
         """What each name that this version logs stands for."""
+        from mismatchctl.frameworks.verl.names import meanings
+
         return meanings(self.about)
 
     def unread(self, native: Mapping[str, Any]) -> list[UnreadKey]:
@@ -126,7 +131,9 @@ class Verl(Framework):
         Raises:
             DataError: no token is valid, which stops verl until 2026.
         """
-        step = Step.read(table, dtype, self.columns)
+        from mismatchctl.frameworks.verl.metrics import debug_metrics
+
+        step = self._step(table, dtype)
         if not step.segments.tokens and self.about.dialect != "estimator":
             raise DataError("response_mask must contain at least one valid token (1)", column="response_mask")
         return debug_metrics(step.values("train_log_probs"), step.values("rollout_log_probs"))
@@ -137,8 +144,16 @@ class Verl(Framework):
 
     def actor_metrics(self, table: pa.Table, dtype: Dtype = "float64") -> dict[str, float]:
         """Off-policy metrics of current_log_probs: the actor of 2025-11 logs them in all modes, by the same names."""
-        sample = _sample(Step.read(table, dtype, self.columns), "current_log_probs")
+        from mismatchctl.frameworks.verl.helper import off_policy
+        from mismatchctl.frameworks.verl.metrics import compute
+
+        sample = _sample(self._step(table, dtype), "current_log_probs")
         return compute(*off_policy(sample, self.about))
+
+    def _step(self, table: pa.Table, dtype: str) -> Step:
+        from mismatchctl.frameworks.run import Step
+
+        return Step.read(table, dtype, self.columns)
 
     def _replay(self, step: Step, plan: VerlPlan) -> Replay:
         computed = self._compute(step, plan)
@@ -148,6 +163,8 @@ class Verl(Framework):
         return Replay(computed.logged, step.by_row(computed.weights), step.by_row(kept))
 
     def _by_micro_batches(self, step: Step, plan: VerlPlan, batches: Sequence[NDArray[np.int64]]) -> Replay:
+        from mismatchctl.frameworks.verl.helper import over_micro_batches
+
         parts = [self._replay(step.take(rows), plan) for rows in batches]
         places = np.argsort(np.concatenate(batches)).tolist()
         keep = [kept for part in parts for kept in part.keep]
@@ -165,10 +182,14 @@ class Verl(Framework):
         return plan
 
     def _compute(self, step: Step, plan: VerlPlan) -> Computed:
+        from mismatchctl.frameworks.verl.helper import compute_correction
+
         policy = "train_log_probs" if plan.source == "train/rollout" else "current_log_probs"
         with np.errstate(over="ignore", invalid="ignore"):
             return compute_correction(_sample(step, policy), plan, self.about)
 
 
 def _sample(step: Step, policy: str) -> PolicyPair:
+    from mismatchctl.frameworks.verl.sample import PolicyPair
+
     return PolicyPair(step.values(policy), step.values("rollout_log_probs"), step.segments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -13,20 +12,6 @@ from mismatchctl.measure.metrics.intervals import CHI2, ESS, LOG
 from mismatchctl.measure.metrics.metric import NO_TOKEN, Metric, Number, Tails, Totals
 from mismatchctl.measure.metrics.pareto import khat, khat_limit, tail_length
 from mismatchctl.measure.metrics.quantity import SEQUENCES, Measure, Quantity
-
-DENSE_RANGE = (1e-5, 1e-3)
-"""Dense models."""
-MOE_RANGE = (1e-3, 1e-1)
-"""Mixtures of experts."""
-SCALE = (1e-8, 1.0)
-"""Ends of the scale on which K3 is marked."""
-
-
-def place(k3: float) -> float:
-    """Where a K3 stands on the scale, from 0 to 1: by its logarithm."""
-    low, high = (math.log10(end) for end in SCALE)
-    return min(max((math.log10(k3) - low) / (high - low), 0.0), 1.0) if k3 > 0 else 0.0
-
 
 WORST_TOKENS = 0.001
 """The share of tokens called the worst."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE
 from mismatchctl.numbers import DASH, counted, estimate, heavy_tail, number
+from mismatchctl.ratios import DENSE_RANGE, MOE_RANGE
 from mismatchctl.render.document import (
     BRIEF,
     USUAL,

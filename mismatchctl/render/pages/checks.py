@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mismatchctl.doctor import Dependency, Machine, SelfTestCheck
-from mismatchctl.dumps.check import FileCheck
 from mismatchctl.frameworks.lint import LEVELS, LintMessage
 from mismatchctl.numbers import bytes_size, counted, label
 from mismatchctl.render.document import USUAL, Card, Document, Facts, Headline, Note, Section, under
+
+if TYPE_CHECKING:
+    from mismatchctl.doctor import Dependency, Machine, SelfTestCheck
+    from mismatchctl.dumps.check import FileCheck
 
 _Line = tuple[str, str, int]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatchctl.correction import Correction
 from mismatchctl.correction.presets import Preset
-from mismatchctl.frameworks import SHELVES, Framework
+from mismatchctl.frameworks import Framework, shelves
 from mismatchctl.frameworks.native import native_yaml, preset_yaml
 from mismatchctl.numbers import estimate_or_reason
 from mismatchctl.render.pages.sweep_study import Studied
@@ -134,4 +134,4 @@ def _written(runs: Sequence[Sequence[Row]]) -> list[int]:
 
 @cache
 def _frameworks() -> tuple[Framework, ...]:
-    return tuple(shelf.load("") for shelf in SHELVES)
+    return tuple(shelf.load("") for shelf in shelves())

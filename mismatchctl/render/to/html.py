@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 import mismatchctl
 from mismatchctl.errors import ConfigError
 from mismatchctl.files import write_atomically
-from mismatchctl.measure.metrics.mismatch import DENSE_RANGE, MOE_RANGE, place
+from mismatchctl.ratios import DENSE_RANGE, MOE_RANGE, place
 from mismatchctl.render.document import Card, Document, Explorer
 from mismatchctl.render.figures.theme import page_css
 from mismatchctl.render.glyphs import LEAST_SPREAD

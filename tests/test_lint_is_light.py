@@ -1,0 +1,79 @@
+"""`lint` of a configuration, and the lookup of a preset by name, import only what they need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatchctl.frameworks import MODULES
+
+MOST_MODULES = 60
+"""Modules of ours, before and after small modules are merged."""
+COMMAND = """
+import sys
+sys.argv = ["mismatchctl", *sys.argv[1:]]
+from mismatchctl.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+print(*sys.modules, file=sys.stderr)
+"""
+PRESET = """
+import sys
+from mismatchctl.frameworks import preset
+preset(sys.argv[1])
+print(*sys.modules, file=sys.stderr)
+"""
+PARSES = """
+import sys
+import mismatchctl.texts.yaml_text as yaml_text
+events, parsed = yaml_text._events, []
+yaml_text._events = lambda text: parsed.append(text) or events(text)
+from mismatchctl.lint import lint
+lint(sys.argv[1], framework="verl")
+assert parsed == [open(sys.argv[1]).read()], parsed
+"""
+FILES = {
+    "verl": "algorithm:\n  rollout_correction:\n    rollout_is: token\n    rollout_is_threshold: 2.0\n",
+    "slime": "use_tis: true\ntis_mode: truncate\n",
+    "trl": "vllm_importance_sampling_mode: token_mask\n",
+    "roll": "train_infer_correction:\n  is_weight: {enabled: true}\n",
+}
+
+
+def imported(code: str, *arguments: object) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
+    )
+    return set(done.stderr.split())
+
+
+def frameworks_among(modules: set[str]) -> set[str]:
+    return {name for name, module in MODULES.items() if module in modules}
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_lint_imports_its_framework_alone(framework: str, tmp_path: Path) -> None:
+    place = tmp_path / "config.yaml"
+    place.write_text(FILES[framework])
+    modules = imported(COMMAND, "lint", place, "--framework", framework)
+    assert frameworks_among(modules) == {framework}
+    assert len([name for name in modules if name.partition(".")[0] == "mismatchctl"]) <= MOST_MODULES
+    heavy = {"diagnose", "advise", "analyze", "measure", "dumps"}
+    assert not modules & {f"mismatchctl.{name}" for name in heavy}
+    assert not modules & {"pyarrow", "polars", "torch", "matplotlib", "numba"}
+
+
+def test_lint_parses_its_file_once(tmp_path: Path) -> None:
+    place = tmp_path / "config.yaml"
+    place.write_text(FILES["verl"])
+    imported(PARSES, place)
+
+
+@pytest.mark.parametrize(("name", "framework"), [("token_tis", "verl"), ("roll-icepop", "roll")])
+def test_a_preset_imports_its_framework_alone(name: str, framework: str) -> None:
+    assert frameworks_among(imported(PRESET, name)) == {framework}
